@@ -3,7 +3,9 @@
 # Copyright The Nstance Authors.
 
 # Checks the direction of imports: what a package must never depend on, however
-# indirectly. Tests are free.
+# indirectly. Tests are free. The folders named internal need no rule: what is in
+# pkg/operator/internal cannot be imported from outside of pkg/operator, and the same is
+# true of the server and of the agent.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +17,7 @@ failed=0
 never() {
 	local packages found
 	packages=$(go list "$1" | grep -v 'test$' || true)
-	[[ -n "$packages" ]] || return 0
+	[[ -n "$packages" ]] || { echo "no package matches $1" >&2; failed=1; return; }
 	# shellcheck disable=SC2086 # one argument a package
 	found=$(go list -f '{{join .Deps "\n"}}' $packages | sort -u | grep -E "$2" || true)
 	if [[ -n "$found" ]]; then
@@ -25,59 +27,57 @@ never() {
 	fi
 }
 
+# Programs do not contain each other.
+never ./pkg/operator/... "^$module/pkg/(server|agent|admin|plugin|marekvs)(/|\$)"
+never ./pkg/server/... "^$module/pkg/(operator|agent|admin|plugin|marekvs|controller|apis|generated)(/|\$)"
+never ./pkg/admin/... "^$module/pkg/(operator|agent|plugin|marekvs|controller|apis|generated)(/|\$)"
+never ./pkg/agent/... "^$module/pkg/(operator|server|admin|plugin|marekvs|controller|apis|generated)(/|\$)"
+never ./pkg/plugin/... "^$module/(proto|pkg/(operator|server|agent|admin|marekvs|controller))(/|\$)"
+never ./pkg/marekvs/... "^$module/(proto|pkg/(operator|server|agent|admin|plugin))(/|\$)"
+# What they share knows none of them, and what all share knows no operator.
+never ./pkg/controller/... "^$module/(proto|pkg/(operator|server|agent|admin|plugin|marekvs|apis|generated))(/|\$)"
+never ./pkg/base/... "^$module/(proto|pkg/(operator|server|agent|admin|plugin|marekvs|controller|generated))(/|\$)"
+never ./pkg/apis/... "^$module/pkg/(operator|server|controller|generated|base/(audit|capi))(/|\$)"
+never ./pkg/generated/... "^$module/pkg/(operator|server|controller|base/(audit|capi))(/|\$)"
+
 # Only tests end tests.
 never ./cmd/... '^github\.com/stretchr/testify(/|$)'
-# The operator is written with plain client-go.
+# The operators are written with plain client-go, and marekvs knows no Cluster API.
 never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
-never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"
-# The marekvs operator shares the machinery of operators with it, and nothing of Nstance.
 never ./cmd/marekvs-operator '^sigs\.k8s\.io/(controller-runtime|cluster-api)(/|$)'
-never ./cmd/marekvs-operator "^$module/(proto|pkg/(server|agent|operator|nstance|shard|capi|admission|controller/.*))(/|\$)"
-never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
-never ./cmd/nstance-operator "^$module/pkg/marekvs(/|\$)"
-# The server does not depend on the operator or on its kinds.
-never ./cmd/nstance-server "^$module/pkg/(operator|controller|shard|capi|apis|generated)(/|\$)"
 # The agent is small, and knows no Kubernetes.
 never ./cmd/nstance-agent '^(k8s\.io/(api|client-go|component-base|utils)|sigs\.k8s\.io/)'
-never ./cmd/nstance-agent "^$module/pkg/(server|operator|controller|shard|capi|apis|generated)(/|\$)"
-# The plugin of kubectl uses objects only, and what it shows does not depend on how they
-# are read.
-never ./pkg/plugin/... "^$module/(proto|pkg/(operator|server|agent|shard|controller|nstance|admission)(/|\$))"
+# The clients of the shards use gRPC and no Kubernetes objects.
+never ./pkg/operator/shard/... '^k8s\.io/(api|client-go)(/|$)'
+never ./pkg/operator/shard/... "^$module/pkg/(apis|generated|base/capi|operator/internal)(/|\$)"
+# Pure functions.
+never ./pkg/operator/internal/distribute "^$module/"
+never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
+never ./pkg/base/providerid "^$module/"
+never ./pkg/base/identifier "^$module/"
+# What the plugin shows does not depend on how it is read.
 for pure in objects drains status why dashboard; do
 	never "./pkg/plugin/$pure" "^$module/pkg/plugin/(gather|command)\$"
 done
-# Packages of pure functions import nothing of this module.
-never ./pkg/distribute "^$module/"
-never ./pkg/providerid "^$module/"
-never ./pkg/identifier "^$module/"
-never ./pkg/apis/... "^$module/pkg/(generated|capi|controller|operator|shard|server)(/|\$)"
-never ./pkg/generated/... "^$module/pkg/(capi|controller|operator|shard|server)(/|\$)"
-never ./pkg/capi "^$module/pkg/(controller|operator|shard|server)(/|\$)"
-# The shard packages use gRPC and no Kubernetes objects.
-never ./pkg/shard/... "^$module/pkg/(apis|generated|capi|controller|operator|server)(/|\$)"
-never ./pkg/shard/... '^k8s\.io/(api|client-go)(/|$)'
-# The webhook decides from caches of Kubernetes alone.
-never ./pkg/admission/... "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
-# Metrics of the state are read from caches alone.
-never ./pkg/statemetrics "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
-# What every operator shares knows no kind and no shard.
-never ./pkg/controller "^$module/"
-never ./pkg/election "^$module/"
-never ./pkg/serving "^$module/"
-# Controllers use the shards through interfaces, and never import each other.
-never ./pkg/nstance "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
-never ./pkg/controller/... "^$module/pkg/(operator|server|shard/.*)(/|\$)"
-for controller in pkg/controller/*/; do
-	never "./$controller" "^$module/pkg/controller/"
+# Controllers use the shards through interfaces, and never import each other. The webhook
+# and the metrics of the state decide from caches of Kubernetes alone.
+internal=pkg/operator/internal
+never ./$internal/... "^$module/pkg/operator(/shard/.*)?\$"
+never ./$internal/controllers "^$module/$internal/"
+never ./$internal/admission/... "^$module/$internal/controllers/"
+never ./$internal/statemetrics "^$module/$internal/controllers/"
+for controller in "$internal"/controllers/*/; do
+	[[ $controller == */controllertest/ ]] && continue
+	never "./$controller" "^$module/$internal/controllers/"
 done
 # An instance provider reads its options and does not import the configuration.
 # Only the registry imports providers. Test packages may use their test helpers.
 for provider in pkg/server/provider/*/; do
 	name=$(basename "$provider")
 	[[ $name == registry || $name == providertest ]] && continue
-	never "./$provider" "^$module/pkg/server/(config|groups|provision|reconciler|provider/registry)$"
+	never "./$provider" "^$module/pkg/server/(config|groups|provision|internal/reconciler|provider/registry)$"
 	# What several providers use.
-	[[ $name == machines || $name == nocloud || $name == iso9660 ]] && continue
+	[[ $name == cloud || $name == nocloud || $name == iso9660 ]] && continue
 	found=$(go list -f '{{$path := .ImportPath}}{{range .Imports}}{{$path}} {{.}}{{"\n"}}{{end}}' ./... |
 		grep -E " $module/pkg/server/provider/$name(/|\$)" |
 		grep -vE "^$module/pkg/server/(provider/$name(/[a-z0-9]+)?|provider/registry|servertest) " || true)

@@ -19,12 +19,12 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 
 	"nstance.dev/operator/manifests/marekvs"
-	"nstance.dev/operator/pkg/gogc"
+	"nstance.dev/operator/pkg/controller/daemon"
 	"nstance.dev/operator/pkg/marekvs/operator"
 )
 
 func main() {
-	gogc.SetDefault()
+	daemon.SetDefaultGOGC()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := command().ExecuteContext(ctx)
 	stop()

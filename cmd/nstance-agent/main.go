@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/agent"
-	"nstance.dev/operator/pkg/flagenv"
+	"nstance.dev/operator/pkg/base/flagenv"
 )
 
 // debugVerbosity is that of --debug.

@@ -21,8 +21,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 )
 
 // Options configure a Cloud.
@@ -40,7 +40,7 @@ type Options struct {
 
 // Cloud has machines. Made and Terminated count them.
 type Cloud struct {
-	*machinestest.Cloud
+	*cloudtest.Cloud
 	// URL is where shard servers call the cloud.
 	URL string
 
@@ -65,7 +65,7 @@ func Start(ctx context.Context, o Options) (*Cloud, error) {
 		return nil, fmt.Errorf("start the cloud: %w", err)
 	}
 	c := &Cloud{
-		Cloud:    machinestest.NewCloud(),
+		Cloud:    cloudtest.NewCloud(),
 		URL:      "http://" + listener.Addr().String(),
 		options:  o,
 		machines: map[string]*machine{},
@@ -127,18 +127,18 @@ func (c *Cloud) Subnet(name string) []string {
 
 // api are the calls for the machines of one shard.
 type api struct {
-	machines.API
+	cloud.API
 	cloud *Cloud
 }
 
-func (c *Cloud) api(shard provider.Shard) machines.API { return api{c.API(shard), c} }
+func (c *Cloud) api(shard provider.Shard) cloud.API { return api{c.API(shard), c} }
 
 // Launch creates a machine and starts its agent, unless the request was made before.
-func (a api) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a api) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	a.cloud.mu.Lock()
 	defer a.cloud.mu.Unlock()
 	m, err := a.API.Launch(ctx, r)
-	if _, isRejection := errors.AsType[*machines.Rejection](err); isRejection {
+	if _, isRejection := errors.AsType[*cloud.Rejection](err); isRejection {
 		a.cloud.rejected++
 	}
 	if err != nil || m.State == instance.Failed || a.cloud.machines[m.ProviderID] != nil {
@@ -154,7 +154,7 @@ func (a api) Launch(ctx context.Context, r machines.Request) (machines.Machine, 
 }
 
 // Terminate deletes machines.
-func (a api) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a api) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	a.cloud.mu.Lock()
 	defer a.cloud.mu.Unlock()
 	errs := a.API.Terminate(ctx, list)

@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// Paths of the calls of machines.API, each a POST of a request.
+// Paths of the calls of cloud.API, each a POST of a request.
 const (
 	launchPath    = "/launch"
 	terminatePath = "/terminate"
@@ -25,17 +25,17 @@ const (
 
 // request has the arguments of one of the calls.
 type request struct {
-	Shard    provider.Shard     `json:"shard"`
-	Launch   *machines.Request  `json:"launch,omitempty"`
-	Machines []machines.Machine `json:"machines,omitempty"`
+	Shard    provider.Shard `json:"shard"`
+	Launch   *cloud.Request `json:"launch,omitempty"`
+	Machines []cloud.VM     `json:"machines,omitempty"`
 	// Name is an instance id or a subnet.
 	Name string `json:"name,omitempty"`
 }
 
 // response has the results of one of the calls.
 type response struct {
-	Machines []machines.Machine `json:"machines,omitempty"`
-	Room     int                `json:"room,omitempty"`
+	Machines []cloud.VM `json:"machines,omitempty"`
+	Room     int        `json:"room,omitempty"`
 	// Errors are those of Terminate.
 	Errors map[string]string `json:"errors,omitempty"`
 	// Error is that of the call, with what callers distinguish.
@@ -45,36 +45,36 @@ type response struct {
 }
 
 type rejection struct {
-	Scope      machines.Scope `json:"scope"`
-	RetryAfter time.Duration  `json:"retryAfter"`
+	Scope      cloud.Scope   `json:"scope"`
+	RetryAfter time.Duration `json:"retryAfter"`
 }
 
 // handler serves all calls.
 func (c *Cloud) handler() http.Handler {
-	calls := map[string]func(context.Context, machines.API, request) (response, error){
-		launchPath: func(ctx context.Context, api machines.API, r request) (response, error) {
+	calls := map[string]func(context.Context, cloud.API, request) (response, error){
+		launchPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			m, err := api.Launch(ctx, *r.Launch)
-			return response{Machines: []machines.Machine{m}}, err
+			return response{Machines: []cloud.VM{m}}, err
 		},
-		terminatePath: func(ctx context.Context, api machines.API, r request) (response, error) {
+		terminatePath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			errs := map[string]string{}
 			for id, err := range api.Terminate(ctx, r.Machines) {
 				errs[id] = err.Error()
 			}
 			return response{Errors: errs}, nil
 		},
-		listPath: func(ctx context.Context, api machines.API, _ request) (response, error) {
+		listPath: func(ctx context.Context, api cloud.API, _ request) (response, error) {
 			list, err := api.List(ctx)
 			return response{Machines: list}, err
 		},
-		findPath: func(ctx context.Context, api machines.API, r request) (response, error) {
+		findPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			m, found, err := api.Find(ctx, r.Name)
 			if !found {
 				return response{}, err
 			}
-			return response{Machines: []machines.Machine{m}}, err
+			return response{Machines: []cloud.VM{m}}, err
 		},
-		roomPath: func(ctx context.Context, api machines.API, r request) (response, error) {
+		roomPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			room, err := api.Room(ctx, r.Name)
 			return response{Room: room}, err
 		},
@@ -100,8 +100,8 @@ func (r *response) setError(err error) {
 		return
 	}
 	r.Error = err.Error()
-	r.TokenUsed = errors.Is(err, machines.ErrTokenUsed)
-	if rejected, ok := errors.AsType[*machines.Rejection](err); ok {
+	r.TokenUsed = errors.Is(err, cloud.ErrTokenUsed)
+	if rejected, ok := errors.AsType[*cloud.Rejection](err); ok {
 		r.Rejection = &rejection{rejected.Scope, rejected.RetryAfter}
 	}
 }
@@ -112,9 +112,9 @@ func (r *response) err() error {
 	case r.Error == "":
 		return nil
 	case r.Rejection != nil:
-		return &machines.Rejection{Scope: r.Rejection.Scope, RetryAfter: r.Rejection.RetryAfter, Err: errors.New(r.Error)}
+		return &cloud.Rejection{Scope: r.Rejection.Scope, RetryAfter: r.Rejection.RetryAfter, Err: errors.New(r.Error)}
 	case r.TokenUsed:
-		return errors.Join(machines.ErrTokenUsed, errors.New(r.Error))
+		return errors.Join(cloud.ErrTokenUsed, errors.New(r.Error))
 	}
 	return errors.New(r.Error)
 }

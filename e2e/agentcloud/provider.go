@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Name is the name of the provider in the configuration, and InstanceType the only type of
@@ -63,7 +63,7 @@ func (o *providerOptions) ImmutableFields(path *field.Path) []provider.Immutable
 
 // NewProvider returns the provider for a shard.
 func (o *providerOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
-	return machines.New(&client{url: o.url, shard: shard}, machines.Options{CallContext: callContext}), nil
+	return cloud.New(&client{url: o.url, shard: shard}, cloud.Options{CallContext: callContext}), nil
 }
 
 // client calls a Cloud for a shard.
@@ -72,7 +72,7 @@ type client struct {
 	shard provider.Shard
 }
 
-var _ machines.API = (*client)(nil)
+var _ cloud.API = (*client)(nil)
 
 func (c *client) call(ctx context.Context, path string, r request) (response, error) {
 	r.Shard = c.shard
@@ -100,16 +100,16 @@ func (c *client) call(ctx context.Context, path string, r request) (response, er
 }
 
 // Launch creates the machine of a request.
-func (c *client) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (c *client) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	result, err := c.call(ctx, launchPath, request{Launch: &r})
 	if err != nil {
-		return machines.Machine{}, err
+		return cloud.VM{}, err
 	}
 	return result.Machines[0], nil
 }
 
 // Terminate deletes machines.
-func (c *client) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (c *client) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	result, err := c.call(ctx, terminatePath, request{Machines: list})
 	errs := map[string]error{}
 	for id, text := range result.Errors {
@@ -124,16 +124,16 @@ func (c *client) Terminate(ctx context.Context, list []machines.Machine) map[str
 }
 
 // List returns all machines of the shard.
-func (c *client) List(ctx context.Context) ([]machines.Machine, error) {
+func (c *client) List(ctx context.Context) ([]cloud.VM, error) {
 	result, err := c.call(ctx, listPath, request{})
 	return result.Machines, err
 }
 
 // Find returns the machine of an instance.
-func (c *client) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (c *client) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	result, err := c.call(ctx, findPath, request{Name: id})
 	if err != nil || len(result.Machines) == 0 {
-		return machines.Machine{}, false, err
+		return cloud.VM{}, false, err
 	}
 	return result.Machines[0], true, nil
 }
@@ -145,10 +145,10 @@ func (c *client) Room(ctx context.Context, subnet string) (int, error) {
 }
 
 // Limits returns limits that let hundreds of machines be created at once.
-func (c *client) Limits() machines.Limits {
-	return machines.Limits{
-		Reads:        machines.Budget{PerSecond: 100, Burst: 100},
-		Writes:       machines.Budget{PerSecond: 200, Burst: 200},
+func (c *client) Limits() cloud.Limits {
+	return cloud.Limits{
+		Reads:        cloud.Budget{PerSecond: 100, Burst: 100},
+		Writes:       cloud.Budget{PerSecond: 200, Burst: 200},
 		Launches:     16,
 		Batch:        50,
 		PollInterval: time.Second,

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/utils/ptr"
 
-	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/operator/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

@@ -16,7 +16,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
 )
 
 // poolChange changes the MachinePool and the pool that a test creates.

@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/e2e/shardrelay"
-	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/operator/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

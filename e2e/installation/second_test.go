@@ -18,7 +18,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
 )
 
 const (

@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/grpc"
 
+	"nstance.dev/operator/pkg/operator/shard/identity"
 	"nstance.dev/operator/pkg/server/pki"
-	"nstance.dev/operator/pkg/shard/identity"
 )
 
 // Dial connects to a shard's server with a certificate of the operator's role and

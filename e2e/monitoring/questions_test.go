@@ -20,7 +20,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 // question is a row of the table in docs/operations.md#questions-on-call.

@@ -20,7 +20,6 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/nstance"
 )
 
 // A Pod that requests a machine runs on it, and the machine is deleted with the Pod.
@@ -38,7 +37,7 @@ func TestPodGetsMachine(t *testing.T) {
 	deletePod(t, pod)
 	untilDeleted(t, m)
 	testcluster.Eventually(t, time.Minute, "an event reports who has deleted the Machine", func(ctx context.Context) error {
-		count, err := env.CountEvents(ctx, m.name, nstance.ReasonDeletingMachine)
+		count, err := env.CountEvents(ctx, m.name, "DeletingMachine")
 		if err == nil && count != 1 {
 			err = fmt.Errorf("%d events", count)
 		}

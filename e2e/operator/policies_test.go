@@ -23,7 +23,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
 

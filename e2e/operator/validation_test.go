@@ -22,7 +22,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/identifier/identifiertest"
+	"nstance.dev/operator/pkg/base/identifier/identifiertest"
 )
 
 // Invalid pools are rejected with a message that names the field and the rule.

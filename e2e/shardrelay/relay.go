@@ -26,8 +26,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"nstance.dev/operator/e2e/installation"
-	"nstance.dev/operator/pkg/audit"
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 )
 

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // echo is a server that sends back what it receives.

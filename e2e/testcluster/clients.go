@@ -12,7 +12,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/installation"
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 	infrastructureclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 )

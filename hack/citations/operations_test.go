@@ -23,14 +23,14 @@ var published = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[rR]eason|Condition)[A
 
 // publishers are folders of programs, and the documents that explain what these publish.
 var publishers = []struct{ folders, documents []string }{
-	{[]string{"pkg/apis/infrastructure", "pkg/controller", "pkg/server"}, []string{"docs/operations.md", "docs/server.md"}},
+	{[]string{"pkg/apis/infrastructure", "pkg/operator", "pkg/server"}, []string{"docs/operations.md", "docs/server.md"}},
 	{[]string{"pkg/apis/marekvs", "pkg/marekvs"}, []string{"docs/marekvs.md"}},
 }
 
 // options are the files with the flags of programs, and the documents that explain them.
 var options = map[string][]string{
-	"pkg/operator/options.go": {"docs/operations.md", "docs/server.md"},
-	"pkg/election/timing.go":  {"docs/operations.md"},
+	"pkg/operator/options.go":           {"docs/operations.md", "docs/server.md"},
+	"pkg/controller/election/timing.go": {"docs/operations.md"},
 
 	"pkg/marekvs/operator/options.go": {"docs/marekvs.md"},
 }

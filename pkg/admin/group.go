@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"nstance.dev/operator/pkg/audit"
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

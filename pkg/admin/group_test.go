@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/admin"
-	"nstance.dev/operator/pkg/audit"
-	"nstance.dev/operator/pkg/audit/audittest"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/audit/audittest"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"

@@ -14,7 +14,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 )
 
 // The files of an identity.

@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/server/access"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
@@ -67,7 +67,7 @@ func listOperators(ctx context.Context, store storage.Store) (*table, error) {
 		if err != nil {
 			return nil, err
 		}
-		owner, err := access.ReadOwner(ctx, store, tenant)
+		owner, err := clientauth.ReadOwner(ctx, store, tenant)
 		if err != nil {
 			return nil, err
 		}

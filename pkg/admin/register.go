@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/groups"
 )
 

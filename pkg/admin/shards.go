@@ -21,8 +21,8 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
-	"nstance.dev/operator/pkg/audit"
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/identifier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/server/access"
+	"nstance.dev/operator/pkg/server/clientauth"
 )
 
 const (
@@ -41,9 +41,9 @@ func newTenantAdoptCommand() *cobra.Command {
 			done := fmt.Sprintf("Tenant %s belongs to the Kubernetes cluster %s.", options.tenant, cluster)
 			if release {
 				done = fmt.Sprintf("Tenant %s will belong to the Kubernetes cluster whose operator calls next.", options.tenant)
-				err = access.Release(command.Context(), store, options.tenant)
+				err = clientauth.Release(command.Context(), store, options.tenant)
 			} else {
-				err = access.Adopt(command.Context(), store, options.tenant, cluster)
+				err = clientauth.Adopt(command.Context(), store, options.tenant, cluster)
 			}
 			if err != nil {
 				return err

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // Machines behind one address have all the connections that a server accepts from it for

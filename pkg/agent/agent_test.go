@@ -19,10 +19,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/keys"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 func TestAgentRegistersAndReports(t *testing.T) {

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // scrape returns the metrics of the agent by name and labels, none while it does not serve.

@@ -21,9 +21,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"nstance.dev/operator/pkg/keys"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // templateWith returns a template "worker" with files, and a var.

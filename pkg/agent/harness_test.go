@@ -24,11 +24,11 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/agent"
-	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Options are the settings of the agent. Each is a flag, and an environment variable of the

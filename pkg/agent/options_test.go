@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/flagenv"
+	"nstance.dev/operator/pkg/base/flagenv"
 )
 
 func parse(t *testing.T, environment map[string]string, args ...string) (*Options, error) {

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/agent"
-	"nstance.dev/operator/pkg/flagenv"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/base/flagenv"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // agentVariable makes the test binary run an agent with the options of its environment.

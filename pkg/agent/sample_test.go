@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/agent"
-	"nstance.dev/operator/pkg/flagenv"
+	"nstance.dev/operator/pkg/base/flagenv"
 )
 
 // The sample is rendered as a server renders it. What it writes starts an agent.

@@ -13,11 +13,11 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/election"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller/daemon"
+	"nstance.dev/operator/pkg/controller/election"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
-	"nstance.dev/operator/pkg/nstance"
-	"nstance.dev/operator/pkg/serving"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
 // leaseName is the name of the Lease of the leader.
@@ -32,11 +32,11 @@ type clients struct {
 	capi    *capi.Client
 	// workload are the clients of the cluster with the Nodes, and workloadServer is its
 	// API server; empty if it is the cluster of all other clients.
-	workload       nstance.Workload
+	workload       controllers.Workload
 	workloadServer string
 	// metrics decides who may read the metrics. Reviews change nothing, and standbys
 	// make them too.
-	metrics *serving.Access
+	metrics *daemon.Access
 	// ca verifies the API server's certificate, PEM.
 	ca []byte
 }
@@ -63,7 +63,7 @@ func newClients(options *Options) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the client for access reviews: %w", err)
 	}
-	made.metrics = serving.NewAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
+	made.metrics = daemon.NewAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
 	config.Wrap(made.lease.Guard)
 	if made.kube, err = newKube(config); err != nil {
 		return nil, err
@@ -103,7 +103,7 @@ func (c *clients) addWorkload(options *Options, config *rest.Config) error {
 func adjust(config *rest.Config) {
 	// The API server's priority and fairness decides, not a limit of our own.
 	config.QPS = -1
-	rest.AddUserAgent(config, nstance.FieldManager)
+	rest.AddUserAgent(config, controllers.FieldManager)
 }
 
 func newKube(config *rest.Config) (kubernetes.Interface, error) {

@@ -16,9 +16,9 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/connpool"
-	"nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/connpool"
+	"nstance.dev/operator/pkg/operator/shard/identity"
 )
 
 // caKey is the key of the CA in its ConfigMap.

@@ -16,10 +16,10 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/connpool"
-	"nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/connpool"
+	"nstance.dev/operator/pkg/operator/shard/identity"
 )
 
 func startConfiguration(t *testing.T) (c *configuration, recorder *events.FakeRecorder, ctx context.Context) {

@@ -13,19 +13,19 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
-	"nstance.dev/operator/pkg/controller/cluster"
-	"nstance.dev/operator/pkg/controller/drain"
-	"nstance.dev/operator/pkg/controller/importer"
-	"nstance.dev/operator/pkg/controller/machine"
-	"nstance.dev/operator/pkg/controller/machinepool"
-	"nstance.dev/operator/pkg/controller/ondemand"
-	"nstance.dev/operator/pkg/controller/poolmember"
-	"nstance.dev/operator/pkg/controller/registration"
-	"nstance.dev/operator/pkg/controller/shardgroup"
-	"nstance.dev/operator/pkg/controller/startup"
-	"nstance.dev/operator/pkg/controller/workload"
-	"nstance.dev/operator/pkg/nstance"
-	"nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
+	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
+	"nstance.dev/operator/pkg/operator/internal/controllers/importer"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machine"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool"
+	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
+	"nstance.dev/operator/pkg/operator/internal/controllers/poolmember"
+	"nstance.dev/operator/pkg/operator/internal/controllers/registration"
+	"nstance.dev/operator/pkg/operator/internal/controllers/shardgroup"
+	"nstance.dev/operator/pkg/operator/internal/controllers/startup"
+	"nstance.dev/operator/pkg/operator/internal/controllers/workload"
+	"nstance.dev/operator/pkg/operator/shard/identity"
 )
 
 // leaderController runs on the leader.
@@ -53,7 +53,7 @@ func (l *controllerList) add(c leaderController, err error) {
 }
 
 // newControllers constructs the controllers. Those that others depend on come first.
-func newControllers(options *Options, clients *clients, identity cluster.ConditionSource, d nstance.Dependencies) ([]leaderController, error) {
+func newControllers(options *Options, clients *clients, identity cluster.ConditionSource, d controllers.Dependencies) ([]leaderController, error) {
 	pools, err := machinepool.New(d)
 	if err != nil {
 		return nil, err
@@ -86,8 +86,8 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	return list.controllers, errors.Join(list.errs...)
 }
 
-func (c *components) dependencies(options *Options, clients *clients, informers *informers, recorder events.EventRecorder) nstance.Dependencies {
-	return nstance.Dependencies{
+func (c *components) dependencies(options *Options, clients *clients, informers *informers, recorder events.EventRecorder) controllers.Dependencies {
+	return controllers.Dependencies{
 		Namespace:   options.Namespace,
 		ClusterName: options.ClusterName(),
 		Kube:        clients.kube,

@@ -15,16 +15,16 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/nstance"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
 // newRecorder returns a recorder that writes each event to the cluster of its object.
 func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
-	ours, err := controller.NewRecorder(ctx, clients.kube, nstance.FieldManager, addToScheme)
+	ours, err := controller.NewRecorder(ctx, clients.kube, controllers.FieldManager, addToScheme)
 	if err != nil || clients.workloadServer == "" {
 		return ours, err
 	}
-	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, nstance.FieldManager, addToScheme)
+	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, controllers.FieldManager, addToScheme)
 	if err != nil {
 		return nil, err
 	}

@@ -13,18 +13,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller/cluster"
-	"nstance.dev/operator/pkg/controller/drain"
-	"nstance.dev/operator/pkg/controller/ondemand"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
-	"nstance.dev/operator/pkg/nstance"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
+	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
+	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 )
 
 // informers watch everything in Kubernetes that the operator reads. Their caches omit
 // fields that it does not read.
 type informers struct {
-	nstance.Informers
+	controllers.Informers
 
 	shards, ca, nonce, key, cert cache.SharedIndexInformer
 
@@ -42,7 +42,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.workload.Kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
-	all := &informers{Informers: nstance.Informers{
+	all := &informers{Informers: controllers.Informers{
 		Nstance:           kinds.Infrastructure().V1beta1(),
 		Clusters:          capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),

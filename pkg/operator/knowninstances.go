@@ -12,7 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	nstanceinformers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 // knownInstances returns a function that returns the instances that the objects of a

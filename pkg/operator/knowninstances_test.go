@@ -15,7 +15,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/generated/clientset/versioned/fake"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
-	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 func TestKnownInstancesAreThoseOfTheObjects(t *testing.T) {

@@ -3,7 +3,7 @@
 
 package operator
 
-import "nstance.dev/operator/pkg/statemetrics"
+import "nstance.dev/operator/pkg/operator/internal/statemetrics"
 
 // newState returns what collects the state of shards, groups and machines.
 func (c *components) newState(options *Options, informers *informers) *statemetrics.Collector {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 // foreign are metrics of component-base, as the document has them: they are registered

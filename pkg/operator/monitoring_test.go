@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 const monitoring = "../../manifests/monitoring"

@@ -19,14 +19,14 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/controller/registration"
-	"nstance.dev/operator/pkg/election"
-	"nstance.dev/operator/pkg/serving"
-	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/connpool"
-	"nstance.dev/operator/pkg/shard/identity"
-	"nstance.dev/operator/pkg/shard/informer"
-	"nstance.dev/operator/pkg/statemetrics"
+	"nstance.dev/operator/pkg/controller/daemon"
+	"nstance.dev/operator/pkg/controller/election"
+	"nstance.dev/operator/pkg/operator/internal/controllers/registration"
+	"nstance.dev/operator/pkg/operator/internal/statemetrics"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/connpool"
+	"nstance.dev/operator/pkg/operator/shard/identity"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 // Run runs the operator until ctx is done. It returns an error when it cannot
@@ -43,8 +43,8 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	health := serving.NewHealth()
-	metrics := serving.NewMetricsHandler("nstance_operator", controller.SyncPanics, controller.SyncDuration)
+	health := daemon.NewHealth()
+	metrics := daemon.NewMetricsHandler("nstance_operator", controller.SyncPanics, controller.SyncDuration)
 	unprotected := metrics
 	if options.MetricsAddress != "" {
 		unprotected = http.NotFoundHandler()

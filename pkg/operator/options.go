@@ -15,11 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller/ondemand"
-	"nstance.dev/operator/pkg/election"
-	"nstance.dev/operator/pkg/flagenv"
-	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/base/flagenv"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/controller/election"
+	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 // Options are the settings of the operator. Each is a flag, and an environment

@@ -3,7 +3,7 @@
 
 package operator
 
-import "nstance.dev/operator/pkg/election"
+import "nstance.dev/operator/pkg/controller/election"
 
 // cachedKinds are the kinds that decide what is created and deleted, but for those of a
 // workload cluster.

@@ -11,9 +11,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
-	"nstance.dev/operator/pkg/admission"
-	"nstance.dev/operator/pkg/admission/certificate"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/admission"
+	"nstance.dev/operator/pkg/operator/internal/admission/certificate"
 )
 
 // metricsService is the Service of the manifests that clients read metrics at.

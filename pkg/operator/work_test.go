@@ -10,9 +10,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/informer"
-	"nstance.dev/operator/pkg/statemetrics"
+	"nstance.dev/operator/pkg/operator/internal/statemetrics"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 // slowController returns from Run when ctx is done and release is closed.

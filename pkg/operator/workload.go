@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/election"
+	"nstance.dev/operator/pkg/controller/election"
 )
 
 // restoreCheckTimeout bounds how long a new leader waits for the API server of the workload

@@ -27,8 +27,8 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/election"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/controller/election"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // apiServer is an API server without objects that records which resources are requested.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // lockDir creates dir if it is missing, and locks it until this process exits: a

@@ -14,7 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
-	"nstance.dev/operator/pkg/server/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/storage"
 )

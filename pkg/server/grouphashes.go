@@ -10,9 +10,9 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/cache"
 )
 
 // groupHashesInterval is the least time between two writes of the hashes. Each writes

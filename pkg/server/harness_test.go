@@ -20,8 +20,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

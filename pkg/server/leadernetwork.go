@@ -17,7 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/deadline"
-	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/provider"
 )
 

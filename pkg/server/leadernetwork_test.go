@@ -20,11 +20,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
-	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/shardtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // leaderAddress is the address of the leader, which the certificate of the servers must

@@ -21,9 +21,9 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/connlimit"
-	"nstance.dev/operator/pkg/server/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

@@ -17,12 +17,12 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/kwok"
@@ -26,7 +27,6 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

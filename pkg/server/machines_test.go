@@ -14,9 +14,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -25,17 +25,17 @@ import (
 // cloudOptions are those of kwok, for a provider of machines.
 type cloudOptions struct {
 	provider.Options
-	cloud  *machinestest.Cloud
-	faults *machinestest.Faults
+	cloud  *cloudtest.Cloud
+	faults *cloudtest.Faults
 }
 
 func (o cloudOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
-	return machines.New(o.faults.Wrap(o.cloud.API(shard)), machines.Options{CallContext: callContext}), nil
+	return cloud.New(o.faults.Wrap(o.cloud.API(shard)), cloud.Options{CallContext: callContext}), nil
 }
 
 // startInCloud starts a server, or another one with the state of s, whose machines are in
 // a cloud.
-func startInCloud(t *testing.T, s *servertest.Server, cloud *machinestest.Cloud, faults *machinestest.Faults) *servertest.Server {
+func startInCloud(t *testing.T, s *servertest.Server, cloud *cloudtest.Cloud, faults *cloudtest.Faults) *servertest.Server {
 	t.Helper()
 	o := servertest.Options{InMemory: true, Providers: provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
 		return cloudOptions{kwoktest.Providers(nil)[kwoktest.Name](o), cloud, faults}
@@ -50,7 +50,7 @@ func startInCloud(t *testing.T, s *servertest.Server, cloud *machinestest.Cloud,
 // The records show what existed.
 func TestAWrongFirstListReplacesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+		cloud, faults := cloudtest.NewCloud(), cloudtest.NewFaults()
 		s := startInCloud(t, nil, cloud, faults)
 		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
 		<-time.After(10 * time.Minute)
@@ -83,7 +83,7 @@ func TestLoweredSizeInACloud(t *testing.T) {
 	for name, sends := range map[string]bool{"the operator sends the size": true, "no operator": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+				cloud, faults := cloudtest.NewCloud(), cloudtest.NewFaults()
 				s := startInCloud(t, nil, cloud, faults)
 				size := func(size int32) {
 					upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
@@ -100,10 +100,10 @@ func TestLoweredSizeInACloud(t *testing.T) {
 				restore(t, s, backup)
 
 				// Nothing is confirmed for longer than the operator has.
-				faults.Fail(machinestest.Find, 30)
-				faults.Count(machinestest.Find)
+				faults.Fail(cloudtest.Find, 30)
+				faults.Count(cloudtest.Find)
 				s = startInCloud(t, s, cloud, faults)
-				for finds := 0; finds < 30+2*2; finds += faults.Count(machinestest.Find) {
+				for finds := 0; finds < 30+2*2; finds += faults.Count(cloudtest.Find) {
 					<-time.After(100 * time.Millisecond)
 				}
 				<-time.After(14 * time.Second)
@@ -131,15 +131,15 @@ func TestServersThatAreKilledLeaveNoMachine(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				random := rand.New(rand.NewPCG(seed, 2))
-				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+				cloud, faults := cloudtest.NewCloud(), cloudtest.NewFaults()
 				faults.DelayVisibility(time.Minute)
 				s := startInCloud(t, nil, cloud, faults)
 				size := int32(0)
 				for range 25 {
 					size = random.Int32N(8)
 					upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
-					faults.LoseResponses(machinestest.Launch, random.IntN(3))
-					faults.LoseResponses(machinestest.Terminate, random.IntN(2))
+					faults.LoseResponses(cloudtest.Launch, random.IntN(3))
+					faults.LoseResponses(cloudtest.Terminate, random.IntN(2))
 					pauses := []time.Duration{0, time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute}
 					<-time.After(pauses[random.IntN(len(pauses))])
 					s.Kill()

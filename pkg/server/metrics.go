@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/collectors/version"
 
-	"nstance.dev/operator/pkg/server/loadbalancers"
-	"nstance.dev/operator/pkg/server/reconciler"
+	"nstance.dev/operator/pkg/server/internal/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/reconciler"
 )
 
 // registerMetrics registers the metrics that outlive a term, other than those of calls.

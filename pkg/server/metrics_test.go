@@ -10,11 +10,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 
-	"nstance.dev/operator/pkg/metricstest"
-	"nstance.dev/operator/pkg/server/grpcapi"
-	"nstance.dev/operator/pkg/server/loadbalancers"
-	"nstance.dev/operator/pkg/server/reconciler"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/reconciler"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 func TestEveryMetricIsDocumented(t *testing.T) {

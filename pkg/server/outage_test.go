@@ -18,9 +18,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -98,16 +98,16 @@ func (o outage) test(t *testing.T) {
 // TestAnOutageOfTheCloud replaces nothing but what has vanished, also when the cloud shows no
 // instance at all, as with the credentials of another account.
 func TestAnOutageOfTheCloud(t *testing.T) {
-	for name, begin := range map[string]func(*machinestest.Faults){
-		"all calls fail": func(f *machinestest.Faults) {
-			for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
+	for name, begin := range map[string]func(*cloudtest.Faults){
+		"all calls fail": func(f *cloudtest.Faults) {
+			for _, operation := range []cloudtest.Operation{cloudtest.List, cloudtest.Find, cloudtest.Launch, cloudtest.Terminate} {
 				f.Fail(operation, 10_000)
 			}
 		},
-		"all calls are throttled": func(f *machinestest.Faults) { f.Throttle(10 * time.Minute) },
-		"lists are empty":         func(f *machinestest.Faults) { f.EmptyLists(10_000) },
-		"nothing is found":        func(f *machinestest.Faults) { f.DelayVisibility(24 * time.Hour) },
-		"nothing is found, slowly": func(f *machinestest.Faults) {
+		"all calls are throttled": func(f *cloudtest.Faults) { f.Throttle(10 * time.Minute) },
+		"lists are empty":         func(f *cloudtest.Faults) { f.EmptyLists(10_000) },
+		"nothing is found":        func(f *cloudtest.Faults) { f.DelayVisibility(24 * time.Hour) },
+		"nothing is found, slowly": func(f *cloudtest.Faults) {
 			f.DelayVisibility(24 * time.Hour)
 			f.SlowFinds(time.Second)
 		},
@@ -130,14 +130,14 @@ func TestAnOutageOfTheCloud(t *testing.T) {
 	}
 }
 
-func testOutageOfTheCloud(t *testing.T, begin func(*machinestest.Faults), emptyDelay time.Duration, groups []int32) {
-	cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+func testOutageOfTheCloud(t *testing.T, begin func(*cloudtest.Faults), emptyDelay time.Duration, groups []int32) {
+	cloud, faults := cloudtest.NewCloud(), cloudtest.NewFaults()
 	cloud.Limits.EmptyDelay = emptyDelay
 	outage{
 		start: func() *servertest.Server { return startInCloud(t, nil, cloud, faults) },
 		begin: func() { begin(faults) },
 		end: func() {
-			for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
+			for _, operation := range []cloudtest.Operation{cloudtest.List, cloudtest.Find, cloudtest.Launch, cloudtest.Terminate} {
 				faults.Fail(operation, 0)
 			}
 			faults.EmptyLists(0)

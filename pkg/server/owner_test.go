@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/server/access"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
@@ -32,7 +32,7 @@ func in(t *testing.T, cluster string) context.Context {
 
 func wantOwner(t *testing.T, s *servertest.Server, want string) {
 	t.Helper()
-	owner, err := access.ReadOwner(t.Context(), s.Storage, "default")
+	owner, err := clientauth.ReadOwner(t.Context(), s.Storage, "default")
 	require.NoError(t, err)
 	require.NotNil(t, owner)
 	assert.Equal(t, want, owner.KubernetesCluster)
@@ -61,7 +61,7 @@ func TestTenantBelongsToOneCluster(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
 		c := connect(t, s, register(t, s, "default"))
 		require.NoError(t, c.list(t.Context()), "a call without a cluster")
-		owner, err := access.ReadOwner(t.Context(), s.Storage, "default")
+		owner, err := clientauth.ReadOwner(t.Context(), s.Storage, "default")
 		require.NoError(t, err)
 		assert.Nil(t, owner, "a call without a cluster recorded an owner")
 
@@ -83,13 +83,13 @@ func TestAdoptedTenant(t *testing.T) {
 		c := connect(t, s, register(t, s, "default"))
 		closed, anonymous := c.watch(in(t, "cluster-1")), c.watch(t.Context())
 		wantRefused(t, c, "cluster-2", "cluster-1")
-		require.NoError(t, access.Adopt(t.Context(), s.Storage, "default", "cluster-2"))
+		require.NoError(t, clientauth.Adopt(t.Context(), s.Storage, "default", "cluster-2"))
 		require.NoError(t, c.list(in(t, "cluster-2")), "the new owner, at once")
 		wantClosed(t, closed, codes.PermissionDenied, "cluster-2")
 		wantRefused(t, c, "cluster-1", "cluster-2")
 
 		closed = c.watch(in(t, "cluster-2"))
-		require.NoError(t, access.Release(t.Context(), s.Storage, "default"))
+		require.NoError(t, clientauth.Release(t.Context(), s.Storage, "default"))
 		wantOpen(t, closed, accessLimit)
 		require.NoError(t, c.list(in(t, "cluster-3")), "the next caller")
 		wantOwner(t, s, "cluster-3")
@@ -134,7 +134,7 @@ func TestServersAgreeOnTheOwner(t *testing.T) {
 			})
 		}
 		callers.Wait()
-		owner, err := access.ReadOwner(t.Context(), first.Storage, "default")
+		owner, err := clientauth.ReadOwner(t.Context(), first.Storage, "default")
 		require.NoError(t, err)
 		for cluster, err := range errs {
 			want := codes.PermissionDenied

@@ -16,16 +16,16 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/access"
+	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
-	"nstance.dev/operator/pkg/server/grpcapi"
-	"nstance.dev/operator/pkg/server/leader"
-	"nstance.dev/operator/pkg/server/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/leader"
+	"nstance.dev/operator/pkg/server/internal/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/reconciler"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/reconciler"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/secrets/backend"
@@ -48,7 +48,7 @@ type process struct {
 	clusterElector *leader.Elector
 	registrar      *registration.Registrar
 	// guard admits the clients of the gates.
-	guard *access.Guard
+	guard *clientauth.Guard
 	// countUnary and countStream count the calls of all services.
 	countUnary  grpc.UnaryServerInterceptor
 	countStream grpc.StreamServerInterceptor
@@ -137,7 +137,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		object, err := p.storage.Get(ctx, key)
 		return object.Data, err
 	}
-	p.guard = access.New(klog.FromContext(ctx), p.storage)
+	p.guard = clientauth.New(klog.FromContext(ctx), p.storage)
 	p.countUnary, p.countStream = grpcapi.Count(sh.registry)
 	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection, nil)
 	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election, p.hasLed)

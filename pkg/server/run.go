@@ -9,7 +9,7 @@ import (
 	"io"
 	"net"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider/registry"
 	"nstance.dev/operator/pkg/server/storage"

@@ -18,9 +18,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 // A server exports nothing that is not documented. Calls, storage and groups have series

@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/loadbalancers"
 	"nstance.dev/operator/pkg/server/provider"
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 )
 
 // TestAllSteps expects one instance of the smallest type, with what a server would give it
@@ -54,20 +54,20 @@ func TestFailingSteps(t *testing.T) {
 		// want is in the output.
 		want string
 	}{
-		{step: steps[0], prior: func(w *world) { w.faults.Fail(machinestest.List, always) }, want: "could not be listed"},
-		{step: steps[1], prior: func(w *world) { w.leave() }, during: func(w *world) { w.faults.Fail(machinestest.Terminate, 40) }, want: "not available"},
+		{step: steps[0], prior: func(w *world) { w.faults.Fail(cloudtest.List, always) }, want: "could not be listed"},
+		{step: steps[1], prior: func(w *world) { w.leave() }, during: func(w *world) { w.faults.Fail(cloudtest.Terminate, 40) }, want: "not available"},
 		{step: steps[2], prior: func(w *world) { w.cloud.Room["subnet"] = 0 }, want: "subnet subnet has no room"},
 		{step: steps[3], prior: func(w *world) { w.cloud.SetFull("less", true) }, want: "insufficient capacity for less"},
-		{step: steps[3], prior: func(w *world) { w.faults.Fail(machinestest.Launch, always) }, want: "not available"},
+		{step: steps[3], prior: func(w *world) { w.faults.Fail(cloudtest.Launch, always) }, want: "not available"},
 		{step: steps[4], prior: func(w *world) { w.cloud.BootTime = 24 * time.Hour }, want: "it took longer than 10m0s"},
 		{step: steps[4], during: func(w *world) { w.cloud.Become(w.checked(), instance.Failed, "no disk") }, want: "it will not run: no disk"},
 		{step: steps[5], during: func(w *world) { w.cloud.Vanish(w.checked()) }, want: "it is not listed"},
 		{step: steps[5], during: func(w *world) { w.leave() }, want: "2 instances are listed, want one"},
-		{step: steps[6], during: func(w *world) { w.faults.Fail(machinestest.Find, 1) }, want: "not available"},
+		{step: steps[6], during: func(w *world) { w.faults.Fail(cloudtest.Find, 1) }, want: "not available"},
 		{step: steps[6], during: func(w *world) { w.cloud.Vanish(w.checked()) }, want: "it is not found"},
-		{step: steps[7], during: func(w *world) { w.faults.Fail(machinestest.Terminate, 40) }, want: "not available"},
+		{step: steps[7], during: func(w *world) { w.faults.Fail(cloudtest.Terminate, 40) }, want: "not available"},
 		{step: steps[8], during: func(w *world) { w.leave() }, want: "is listed"},
-		{step: steps[8], during: func(w *world) { w.faults.Fail(machinestest.Find, 1) }, want: "not available"},
+		{step: steps[8], during: func(w *world) { w.faults.Fail(cloudtest.Find, 1) }, want: "not available"},
 	} {
 		t.Run(tc.step+": "+tc.want, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
@@ -100,13 +100,13 @@ func (w *world) checked() string {
 // TestCleanUpFails expects the ids of what exists, and that the next check removes it.
 func TestCleanUpFails(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
-		w.at["terminate it"] = func() { w.faults.Fail(machinestest.Terminate, 1<<30) }
+		w.at["terminate it"] = func() { w.faults.Fail(cloudtest.Terminate, 1<<30) }
 		assert.Equal(t, 1, w.check(t.Context()), "exit code")
 		assert.Contains(t, w.output.String(), cleanup+" ... FAILED after 20m")
 		assert.Contains(t, w.output.String(), "COULD NOT REMOVE")
 		assert.Contains(t, w.output.String(), `instance `+w.checked()+`, provider id "i-000002"`)
 		assert.Contains(t, w.output.String(), "They belong to shard a of cluster check--prod.")
-		w.faults.Fail(machinestest.Terminate, 0)
+		w.faults.Fail(cloudtest.Terminate, 0)
 		require.Equal(t, 0, w.check(t.Context()), w.output.String())
 		w.expectOnlyServer()
 	})
@@ -124,7 +124,7 @@ func TestInterruption(t *testing.T) {
 						ctx, cancel := context.WithCancel(t.Context())
 						defer cancel()
 						w.at[step] = func() {
-							w.faults.LoseResponses(machinestest.Launch, lost)
+							w.faults.LoseResponses(cloudtest.Launch, lost)
 							if delay == 0 {
 								cancel()
 								return

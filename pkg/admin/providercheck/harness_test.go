@@ -27,8 +27,8 @@ import (
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -78,7 +78,7 @@ func (o fakeOptions) NewProvider(shard provider.Shard, callContext provider.Call
 		shard = serverShard
 	}
 	api := &mortal{API: o.faults.Wrap(o.cloud.API(shard)), world: o.world}
-	return balanced{machines.New(api, machines.Options{CallContext: callContext}), o.balancers}, nil
+	return balanced{cloud.New(api, cloud.Options{CallContext: callContext}), o.balancers}, nil
 }
 
 // ReadLoadBalancer implements provider.LoadBalancerOptions.
@@ -88,32 +88,32 @@ func (fakeOptions) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettin
 
 // balanced is a provider with load balancers.
 type balanced struct {
-	*machines.Provider
+	*cloud.Provider
 	*providertest.Balancers
 }
 
 // mortal are the calls of a process that may be killed: then they have no effect.
 type mortal struct {
-	machines.API
+	cloud.API
 	*world
 }
 
 var errKilled = errors.New("the process was killed")
 
-func (m *mortal) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (m *mortal) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	if m.dead.Load() {
-		return machines.Machine{}, errKilled
+		return cloud.VM{}, errKilled
 	}
 	m.requests = append(m.requests, r)
 	launched, err := m.API.Launch(ctx, r)
 	if m.dieInLaunch {
 		m.dead.Store(true)
-		return machines.Machine{}, errKilled
+		return cloud.VM{}, errKilled
 	}
 	return launched, err
 }
 
-func (m *mortal) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (m *mortal) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	if m.dead.Load() {
 		errs := map[string]error{}
 		for _, one := range list {
@@ -124,16 +124,16 @@ func (m *mortal) Terminate(ctx context.Context, list []machines.Machine) map[str
 	return m.API.Terminate(ctx, list)
 }
 
-func (m *mortal) List(ctx context.Context) ([]machines.Machine, error) {
+func (m *mortal) List(ctx context.Context) ([]cloud.VM, error) {
 	if m.dead.Load() {
 		return nil, errKilled
 	}
 	return m.API.List(ctx)
 }
 
-func (m *mortal) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (m *mortal) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	if m.dead.Load() {
-		return machines.Machine{}, false, errKilled
+		return cloud.VM{}, false, errKilled
 	}
 	return m.API.Find(ctx, id)
 }
@@ -141,8 +141,8 @@ func (m *mortal) Find(ctx context.Context, id string) (machines.Machine, bool, e
 // world is a cloud with the machine of a server, and the output of the last check.
 type world struct {
 	t      *testing.T
-	cloud  *machinestest.Cloud
-	faults *machinestest.Faults
+	cloud  *cloudtest.Cloud
+	faults *cloudtest.Faults
 	types  provider.Catalogue
 	// balancers are web and api.
 	balancers *providertest.Balancers
@@ -154,7 +154,7 @@ type world struct {
 	// timer kills the process.
 	timer *time.Timer
 	// requests are those of all checks.
-	requests []machines.Request
+	requests []cloud.Request
 	// at has what happens when a step begins.
 	at map[string]func()
 	// config replaces the configuration.
@@ -168,7 +168,7 @@ type world struct {
 func inBubble(t *testing.T, test func(*testing.T, *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
-			t: t, cloud: machinestest.NewCloud(), faults: machinestest.NewFaults(), at: map[string]func(){}, config: shardConfig,
+			t: t, cloud: cloudtest.NewCloud(), faults: cloudtest.NewFaults(), at: map[string]func(){}, config: shardConfig,
 			balancers: providertest.NewBalancers("web", "api"),
 			types: provider.Catalogue{
 				"large": {Name: "large", Arch: "amd64", CPU: resource.MustParse("8"), Memory: resource.MustParse("8Gi")},
@@ -190,7 +190,7 @@ func inBubble(t *testing.T, test func(*testing.T, *world)) {
 func (w *world) launch(shard provider.Shard, group instance.GroupKey) string {
 	w.t.Helper()
 	id := providertest.NewID(w.t)
-	_, err := w.cloud.API(shard).Launch(w.t.Context(), machines.Request{Token: id, Spec: provider.Spec{ID: id, Group: group, Subnet: "subnet"}})
+	_, err := w.cloud.API(shard).Launch(w.t.Context(), cloud.Request{Token: id, Spec: provider.Spec{ID: id, Group: group, Subnet: "subnet"}})
 	require.NoError(w.t, err)
 	return id
 }

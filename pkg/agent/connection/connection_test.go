@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"nstance.dev/operator/pkg/agent/retry"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 func newConnection(t *testing.T) (*Connection, *grpc.Server) {

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/agent/identity"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 var modified = time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/agent/connection"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

@@ -18,7 +18,7 @@ import (
 	"strings"
 
 	"nstance.dev/operator/pkg/agent/atomicfile"
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 )
 
 // Names of the files.

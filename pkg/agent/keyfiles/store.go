@@ -20,7 +20,7 @@ import (
 
 	"nstance.dev/operator/pkg/agent/atomicfile"
 	"nstance.dev/operator/pkg/agent/names"
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 )
 
 // Extensions of the files of a key pair.

@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/agent/identity"
 	"nstance.dev/operator/pkg/agent/registration"
 	"nstance.dev/operator/pkg/agent/retry"
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

@@ -25,9 +25,9 @@ import (
 
 	"nstance.dev/operator/pkg/agent/connection"
 	"nstance.dev/operator/pkg/agent/identity"
-	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 const instanceID = "knc06bgm7733st2576nx5jht4ecjw"

@@ -20,12 +20,12 @@ import (
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/election"
+	"nstance.dev/operator/pkg/controller/daemon"
+	"nstance.dev/operator/pkg/controller/election"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/cluster"
 	"nstance.dev/operator/pkg/marekvs/observe"
-	"nstance.dev/operator/pkg/serving"
 )
 
 // leaseName is the name of the Lease of the leader.
@@ -75,8 +75,8 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	health := serving.NewHealth()
-	if err := health.Serve(ctx, options.HTTPAddress, serving.NewMetricsHandler("marekvs_operator", controller.SyncPanics, controller.SyncDuration)); err != nil {
+	health := daemon.NewHealth()
+	if err := health.Serve(ctx, options.HTTPAddress, daemon.NewMetricsHandler("marekvs_operator", controller.SyncPanics, controller.SyncDuration)); err != nil {
 		return err
 	}
 	recorder, err := controller.NewRecorder(ctx, clients.kube, v1alpha1.ManagerName, v1alpha1.AddToScheme)

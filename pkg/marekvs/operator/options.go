@@ -13,8 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"nstance.dev/operator/pkg/election"
-	"nstance.dev/operator/pkg/flagenv"
+	"nstance.dev/operator/pkg/base/flagenv"
+	"nstance.dev/operator/pkg/controller/election"
 )
 
 // EnvironmentPrefix is what the names of environment variables begin with.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
 

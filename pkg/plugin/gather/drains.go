@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/drainnote"
+	"nstance.dev/operator/pkg/base/drainnote"
 	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/objects"
 )

@@ -14,9 +14,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/plugin/objects"
-	"nstance.dev/operator/pkg/providerid"
 )
 
 // Status reads what "kubectl nstance status" shows. An empty name means all pools. The error

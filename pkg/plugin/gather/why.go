@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/plugin/objects"
-	"nstance.dev/operator/pkg/providerid"
 )
 
 // Why reads what "kubectl nstance why" explains: the instance of a Node, or of an

@@ -10,7 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/providerid"
+	"nstance.dev/operator/pkg/base/providerid"
 )
 
 // Nodes finds Nodes by provider id.

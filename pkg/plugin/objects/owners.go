@@ -11,8 +11,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/providerid"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/providerid"
 )
 
 // PoolOf returns the reference to the pool that owns a shard group or an NstanceMachine, nil

@@ -16,7 +16,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/drainnote"
+	"nstance.dev/operator/pkg/base/drainnote"
 	"nstance.dev/operator/pkg/plugin/objects"
 )
 

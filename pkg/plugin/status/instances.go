@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/objects"
-	"nstance.dev/operator/pkg/providerid"
 )
 
 // instances returns the instances of a shard group: those that it reports, and those of

@@ -11,7 +11,7 @@ import (
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/puidv7"

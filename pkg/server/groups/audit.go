@@ -7,7 +7,7 @@ import (
 	"context"
 	"strings"
 
-	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/base/audit"
 )
 
 // Reasons of the lines of the audit trail.

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/audit"
-	"nstance.dev/operator/pkg/audit/audittest"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/audit/audittest"
 	"nstance.dev/operator/pkg/server/config"
 )
 

@@ -9,7 +9,7 @@ import (
 	"reflect"
 	"sync/atomic"
 
-	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/instance"
 )

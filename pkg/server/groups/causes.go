@@ -6,7 +6,7 @@ package groups
 import (
 	"context"
 
-	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/instance"
 )
 

@@ -7,7 +7,7 @@ import (
 	"reflect"
 	"testing"
 
-	"nstance.dev/operator/pkg/settingstest"
+	"nstance.dev/operator/pkg/testing/settingstest"
 )
 
 // A setting that is forgotten in one of these would never be set, or never be

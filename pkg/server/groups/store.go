@@ -9,7 +9,7 @@ import (
 	"slices"
 	"sync"
 
-	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/storage"

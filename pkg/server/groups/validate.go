@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )

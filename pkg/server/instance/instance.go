@@ -7,7 +7,7 @@ package instance
 import (
 	"time"
 
-	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/base/audit"
 )
 
 // Reasons for the deletion of an instance, as operators receive them.

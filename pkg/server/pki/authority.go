@@ -16,8 +16,7 @@ import (
 	"net/url"
 	"time"
 
-	"nstance.dev/operator/pkg/altnames"
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 )
 
 const (
@@ -120,7 +119,7 @@ func (a *Authority) IssueServer(names Names, ttl time.Duration) (certPEM, keyPEM
 	}
 	template.Subject = pkix.Name{CommonName: names.Hosts[0]}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	altnames.Add(template, names.Hosts)
+	keys.AddAltNames(template, names.Hosts)
 	if names.URI != nil {
 		template.URIs = []*url.URL{names.URI}
 	}

@@ -11,7 +11,7 @@ import (
 	"fmt"
 	"unicode/utf8"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Roles of a client. The role determines which services the client may call.

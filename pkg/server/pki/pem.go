@@ -7,7 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 )
 
 // certificateBlock is the type of the PEM block of a certificate.

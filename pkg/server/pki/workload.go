@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Workload is the identity of software on an instance, such as a kubelet. It is no Client:

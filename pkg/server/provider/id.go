@@ -6,7 +6,7 @@ package provider
 import (
 	"strings"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // CheckPrefix is the prefix of the cluster, the tenant and the group of the instances that

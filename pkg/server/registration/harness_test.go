@@ -24,11 +24,10 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/keys"
-	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/grpcapi"
-	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
@@ -37,6 +36,7 @@ import (
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

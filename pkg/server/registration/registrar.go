@@ -16,10 +16,10 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration/nonce"

@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
+	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
 func TestCallsAreMeasuredByOperationAndOutcome(t *testing.T) {

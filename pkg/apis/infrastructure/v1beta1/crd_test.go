@@ -17,8 +17,8 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/identifier/identifiertest"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/base/identifier/identifiertest"
 )
 
 // crds returns the definitions in manifests/crd, by kind.

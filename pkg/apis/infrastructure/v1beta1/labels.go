@@ -3,7 +3,7 @@
 
 package v1beta1
 
-import "nstance.dev/operator/pkg/identifier"
+import "nstance.dev/operator/pkg/base/identifier"
 
 // Labels and finalizers.
 const (

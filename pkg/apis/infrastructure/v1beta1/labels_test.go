@@ -6,7 +6,7 @@ package v1beta1
 import (
 	"testing"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // The definition of shard groups rejects any other name.

@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Identifier reports a value that is no identifier (docs/protocol.md#identifiers).

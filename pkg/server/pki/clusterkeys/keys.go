@@ -12,7 +12,7 @@ import (
 	"errors"
 	"fmt"
 
-	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
 )

@@ -21,7 +21,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -38,12 +38,12 @@ const (
 	pageSize = 1000
 )
 
-// API are the calls for the instances of one shard. It implements machines.API.
+// API are the calls for the instances of one shard. It implements cloud.API.
 type API struct {
 	calls   calls
 	options *Options
 	shard   provider.Shard
-	limits  machines.Limits
+	limits  cloud.Limits
 	started time.Time
 	// step is called before each step of a launch or a termination. Tests stop the process
 	// there.
@@ -62,8 +62,8 @@ type API struct {
 }
 
 var (
-	_ machines.API         = (*API)(nil)
-	_ machines.KnownFinder = (*API)(nil)
+	_ cloud.API         = (*API)(nil)
+	_ cloud.KnownFinder = (*API)(nil)
 )
 
 // NewAPI returns the calls for the instances of a shard. It sends no request.
@@ -97,9 +97,9 @@ func (c connection) newAPI(o *Options) *API {
 		calls:   c.ec2(o),
 		options: o,
 		shard:   c.shard,
-		limits: machines.Limits{
-			Reads:           machines.Budget{PerSecond: 5, Burst: 20},
-			Writes:          machines.Budget{PerSecond: 2, Burst: 5},
+		limits: cloud.Limits{
+			Reads:           cloud.Budget{PerSecond: 5, Burst: 20},
+			Writes:          cloud.Budget{PerSecond: 2, Burst: 5},
 			Launches:        4,
 			Batch:           50,
 			VisibilityDelay: visibilityDelay,
@@ -129,10 +129,10 @@ func plainBody(do deadline.HTTPClient) deadline.HTTPClient {
 }
 
 // Limits returns how the API may be called.
-func (a *API) Limits() machines.Limits { return a.limits }
+func (a *API) Limits() cloud.Limits { return a.limits }
 
 // List returns all machines.
-func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	all, err := a.describe(ctx, a.filters())
 	if err != nil {
 		return nil, fmt.Errorf("list the instances: %w", err)
@@ -141,7 +141,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the status checks that fail: %w", err)
 	}
-	var list []machines.Machine
+	var list []cloud.VM
 	for n := range all {
 		one := &all[n]
 		// One whose tags were changed by hand is found by its provider id.
@@ -153,23 +153,23 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 }
 
 // Find reads the machine of one instance by its tags.
-func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	if _, err := puidv7.Parse(id); err != nil {
-		return machines.Machine{}, false, err
+		return cloud.VM{}, false, err
 	}
 	all, err := a.describe(ctx, append(a.filters(), filter("tag:"+tagInstanceID, id)))
 	if err != nil {
-		return machines.Machine{}, false, fmt.Errorf("find the instance with the tag %s=%s: %w", tagInstanceID, id, err)
+		return cloud.VM{}, false, fmt.Errorf("find the instance with the tag %s=%s: %w", tagInstanceID, id, err)
 	}
 	return a.existing(ctx, all, nil)
 }
 
 // FindKnown reads a machine by its provider id, which is more consistent than a list, and
 // does not depend on tags that a user can change.
-func (a *API) FindKnown(ctx context.Context, known machines.Machine) (machines.Machine, bool, error) {
+func (a *API) FindKnown(ctx context.Context, known cloud.VM) (cloud.VM, bool, error) {
 	id, err := instanceID(known.ProviderID)
 	if err != nil {
-		return machines.Machine{}, false, err
+		return cloud.VM{}, false, err
 	}
 	output, err := a.calls.describeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 	var all []types.Instance
@@ -179,14 +179,14 @@ func (a *API) FindKnown(ctx context.Context, known machines.Machine) (machines.M
 	switch code := codeOf(err); {
 	case code == codeNotFound:
 		if since := time.Since(a.lastSeen(id)); since < notFoundDelay {
-			return machines.Machine{}, false, fmt.Errorf("find instance %s: the service does not know it, which is believed in %v: %w",
+			return cloud.VM{}, false, fmt.Errorf("find instance %s: the service does not know it, which is believed in %v: %w",
 				id, (notFoundDelay - since).Round(time.Second), err)
 		}
 		return a.Find(ctx, known.ID)
 	case err != nil:
-		return machines.Machine{}, false, fmt.Errorf("find instance %s: %w", id, classify(err))
+		return cloud.VM{}, false, fmt.Errorf("find instance %s: %w", id, classify(err))
 	case len(all) != 1 || awssdk.ToString(all[0].InstanceId) != id:
-		return machines.Machine{}, false, fmt.Errorf("find instance %s: the response has %d instances", id, len(all))
+		return cloud.VM{}, false, fmt.Errorf("find instance %s: the response has %d instances", id, len(all))
 	}
 	a.show(all)
 	return a.existing(ctx, all, &known)
@@ -194,10 +194,10 @@ func (a *API) FindKnown(ctx context.Context, known machines.Machine) (machines.M
 
 // existing returns the machine of the first instance that was not terminated. Its identity
 // is the one that is known, unless its tags have one.
-func (a *API) existing(ctx context.Context, all []types.Instance, known *machines.Machine) (machines.Machine, bool, error) {
+func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.VM) (cloud.VM, bool, error) {
 	impaired, err := a.statuses(ctx, all)
 	if err != nil {
-		return machines.Machine{}, false, fmt.Errorf("list the status checks that fail: %w", err)
+		return cloud.VM{}, false, fmt.Errorf("list the status checks that fail: %w", err)
 	}
 	for n := range all {
 		m, ours := a.identify(&all[n])
@@ -212,7 +212,7 @@ func (a *API) existing(ctx context.Context, all []types.Instance, known *machine
 			return m, true, nil
 		}
 	}
-	return machines.Machine{}, false, nil
+	return cloud.VM{}, false, nil
 }
 
 // describe returns all instances that match filters.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -32,8 +32,8 @@ func newBackend(t *testing.T) providertest.Backend {
 	s := newRegion()
 	s.StartInMemory(t)
 	options := testOptions(s)
-	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) machines.Options {
-		return machines.Options{ExpectedNode: expectedNode(shard), Market: market}
+	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) cloud.Options {
+		return cloud.Options{ExpectedNode: expectedNode(shard), Market: market}
 	})
 	b.Existing, b.Remove = s.Existing, s.Terminate
 	return b

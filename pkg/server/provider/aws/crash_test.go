@@ -11,8 +11,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 )
 
 // steps are those of a launch and of a termination. "record the machine" is between the
@@ -24,7 +24,7 @@ var steps = []string{
 // hidden is how long the region of the crashes does not show an instance that was launched.
 const hidden = 60 * time.Millisecond
 
-var crashes = machinestest.Crashes[Options]{
+var crashes = cloudtest.Crashes[Options]{
 	Steps: steps,
 	Size: func(n int) int {
 		if n%len(steps) >= slices.Index(steps, "terminate the instance") {
@@ -38,11 +38,11 @@ var crashes = machinestest.Crashes[Options]{
 		if err != nil {
 			return nil, err
 		}
-		api.step, api.limits = step, machinestest.ShortLimits(api.limits)
+		api.step, api.limits = step, cloudtest.ShortLimits(api.limits)
 		// A new process may list twice what the last one has just launched, and an instance
 		// is missing that two lists leave out.
 		api.limits.PollInterval, api.limits.IdleInterval = hidden+10*time.Millisecond, hidden+10*time.Millisecond
-		return machines.New(api, machines.Options{}), nil
+		return cloud.New(api, cloud.Options{}), nil
 	},
 }
 
@@ -52,7 +52,7 @@ func TestTheServerIsKilled(t *testing.T) {
 	region.BootTime, region.StopTime = 40*time.Millisecond, 40*time.Millisecond
 	region.DelayVisibility(hidden)
 	region.Start(t)
-	crashes.Test(t, testOptions(region), machinestest.CrashedCloud{
+	crashes.Test(t, testOptions(region), cloudtest.CrashedCloud{
 		Made:     func() []string { return tags(region.Made()) },
 		Settled:  func(ids []string) bool { return slices.Equal(ids, region.Existing()) },
 		Existing: func() string { return fmt.Sprintf("instances %v", region.Existing()) },

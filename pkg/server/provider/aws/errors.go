@@ -14,7 +14,7 @@ import (
 	"github.com/aws/smithy-go"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Codes of errors that have a meaning of their own.
@@ -73,33 +73,33 @@ func isRefusal(err error) bool {
 	return ok && codeOf(err) != "" && response.HTTPStatusCode() >= 400 && response.HTTPStatusCode() < 500
 }
 
-// classify wraps machines.ErrThrottled around the error of a call that was throttled.
+// classify wraps cloud.ErrThrottled around the error of a call that was throttled.
 func classify(err error) error {
 	if slices.Contains(throttlingCodes, codeOf(err)) {
-		return fmt.Errorf("%w: %w", machines.ErrThrottled, err)
+		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
 	}
 	return err
 }
 
 // rejectGroup rejects what the arguments of a group cause.
 func rejectGroup(spec provider.Spec, err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Group: spec.Group}, RetryAfter: invalidRetryAfter, Err: err}
+	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: invalidRetryAfter, Err: err}
 }
 
 // launchError returns what the error of a launch means: a rejection if the service has
 // certainly created nothing, or else the error.
 func launchError(spec provider.Spec, err error) error {
 	code := codeOf(err)
-	typeScope := machines.Scope{Type: spec.Type.Name, Market: spec.Market}
-	reject := func(scope machines.Scope, after time.Duration, err error) error {
-		return &machines.Rejection{Scope: scope, RetryAfter: after, Err: err}
+	typeScope := cloud.Scope{Type: spec.Type.Name, Market: spec.Market}
+	reject := func(scope cloud.Scope, after time.Duration, err error) error {
+		return &cloud.Rejection{Scope: scope, RetryAfter: after, Err: err}
 	}
 	full := func(format string, args ...any) error {
 		return fmt.Errorf("%w: %w", provider.OutOfCapacity(format, args...), err)
 	}
 	switch {
 	case code == codeTokenMismatch:
-		return fmt.Errorf("%w: %w", machines.ErrTokenUsed, err)
+		return fmt.Errorf("%w: %w", cloud.ErrTokenUsed, err)
 	case slices.Contains(throttlingCodes, code), slices.Contains(accessCodes, code):
 		return classify(err)
 	case slices.Contains(capacityCodes, code):
@@ -107,9 +107,9 @@ func launchError(spec provider.Spec, err error) error {
 	case slices.Contains(quotaCodes, code):
 		return reject(typeScope, quotaRetryAfter, full("%s for %s", code, described(spec)))
 	case code == codeNoAddress:
-		return reject(machines.Scope{Subnet: spec.Subnet}, addressRetryAfter, full("no free address in subnet %s", spec.Subnet))
+		return reject(cloud.Scope{Subnet: spec.Subnet}, addressRetryAfter, full("no free address in subnet %s", spec.Subnet))
 	case slices.Contains(subnetCodes, code):
-		return reject(machines.Scope{Subnet: spec.Subnet}, invalidRetryAfter, err)
+		return reject(cloud.Scope{Subnet: spec.Subnet}, invalidRetryAfter, err)
 	case code == "Unsupported":
 		return reject(typeScope, capacityRetryAfter, err)
 	case isRefusal(err):

@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -128,16 +128,16 @@ func spec() provider.Spec {
 }
 
 // request returns one for a new instance.
-func request(t *testing.T) machines.Request {
+func request(t *testing.T) cloud.Request {
 	t.Helper()
-	r := machines.Request{Spec: spec()}
+	r := cloud.Request{Spec: spec()}
 	r.ID = providertest.NewID(t)
 	r.Token, r.Userdata = r.ID, []byte("userdata of "+r.ID)
 	return r
 }
 
 // launch launches a machine.
-func (w *world) launch(r machines.Request) machines.Machine {
+func (w *world) launch(r cloud.Request) cloud.VM {
 	w.t.Helper()
 	m, err := w.api.Launch(w.t.Context(), r)
 	require.NoError(w.t, err)
@@ -145,9 +145,9 @@ func (w *world) launch(r machines.Request) machines.Machine {
 }
 
 // list lists the machines by id.
-func (w *world) list() map[string]machines.Machine {
+func (w *world) list() map[string]cloud.VM {
 	w.t.Helper()
-	return machinestest.ListByID(w.t, w.api)
+	return cloudtest.ListByID(w.t, w.api)
 }
 
 // expectMade expects that each instance had exactly one machine.
@@ -163,7 +163,7 @@ func (w *world) expectMade(ids ...string) {
 func errorIs(err, target error) bool { return errors.Is(err, target) }
 
 // find finds a machine by its tag.
-func (w *world) find(id string) machines.Machine {
+func (w *world) find(id string) cloud.VM {
 	w.t.Helper()
 	m, found, err := w.api.Find(w.t.Context(), id)
 	require.NoError(w.t, err)
@@ -172,7 +172,7 @@ func (w *world) find(id string) machines.Machine {
 }
 
 // findKnown finds a machine by its provider id.
-func (w *world) findKnown(known machines.Machine) machines.Machine {
+func (w *world) findKnown(known cloud.VM) cloud.VM {
 	w.t.Helper()
 	m, found, err := w.api.FindKnown(w.t.Context(), known)
 	require.NoError(w.t, err)

@@ -15,7 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -24,7 +24,7 @@ const maxUserdata = 16 << 10
 
 // Launch launches the instance of a request, with its tags: no later call is needed. The
 // same token gives the same instance, also after a lost response.
-func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	if r.Market == "" {
@@ -32,9 +32,9 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 	}
 	input, err := a.input(ctx, r)
 	if err != nil {
-		return machines.Machine{}, err
+		return cloud.VM{}, err
 	}
-	m := machines.Machine{ID: r.ID, Type: r.Type.Name}
+	m := cloud.VM{ID: r.ID, Type: r.Type.Name}
 	a.step("launch the instance")
 	output, err := a.calls.runInstances(ctx, input)
 	switch {
@@ -42,9 +42,9 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 		// An earlier call has launched it. The id is not used for another one.
 		m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
 	case err != nil:
-		return machines.Machine{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
+		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
 	case len(output.Instances) != 1 || !instances.MatchString(awssdk.ToString(output.Instances[0].InstanceId)):
-		return machines.Machine{}, fmt.Errorf("the response to the launch of instance %s has %d instances", r.ID, len(output.Instances))
+		return cloud.VM{}, fmt.Errorf("the response to the launch of instance %s has %d instances", r.ID, len(output.Instances))
 	default:
 		a.show(output.Instances)
 		m = a.machine(&output.Instances[0], r.ID)
@@ -59,12 +59,12 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 }
 
 // input returns the call that launches the instance of a request.
-func (a *API) input(ctx context.Context, r machines.Request) (*ec2.RunInstancesInput, error) {
+func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInput, error) {
 	if _, err := puidv7.Parse(r.ID); err != nil {
 		return nil, rejectGroup(r.Spec, err)
 	}
 	if !subnets.MatchString(r.Subnet) {
-		return nil, &machines.Rejection{Scope: machines.Scope{Subnet: r.Subnet}, RetryAfter: invalidRetryAfter, Err: errNoSubnet(r.Subnet)}
+		return nil, &cloud.Rejection{Scope: cloud.Scope{Subnet: r.Subnet}, RetryAfter: invalidRetryAfter, Err: errNoSubnet(r.Subnet)}
 	}
 	if size := len(r.Userdata); size > maxUserdata {
 		return nil, rejectGroup(r.Spec, fmt.Errorf("the userdata has %d bytes, at most %d are allowed", size, maxUserdata))

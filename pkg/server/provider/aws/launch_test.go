@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -45,7 +45,7 @@ func TestLaunch(t *testing.T) {
 		m := w.launch(r)
 		made := w.Instance(r.ID)
 		require.NotNil(t, made)
-		assert.Equal(t, machines.Machine{
+		assert.Equal(t, cloud.VM{
 			ID: r.ID, ProviderID: "aws:///us-test-1a/" + made.ID, Group: workers, Origin: r.Origin, Type: testType.Name, State: instance.Pending,
 			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::0:0:1:1")},
 		}, m)
@@ -86,7 +86,7 @@ func TestLaunch(t *testing.T) {
 
 		time.Sleep(time.Minute)
 		m.State = instance.Running
-		assert.Equal(t, map[string]machines.Machine{r.ID: m}, w.list())
+		assert.Equal(t, map[string]cloud.VM{r.ID: m}, w.list())
 		other, found, err := w.newAPI().Find(t.Context(), r.ID)
 		require.NoError(t, err)
 		assert.True(t, found)
@@ -151,29 +151,29 @@ func TestImages(t *testing.T) {
 		r := request(t)
 		r.Args = map[string]any{"image_owners": []any{"self"}, "image_filters": map[string]any{"name": []any{"none"}}}
 		_, err := w.api.Launch(t.Context(), r)
-		assert.Equal(t, machines.Scope{Group: workers}, rejectionOf(t, err).Scope)
+		assert.Equal(t, cloud.Scope{Group: workers}, rejectionOf(t, err).Scope)
 		require.ErrorContains(t, err, "no image of self is available with state available, architecture x86_64, name none")
 	})
 }
 
-func rejectionOf(t *testing.T, err error) *machines.Rejection {
+func rejectionOf(t *testing.T, err error) *cloud.Rejection {
 	t.Helper()
-	var rejection *machines.Rejection
+	var rejection *cloud.Rejection
 	require.ErrorAs(t, err, &rejection)
 	return rejection
 }
 
 // TestRejections: which errors mean that nothing was created, and what else they concern.
 func TestRejections(t *testing.T) {
-	ofType := machines.Scope{Type: testType.Name, Market: "on-demand"}
-	ofSpot := machines.Scope{Type: testType.Name, Market: "spot"}
-	ofSubnet := machines.Scope{Subnet: largeSubnet}
-	ofGroup := machines.Scope{Group: workers}
+	ofType := cloud.Scope{Type: testType.Name, Market: "on-demand"}
+	ofSpot := cloud.Scope{Type: testType.Name, Market: "spot"}
+	ofSubnet := cloud.Scope{Subnet: largeSubnet}
+	ofGroup := cloud.Scope{Group: workers}
 	for _, tc := range []struct {
 		code   string
 		status int
 		spot   bool
-		want   machines.Scope
+		want   cloud.Scope
 		lack   bool
 	}{
 		{"InsufficientInstanceCapacity", 500, false, ofType, true},
@@ -220,17 +220,17 @@ func TestRejections(t *testing.T) {
 		{"", 0, nil},
 		{"AuthFailure", 401, nil},
 		{"ExpiredToken", 400, nil},
-		{"RequestLimitExceeded", 503, machines.ErrThrottled},
-		{"IdempotentParameterMismatch", 400, machines.ErrTokenUsed},
+		{"RequestLimitExceeded", 503, cloud.ErrThrottled},
+		{"IdempotentParameterMismatch", 400, cloud.ErrTokenUsed},
 	} {
 		t.Run(fmt.Sprint(tc.code, tc.status), func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {
 				w.SetFaults(&ec2test.Fault{Before: true, Action: "RunInstances", Status: tc.status, Code: tc.code})
 				_, err := w.api.Launch(t.Context(), request(t))
 				require.Error(t, err)
-				var rejection *machines.Rejection
+				var rejection *cloud.Rejection
 				assert.NotErrorAs(t, err, &rejection)
-				for _, one := range []error{machines.ErrThrottled, machines.ErrTokenUsed} {
+				for _, one := range []error{cloud.ErrThrottled, cloud.ErrTokenUsed} {
 					assert.Equal(t, errors.Is(one, tc.want), errorIs(err, one), "%v is %v", err, one)
 				}
 			})
@@ -242,16 +242,16 @@ func TestRejections(t *testing.T) {
 // stored wrongly.
 func TestRejectedBeforeACall(t *testing.T) {
 	for name, tc := range map[string]struct {
-		change func(*machines.Request)
+		change func(*cloud.Request)
 		want   string
 	}{
-		"userdata": {func(r *machines.Request) { r.Userdata = make([]byte, 16385) }, "the userdata has 16385 bytes, at most 16384 are allowed"},
-		"a subnet": {func(r *machines.Request) { r.Subnet = "lan" }, `subnet "lan" must be the id of a subnet`},
-		"an id":    {func(r *machines.Request) { r.ID = "no-id" }, "no-id"},
-		"a tag": {func(r *machines.Request) {
+		"userdata": {func(r *cloud.Request) { r.Userdata = make([]byte, 16385) }, "the userdata has 16385 bytes, at most 16384 are allowed"},
+		"a subnet": {func(r *cloud.Request) { r.Subnet = "lan" }, `subnet "lan" must be the id of a subnet`},
+		"an id":    {func(r *cloud.Request) { r.ID = "no-id" }, "no-id"},
+		"a tag": {func(r *cloud.Request) {
 			r.Args = map[string]any{"tags": map[string]any{"nstance:instance-id": "x"}}
 		}, "tags with the prefix nstance: are the server's own"},
-		"an argument": {func(r *machines.Request) { r.Args = map[string]any{"spot": true} }, `args.spot: Unsupported value: "spot": supported values: "iam_instance_profile"`},
+		"an argument": {func(r *cloud.Request) { r.Args = map[string]any{"spot": true} }, `args.spot: Unsupported value: "spot": supported values: "iam_instance_profile"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {

@@ -12,7 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // TestStates of instances that run or have run.
@@ -23,7 +23,7 @@ func TestStates(t *testing.T) {
 		expect := func(state instance.State, reason string) {
 			t.Helper()
 			time.Sleep(time.Minute)
-			for _, got := range []machines.Machine{w.list()[r.ID], w.find(r.ID), w.findKnown(m)} {
+			for _, got := range []cloud.VM{w.list()[r.ID], w.find(r.ID), w.findKnown(m)} {
 				assert.Equal(t, state, got.State)
 				assert.Equal(t, reason, got.Reason)
 				assert.Equal(t, m.ProviderID, got.ProviderID)
@@ -38,7 +38,7 @@ func TestStates(t *testing.T) {
 		expect(instance.Running, "")
 		w.Stop(r.ID)
 		expect(instance.Stopped, "the instance is stopped: Client.UserInitiatedShutdown: User initiated shutdown")
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Equal(t, instance.Terminating, w.list()[r.ID].State)
 		time.Sleep(time.Minute)
 		assert.Empty(t, w.list())

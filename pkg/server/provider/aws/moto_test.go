@@ -18,7 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -115,7 +115,7 @@ func TestMoto(t *testing.T) {
 	launched.State = instance.Running
 	list, err := api.List(t.Context())
 	require.NoError(t, err)
-	assert.Equal(t, []machines.Machine{launched}, list)
+	assert.Equal(t, []cloud.VM{launched}, list)
 	found, exists, err := api.Find(t.Context(), r.ID)
 	require.NoError(t, err)
 	assert.True(t, exists)
@@ -158,11 +158,11 @@ func TestMoto(t *testing.T) {
 	// An instance that does not exist does not keep others from being terminated.
 	missing := launched
 	missing.ID, missing.ProviderID = providertest.NewID(t), "aws:///"+motoZone+"/i-00000000000000000"
-	errs := api.Terminate(t.Context(), []machines.Machine{missing, launched})
+	errs := api.Terminate(t.Context(), []cloud.VM{missing, launched})
 	require.Len(t, errs, 2)
-	require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
-	require.ErrorIs(t, errs[launched.ID], machines.ErrRefusedTogether)
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{launched}))
+	require.ErrorIs(t, errs[missing.ID], cloud.ErrNotFound)
+	require.ErrorIs(t, errs[launched.ID], cloud.ErrRefusedTogether)
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{launched}))
 	list, err = api.List(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, list)
@@ -203,9 +203,9 @@ func TestTheOfficialClient(t *testing.T) {
 }
 
 // testMotoProvider creates and deletes instances, one of them by the AWS CLI.
-func testMotoProvider(t *testing.T, m moto, api *API, r machines.Request) {
+func testMotoProvider(t *testing.T, m moto, api *API, r cloud.Request) {
 	h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(api, machines.Options{CallContext: callContext, Market: market})
+		return cloud.New(api, cloud.Options{CallContext: callContext, Market: market})
 	})
 	s := r.Spec
 	s.ID = ""

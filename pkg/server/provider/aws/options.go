@@ -16,7 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Name is the name of the provider in the configuration.
@@ -119,7 +119,7 @@ func (o *Options) newProvider(shard provider.Shard, callContext provider.CallCon
 	if err != nil {
 		return nil, err
 	}
-	engine := machines.New(c.newAPI(o), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market})
+	engine := cloud.New(c.newAPI(o), cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market})
 	return &Provider{engine, c.newTargetGroups(o)}, nil
 }
 
@@ -127,7 +127,7 @@ func (o *Options) newProvider(shard provider.Shard, callContext provider.CallCon
 // instance need a part of the memory, less than a twelfth.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
-		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU,
+		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU,
 			*resource.NewQuantity(spec.Type.Memory.Value()/12*11, resource.BinarySI))
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -158,7 +158,7 @@ func TestDocumentedPolicy(t *testing.T) {
 		id := h.MustRun(s)
 		time.Sleep(5 * time.Minute)
 		h.MustDelete(id)
-		_ = w.api.Terminate(t.Context(), []machines.Machine{{ID: id}})
+		_ = w.api.Terminate(t.Context(), []cloud.VM{{ID: id}})
 		time.Sleep(5 * time.Minute)
 		assert.Empty(t, h.Failures)
 		assert.Empty(t, w.Existing())

@@ -13,7 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -36,7 +36,7 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start: w.startProvider,
 					Spec:  spec(),
 					Begin: func() {

@@ -13,7 +13,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -34,7 +34,7 @@ var launchFailures = map[string]bool{
 }
 
 // setState sets the state of a machine. It returns false if its instance was terminated.
-func (a *API) setState(m *machines.Machine, i *types.Instance, impaired map[string]string) (exists bool) {
+func (a *API) setState(m *cloud.VM, i *types.Instance, impaired map[string]string) (exists bool) {
 	var name types.InstanceStateName
 	if i.State != nil {
 		name = i.State.Name

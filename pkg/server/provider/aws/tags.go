@@ -17,7 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -133,14 +133,14 @@ func filter(name string, values ...string) types.Filter {
 
 // identify returns the machine of an instance without its state, and false if its tags do
 // not say which one of the shard it is.
-func (a *API) identify(i *types.Instance) (machines.Machine, bool) {
+func (a *API) identify(i *types.Instance) (cloud.VM, bool) {
 	tags := map[string]string{}
 	for _, tag := range i.Tags {
 		tags[awssdk.ToString(tag.Key)] = awssdk.ToString(tag.Value)
 	}
 	if _, err := puidv7.Parse(tags[tagInstanceID]); err != nil || tags[tagTenant] == "" || tags[tagGroup] == "" ||
 		tags[tagManaged] != isTrue || tags[tagClusterID] != a.shard.ClusterID || tags[tagShard] != a.shard.ID {
-		return machines.Machine{}, false
+		return cloud.VM{}, false
 	}
 	var encoded strings.Builder
 	for n := 1; tags[idempotencyTag(n)] != ""; n++ {
@@ -148,7 +148,7 @@ func (a *API) identify(i *types.Instance) (machines.Machine, bool) {
 	}
 	key, err := base64.RawURLEncoding.DecodeString(encoded.String())
 	if err != nil {
-		return machines.Machine{}, false
+		return cloud.VM{}, false
 	}
 	m := a.machine(i, tags[tagInstanceID])
 	m.Group = instance.GroupKey{Tenant: tags[tagTenant], Group: tags[tagGroup]}
@@ -157,12 +157,12 @@ func (a *API) identify(i *types.Instance) (machines.Machine, bool) {
 }
 
 // machine returns what an instance says of its machine, without tags and state.
-func (a *API) machine(i *types.Instance, id string) machines.Machine {
+func (a *API) machine(i *types.Instance, id string) cloud.VM {
 	zone := a.shard.Zone
 	if i.Placement != nil && i.Placement.AvailabilityZone != nil {
 		zone = *i.Placement.AvailabilityZone
 	}
-	return machines.Machine{
+	return cloud.VM{
 		ID:         id,
 		ProviderID: providerID(zone, awssdk.ToString(i.InstanceId)),
 		Type:       string(i.InstanceType),

@@ -18,7 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -32,7 +32,7 @@ const (
 // Provider is the provider of the instances of one shard, which can be targets of target
 // groups of Elastic Load Balancing.
 type Provider struct {
-	*machines.Provider
+	*cloud.Provider
 	*targetGroups
 }
 

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/aws/elbtest"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -226,7 +226,7 @@ func TestThrottledTargets(t *testing.T) {
 		"deregister": b.balancers.Deregister(t.Context(), b.Balancer(), []instance.VM{vm}),
 		"list":       second(b.balancers.Targets(t.Context(), b.Balancer())),
 	} {
-		assert.ErrorIs(t, err, machines.ErrThrottled, name)
+		assert.ErrorIs(t, err, cloud.ErrThrottled, name)
 	}
 	assert.Empty(t, b.Calls())
 }

@@ -14,15 +14,15 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Terminate terminates instances with one call.
-func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	errs := map[string]error{}
-	byID := map[string]machines.Machine{}
+	byID := map[string]cloud.VM{}
 	var ids []string
 	for _, m := range list {
 		found, err := a.toTerminate(ctx, m)
@@ -60,9 +60,9 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 }
 
 // toTerminate returns the ids of the instances of a machine. The launch of one without a
-// provider id was only known from its token. The error wraps machines.ErrNotFound if the
+// provider id was only known from its token. The error wraps cloud.ErrNotFound if the
 // service does not know any.
-func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, error) {
+func (a *API) toTerminate(ctx context.Context, m cloud.VM) ([]string, error) {
 	if m.ProviderID != "" {
 		id, err := instanceID(m.ProviderID)
 		return []string{id}, err
@@ -72,7 +72,7 @@ func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, er
 		return nil, err
 	}
 	if len(all) == 0 {
-		return nil, machines.ErrNotFound
+		return nil, cloud.ErrNotFound
 	}
 	var ids []string
 	for n := range all {
@@ -95,11 +95,11 @@ func (a *API) terminate(ctx context.Context, ids []string, report func(id string
 		case !isRefusal(err) || isAccess(err):
 			report(id, err)
 		case isMissing && (len(ids) == 1 || bad[id]):
-			report(id, fmt.Errorf("%w: %w", machines.ErrNotFound, err)) // or it is not visible yet
+			report(id, fmt.Errorf("%w: %w", cloud.ErrNotFound, err)) // or it is not visible yet
 		case len(ids) == 1 || bad[id] && len(bad) < len(ids):
-			report(id, fmt.Errorf("%w: %w", machines.ErrRefused, err))
+			report(id, fmt.Errorf("%w: %w", cloud.ErrRefused, err))
 		default:
-			report(id, fmt.Errorf("%w: %w", machines.ErrRefusedTogether, err))
+			report(id, fmt.Errorf("%w: %w", cloud.ErrRefusedTogether, err))
 		}
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -115,18 +115,18 @@ func TestTerminateAMachineThatWasNotSeen(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		m := w.launch(request(t))
 		m.ProviderID = ""
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Empty(t, w.Existing())
-		assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		assert.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		m.ID = request(t).ID
-		require.ErrorIs(t, w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID], machines.ErrNotFound)
+		require.ErrorIs(t, w.api.Terminate(t.Context(), []cloud.VM{m})[m.ID], cloud.ErrNotFound)
 	})
 }
 
 // TestTerminateFails: an error of the service is one for each machine.
 func TestTerminateFails(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
-		list := []machines.Machine{w.launch(request(t)), w.launch(request(t))}
+		list := []cloud.VM{w.launch(request(t)), w.launch(request(t))}
 		for _, fault := range []*ec2test.Fault{
 			{Before: true, Status: http.StatusInternalServerError, Code: "InternalError"},
 			{Before: true, Status: http.StatusForbidden, Code: "UnauthorizedOperation"},
@@ -136,8 +136,8 @@ func TestTerminateFails(t *testing.T) {
 			w.SetFaults(fault)
 			errs := w.api.Terminate(t.Context(), list)
 			assert.Len(t, errs, 2)
-			assert.Equal(t, fault.Code == "RequestLimitExceeded", errorIs(errs[list[0].ID], machines.ErrThrottled))
-			assert.Equal(t, fault.Code == "UnauthorizedOperation", errorIs(errs[list[0].ID], machines.ErrRefusedTogether))
+			assert.Equal(t, fault.Code == "RequestLimitExceeded", errorIs(errs[list[0].ID], cloud.ErrThrottled))
+			assert.Equal(t, fault.Code == "UnauthorizedOperation", errorIs(errs[list[0].ID], cloud.ErrRefusedTogether))
 		}
 		assert.Len(t, w.Existing(), 2)
 	})

@@ -15,7 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -39,8 +39,8 @@ func randomFault(random *rand.Rand) *ec2test.Fault {
 
 // walk returns a random walk in which also capacity comes and goes, instances fail before
 // they run, and reads are late.
-func (w *world) walk(random *rand.Rand) *machinestest.Walk {
-	return &machinestest.Walk{
+func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
+	return &cloudtest.Walk{
 		Random: random,
 		Start:  w.startProvider,
 		Spec: func(settling bool) provider.Spec {

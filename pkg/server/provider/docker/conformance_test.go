@@ -14,10 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/docker/dockertest"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -60,16 +60,16 @@ func newType(name string) provider.InstanceType {
 // testAPI is an API whose containers need no rights and have a label of the test, and that
 // is polled often.
 type testAPI struct {
-	machines.API
+	cloud.API
 	label string
 }
 
-func (a testAPI) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a testAPI) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	r.Args = map[string]any{"privileges": "unprivileged", "labels": map[string]any{testLabel: a.label}}
 	return a.API.Launch(ctx, r)
 }
 
-func (a testAPI) Limits() machines.Limits {
+func (a testAPI) Limits() cloud.Limits {
 	limits := a.API.Limits()
 	limits.VisibilityDelay, limits.PollInterval, limits.IdleInterval = time.Second, 100*time.Millisecond, 300*time.Millisecond
 	return limits
@@ -84,9 +84,9 @@ func newBackend(t *testing.T, d *dockertest.Daemon, options *docker.Options) pro
 			d.Remove(t, name)
 		}
 	})
-	return &machinestest.Backend{
-		Faults: machinestest.NewFaults(),
-		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
+	return &cloudtest.Backend{
+		Faults: cloudtest.NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(cloud.API) cloud.API) provider.Provider {
 			shard.ClusterID += run
 			api, err := options.NewAPI(shard)
 			require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // retryAfter is when a request that the daemon has rejected may succeed: an administrator
@@ -34,7 +34,7 @@ type API struct {
 	shard   provider.Shard
 }
 
-var _ machines.API = (*API)(nil)
+var _ cloud.API = (*API)(nil)
 
 // checkDeadline keeps a process that was paused from making a request too late.
 func checkDeadline(r *http.Request) error { return deadline.Check(r.Context()) }
@@ -44,10 +44,10 @@ func checkDeadline(r *http.Request) error { return deadline.Check(r.Context()) }
 const visibilityDelay = 5 * time.Second
 
 // Limits returns those of a daemon.
-func (*API) Limits() machines.Limits {
-	return machines.Limits{
-		Reads:           machines.Budget{PerSecond: 20, Burst: 40},
-		Writes:          machines.Budget{PerSecond: 10, Burst: 20},
+func (*API) Limits() cloud.Limits {
+	return cloud.Limits{
+		Reads:           cloud.Budget{PerSecond: 20, Burst: 40},
+		Writes:          cloud.Budget{PerSecond: 10, Burst: 20},
 		Launches:        4,
 		Batch:           16,
 		VisibilityDelay: visibilityDelay,
@@ -57,12 +57,12 @@ func (*API) Limits() machines.Limits {
 }
 
 // List returns the containers of the shard.
-func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	list, err := a.docker.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours(a.shard)})
 	if err != nil {
 		return nil, fmt.Errorf("list the containers of shard %s: %w", a.shard.ID, err)
 	}
-	found := make([]machines.Machine, 0, len(list.Items))
+	found := make([]cloud.VM, 0, len(list.Items))
 	for _, c := range list.Items {
 		s := statusOf(c)
 		found = append(found, s.machine(a.shard))
@@ -71,13 +71,13 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 }
 
 // Find returns the container of an instance.
-func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	c, err := a.docker.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	switch {
 	case errdefs.IsNotFound(err):
-		return machines.Machine{}, false, nil
+		return cloud.VM{}, false, nil
 	case err != nil:
-		return machines.Machine{}, false, fmt.Errorf("inspect container %s: %w", id, err)
+		return cloud.VM{}, false, fmt.Errorf("inspect container %s: %w", id, err)
 	}
 	s := statusOfInspected(c.Container)
 	return s.machine(a.shard), isOurs(a.shard, s.labels), nil
@@ -85,10 +85,10 @@ func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, erro
 
 // Launch creates and starts the container of an instance. Its name is the id, so there is
 // never a second one.
-func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	args, err := a.options.arguments(r.Spec)
 	if err != nil {
-		return machines.Machine{}, rejected(r.Spec, err)
+		return cloud.VM{}, rejected(r.Spec, err)
 	}
 	create := newContainer(a.shard, r.Spec, args, a.options.MetadataAddress)
 	_, err = a.docker.ContainerCreate(ctx, create)
@@ -96,27 +96,27 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 		existing, found, findErr := a.Find(ctx, r.ID)
 		switch {
 		case findErr != nil:
-			return machines.Machine{}, findErr
+			return cloud.VM{}, findErr
 		case !found:
-			return machines.Machine{}, fmt.Errorf("create container %s: %w", r.ID, err)
+			return cloud.VM{}, fmt.Errorf("create container %s: %w", r.ID, err)
 		case existing.Reason != neverStarted:
 			return existing, nil
 		}
 		// An attempt has created it and not started it, so nothing is lost.
 		if err := a.remove(ctx, r.ID); err != nil {
-			return machines.Machine{}, err
+			return cloud.VM{}, err
 		}
 		_, err = a.docker.ContainerCreate(ctx, create)
 	}
 	if err != nil {
-		return machines.Machine{}, a.rejection(r.Spec, fmt.Errorf("create container %s: %w", r.ID, err))
+		return cloud.VM{}, a.rejection(r.Spec, fmt.Errorf("create container %s: %w", r.ID, err))
 	}
 	if err := a.start(ctx, r); err != nil {
 		// What was not started is no machine.
 		if removeErr := a.remove(ctx, r.ID); removeErr != nil {
-			return machines.Machine{}, errors.Join(err, removeErr)
+			return cloud.VM{}, errors.Join(err, removeErr)
 		}
-		return machines.Machine{}, a.rejection(r.Spec, err)
+		return cloud.VM{}, a.rejection(r.Spec, err)
 	}
 	launched, found, err := a.Find(ctx, r.ID)
 	if err == nil && !found {
@@ -126,7 +126,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 }
 
 // start gives a container its userdata and starts it.
-func (a *API) start(ctx context.Context, r machines.Request) error {
+func (a *API) start(ctx context.Context, r cloud.Request) error {
 	archive, err := userdataArchive(r.Userdata)
 	if err != nil {
 		return fmt.Errorf("archive the userdata of container %s: %w", r.ID, err)
@@ -148,7 +148,7 @@ func (a *API) rejection(spec provider.Spec, err error) error {
 		return err
 	case isOutOfAddresses(err):
 		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no address left in network %s", spec.Subnet), err)
-		return &machines.Rejection{Scope: machines.Scope{Subnet: spec.Subnet}, RetryAfter: retryAfter, Err: err}
+		return &cloud.Rejection{Scope: cloud.Scope{Subnet: spec.Subnet}, RetryAfter: retryAfter, Err: err}
 	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err), errdefs.IsPermissionDenied(err), errdefs.IsInternal(err), errdefs.IsUnknown(err):
 		return rejected(spec, err)
 	default:
@@ -158,15 +158,15 @@ func (a *API) rejection(spec provider.Spec, err error) error {
 
 // rejected rejects the requests that are like one.
 func rejected(spec provider.Spec, err error) error {
-	return &machines.Rejection{
-		Scope:      machines.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
+	return &cloud.Rejection{
+		Scope:      cloud.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
 		RetryAfter: retryAfter,
 		Err:        err,
 	}
 }
 
 // Terminate stops and removes containers, with their anonymous volumes.
-func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := make([]error, len(list))
 	var running sync.WaitGroup
 	for i, m := range list {
@@ -186,7 +186,7 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	seconds := int(a.options.StopTimeout / time.Second)
 	_, err := a.docker.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
 	if errdefs.IsNotFound(err) {
-		return fmt.Errorf("%w: stop container %s: %w", machines.ErrNotFound, id, err)
+		return fmt.Errorf("%w: stop container %s: %w", cloud.ErrNotFound, id, err)
 	}
 	// A container that cannot be stopped, such as a paused one, is killed.
 	if ctx.Err() != nil {

@@ -20,9 +20,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/docker/dockertest"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -60,16 +60,16 @@ func newFixtureWith(t *testing.T, subnet string, change func(*docker.Options)) *
 	return f
 }
 
-func (f *fixture) request(args map[string]any) machines.Request {
+func (f *fixture) request(args map[string]any) cloud.Request {
 	id := providertest.NewID(f.t)
-	return machines.Request{Token: id, Spec: provider.Spec{
+	return cloud.Request{Token: id, Spec: provider.Spec{
 		ID: id, Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Type: newType("tiny"),
 		Subnet: f.network, Args: args, Userdata: []byte("#!/bin/sh\necho secret-nonce\n"), CreatedAt: time.Now(),
 	}}
 }
 
 // find returns the machine of an instance, the same as the list has it.
-func (f *fixture) find(id string) machines.Machine {
+func (f *fixture) find(id string) cloud.VM {
 	f.t.Helper()
 	m, found, err := f.Find(f.t.Context(), id)
 	require.NoError(f.t, err)
@@ -188,7 +188,7 @@ func TestTerminateLeavesNothing(t *testing.T) {
 		return names
 	}
 	before := volumes()
-	var list []machines.Machine
+	var list []cloud.VM
 	for range 4 {
 		r := f.request(map[string]any{"privileges": "capabilities"})
 		m, err := f.Launch(t.Context(), r)
@@ -204,11 +204,11 @@ func TestTerminateLeavesNothing(t *testing.T) {
 
 	errs := f.Terminate(t.Context(), list)
 	assert.Len(t, errs, 1)
-	require.ErrorIs(t, errs[list[2].ID], machines.ErrNotFound)
+	require.ErrorIs(t, errs[list[2].ID], cloud.ErrNotFound)
 	assert.Empty(t, f.daemon.Containers(t, f.label))
 	assert.ElementsMatch(t, before, volumes())
 	for id, err := range f.Terminate(t.Context(), list) {
-		assert.ErrorIs(t, err, machines.ErrNotFound, id)
+		assert.ErrorIs(t, err, cloud.ErrNotFound, id)
 	}
 }
 
@@ -241,19 +241,19 @@ func TestAContainerThatWasNeverStarted(t *testing.T) {
 // container. An error of the connection is no rejection.
 func TestRejections(t *testing.T) {
 	f := newFixture(t)
-	scope := machines.Scope{Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Type: "tiny", Subnet: f.network}
+	scope := cloud.Scope{Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Type: "tiny", Subnet: f.network}
 	for _, tc := range []struct {
 		name, text string
-		change     func(*machines.Request)
+		change     func(*cloud.Request)
 	}{
-		{"an image that does not exist", "localhost/none:1", func(r *machines.Request) {
+		{"an image that does not exist", "localhost/none:1", func(r *cloud.Request) {
 			r.Args = map[string]any{"image": "localhost/none:1"}
 		}},
-		{"more processors than there are", "CPUs", func(r *machines.Request) { r.Type.CPU.SetMilli(10_000_000) }},
-		{"a container that cannot be started", "start container", func(r *machines.Request) {
+		{"more processors than there are", "CPUs", func(r *cloud.Request) { r.Type.CPU.SetMilli(10_000_000) }},
+		{"a container that cannot be started", "start container", func(r *cloud.Request) {
 			r.Args = map[string]any{"privileges": "unprivileged", "tmpfs": map[string]any{"/pause": ""}}
 		}},
-		{"rendered arguments that are invalid", `args.privileges: Unsupported value: "some"`, func(r *machines.Request) {
+		{"rendered arguments that are invalid", `args.privileges: Unsupported value: "some"`, func(r *cloud.Request) {
 			r.Args = map[string]any{"privileges": "some"}
 		}},
 	} {
@@ -261,7 +261,7 @@ func TestRejections(t *testing.T) {
 			r := f.request(unprivileged)
 			tc.change(&r)
 			_, err := f.Launch(t.Context(), r)
-			rejection := new(machines.Rejection)
+			rejection := new(cloud.Rejection)
 			require.ErrorAs(t, err, &rejection)
 			assert.Equal(t, scope, rejection.Scope)
 			assert.Contains(t, strings.ToLower(err.Error()), strings.ToLower(tc.text))
@@ -282,17 +282,17 @@ func TestRejections(t *testing.T) {
 		require.NoError(t, err)
 		assert.Zero(t, room)
 		_, err = f.Launch(t.Context(), second)
-		rejection := new(machines.Rejection)
+		rejection := new(cloud.Rejection)
 		require.ErrorAs(t, err, &rejection)
-		assert.Equal(t, machines.Scope{Subnet: full}, rejection.Scope)
-		assert.Empty(t, f.Terminate(t.Context(), []machines.Machine{m}))
+		assert.Equal(t, cloud.Scope{Subnet: full}, rejection.Scope)
+		assert.Empty(t, f.Terminate(t.Context(), []cloud.VM{m}))
 	})
 	t.Run("the daemon does not respond", func(t *testing.T) {
 		api, err := (&docker.Options{Host: "unix:///no/such/socket", Image: "any"}).NewAPI(provider.Shard{})
 		require.NoError(t, err)
 		_, err = api.Launch(t.Context(), f.request(unprivileged))
 		require.Error(t, err)
-		assert.NotErrorAs(t, err, new(*machines.Rejection))
+		assert.NotErrorAs(t, err, new(*cloud.Rejection))
 		_, found, err := api.Find(t.Context(), "any")
 		assert.Error(t, err)
 		assert.False(t, found)

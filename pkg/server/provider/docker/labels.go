@@ -19,7 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Labels of a container. LabelInstanceID identifies its instance; it is the name of the
@@ -155,8 +155,8 @@ func statusOfInspected(c container.InspectResponse) status {
 const neverStarted = "the container was never started"
 
 // machine returns the machine of a container.
-func (s status) machine(shard provider.Shard) machines.Machine {
-	m := machines.Machine{
+func (s status) machine(shard provider.Shard) cloud.VM {
+	m := cloud.VM{
 		ID:         s.labels[LabelInstanceID],
 		ProviderID: providerID(shard, s.labels[LabelInstanceID]),
 		Group:      instance.GroupKey{Tenant: s.labels[LabelTenant], Group: s.labels[LabelGroup]},
@@ -217,6 +217,6 @@ func (s status) addresses() []netip.Addr {
 // expectedNode returns what is certain about the Nodes of a shard.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
-		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU, spec.Type.Memory)
+		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU, spec.Type.Memory)
 	}
 }

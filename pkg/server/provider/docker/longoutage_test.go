@@ -15,7 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -82,7 +82,7 @@ func TestAnOutageOfTenMinutes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start:  w.startProvider,
 					Spec:   newSpec(),
 					Begin:  func() { w.setOutage(outage(w)) },

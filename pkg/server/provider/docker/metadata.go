@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/docker/metadata"
-	"nstance.dev/operator/pkg/server/provider/machines"
 )
 
 const (
@@ -54,7 +54,7 @@ func (o *Options) validateMetadata(path *field.Path) field.ErrorList {
 
 // withMetadata is a provider that also serves the metadata of its containers.
 type withMetadata struct {
-	*machines.Provider
+	*cloud.Provider
 	address string
 	source  metadata.Source
 }

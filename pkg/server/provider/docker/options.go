@@ -16,7 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Name is the name of the provider in the configuration.
@@ -142,8 +142,8 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 }
 
 // NewProvider returns the provider that makes the calls of api. It serves no metadata.
-func NewProvider(api machines.API, shard provider.Shard, callContext provider.CallContextFunc) *machines.Provider {
-	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
+func NewProvider(api cloud.API, shard provider.Shard, callContext provider.CallContextFunc) *cloud.Provider {
+	return cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 }
 
 // NewAPI returns the calls for the containers of a shard.

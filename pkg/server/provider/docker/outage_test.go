@@ -14,8 +14,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/docker"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -56,7 +56,7 @@ func TestAnOutage(t *testing.T) {
 			if name != "HTTP 404" {
 				require.Error(t, err, "find")
 			}
-			_, err = api.Launch(t.Context(), machines.Request{Token: id, Spec: provider.Spec{
+			_, err = api.Launch(t.Context(), cloud.Request{Token: id, Spec: provider.Spec{
 				ID: id, Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Type: newType("tiny"), Subnet: "bridge",
 				Args: map[string]any{"image": "image"},
 			}})

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -38,8 +38,8 @@ func newBackend(t *testing.T) providertest.Backend {
 	s.OperationTime, s.BootTime = 100*time.Millisecond, 100*time.Millisecond
 	s.StartInMemory(t)
 	options := testOptions(s)
-	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Transport()) }, func(shard provider.Shard) machines.Options {
-		return machines.Options{ExpectedNode: expectedNode(shard)}
+	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Transport()) }, func(shard provider.Shard) cloud.Options {
+		return cloud.Options{ExpectedNode: expectedNode(shard)}
 	})
 	b.Existing, b.Remove = s.Machines, s.Remove
 	return b

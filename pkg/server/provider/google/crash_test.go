@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 )
 
 // steps are those of a launch and of a termination.
@@ -22,7 +22,7 @@ var steps = []string{
 }
 
 // crashes are those of processes that use application default credentials.
-var crashes = machinestest.Crashes[Options]{
+var crashes = cloudtest.Crashes[Options]{
 	Steps: steps,
 	Size: func(n int) int {
 		// More than before, so that there is something to launch, and then less.
@@ -37,8 +37,8 @@ var crashes = machinestest.Crashes[Options]{
 		if err != nil {
 			return nil, err
 		}
-		api.step, api.limits = step, machinestest.ShortLimits(api.limits)
-		return machines.New(api, machines.Options{}), nil
+		api.step, api.limits = step, cloudtest.ShortLimits(api.limits)
+		return cloud.New(api, cloud.Options{}), nil
 	},
 }
 
@@ -48,7 +48,7 @@ func TestTheServerIsKilled(t *testing.T) {
 	project.OperationTime, project.BootTime, project.DeleteTime = 30*time.Millisecond, 20*time.Millisecond, 30*time.Millisecond
 	project.Start(t)
 	t.Setenv("GOOGLE_APPLICATION_CREDENTIALS", project.Credentials(t))
-	crashes.Test(t, testOptions(project), machinestest.CrashedCloud{
+	crashes.Test(t, testOptions(project), cloudtest.CrashedCloud{
 		Made:     project.Made,
 		Settled:  func(ids []string) bool { return slices.Equal(ids, project.All()) && len(project.Disks()) == len(ids) },
 		Existing: func() string { return fmt.Sprintf("virtual machines %v, disks %v", project.All(), project.Disks()) },

@@ -15,7 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // endpointBatch is how many endpoints a call may have.
@@ -24,7 +24,7 @@ const endpointBatch = 500
 // Provider is the provider of the virtual machines of one shard, which can be endpoints of
 // network endpoint groups.
 type Provider struct {
-	*machines.Provider
+	*cloud.Provider
 	*endpointGroups
 }
 
@@ -75,7 +75,7 @@ func (g *endpointGroups) Register(ctx context.Context, balancer provider.LoadBal
 func (g *endpointGroups) Deregister(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM) error {
 	return g.each(ctx, balancer, list, func(s balancerSettings, group string, ids []string) error {
 		// An operation that takes long has begun. Until it has finished, lists have the endpoints.
-		if err := g.change(ctx, s, detach, group, ids); err != nil && !errors.Is(err, machines.ErrInProgress) {
+		if err := g.change(ctx, s, detach, group, ids); err != nil && !errors.Is(err, cloud.ErrInProgress) {
 			return fmt.Errorf("detach %d instances from network endpoint group %s: %w", len(ids), group, throttled(err))
 		}
 		if g.api.options.DrainingTimeout == 0 {

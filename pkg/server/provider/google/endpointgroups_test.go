@@ -15,8 +15,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -186,7 +186,7 @@ func TestSlowEndpoints(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		vm := b.NewInstance()
 		b.SetOperationTime(time.Minute)
-		require.ErrorIs(t, b.register(vm), machines.ErrInProgress)
+		require.ErrorIs(t, b.register(vm), cloud.ErrInProgress)
 		assert.Empty(t, b.list())
 		time.Sleep(time.Minute)
 		require.NoError(t, b.register(vm))
@@ -213,11 +213,11 @@ func TestFailedEndpointLists(t *testing.T) {
 		}
 		throttled := &gcetest.Fault{Before: true, Status: http.StatusTooManyRequests, Reason: "rateLimitExceeded"}
 		b.SetFaults(throttled)
-		require.ErrorIs(t, b.register(vm), machines.ErrThrottled)
-		require.ErrorIs(t, b.deregister(vm), machines.ErrThrottled)
+		require.ErrorIs(t, b.register(vm), cloud.ErrThrottled)
+		require.ErrorIs(t, b.deregister(vm), cloud.ErrThrottled)
 		assert.Equal(t, 4, b.Seen(throttled), "one call of each group")
 		_, err := b.balancers.Targets(t.Context(), b.Balancer())
-		require.ErrorIs(t, err, machines.ErrThrottled)
+		require.ErrorIs(t, err, cloud.ErrThrottled)
 	})
 }
 

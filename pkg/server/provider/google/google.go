@@ -12,7 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // parallel is how many calls are made at a time for one termination.
@@ -25,13 +25,13 @@ const visibilityDelay = time.Minute
 // were some, even if none is found by its name.
 const emptyDelay = 15 * time.Minute
 
-// API are the calls for the virtual machines of one shard. It implements machines.API and
+// API are the calls for the virtual machines of one shard. It implements cloud.API and
 // keeps nothing: Compute Engine remembers requests and their operations.
 type API struct {
 	client  *googleapi.Client
 	options *Options
 	shard   provider.Shard
-	limits  machines.Limits
+	limits  cloud.Limits
 	// timeout is how long one call waits for an operation.
 	timeout time.Duration
 	// step is called before each step of a launch or a termination, and before a change of a
@@ -39,7 +39,7 @@ type API struct {
 	step func(string)
 }
 
-var _ machines.API = (*API)(nil)
+var _ cloud.API = (*API)(nil)
 
 // NewAPI returns the calls for the virtual machines of a shard, with application default
 // credentials. It sends nothing.
@@ -56,9 +56,9 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 		client:  googleapi.New(o.endpoint(), transport),
 		options: o,
 		shard:   shard,
-		limits: machines.Limits{
-			Reads:           machines.Budget{PerSecond: 10, Burst: 20},
-			Writes:          machines.Budget{PerSecond: 5, Burst: 20},
+		limits: cloud.Limits{
+			Reads:           cloud.Budget{PerSecond: 10, Burst: 20},
+			Writes:          cloud.Budget{PerSecond: 5, Burst: 20},
 			Launches:        10,
 			Batch:           50,
 			VisibilityDelay: visibilityDelay,
@@ -72,4 +72,4 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 }
 
 // Limits returns how the API may be called.
-func (a *API) Limits() machines.Limits { return a.limits }
+func (a *API) Limits() cloud.Limits { return a.limits }

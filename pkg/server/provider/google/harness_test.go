@@ -14,9 +14,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -71,14 +71,14 @@ func (w *world) newAPI() *API {
 func (w *world) startProvider() *providertest.Harness {
 	w.t.Helper()
 	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(w.newAPI(), machines.Options{CallContext: callContext})
+		return cloud.New(w.newAPI(), cloud.Options{CallContext: callContext})
 	})
 }
 
 // request returns one for a new instance.
-func request(t *testing.T) machines.Request {
+func request(t *testing.T) cloud.Request {
 	t.Helper()
-	return machinestest.NewRequest(t, testType, "subnet")
+	return cloudtest.NewRequest(t, testType, "subnet")
 }
 
 // newSpec returns one without an id.
@@ -90,11 +90,11 @@ func newSpec(t *testing.T) provider.Spec {
 }
 
 // launch launches a machine with as many calls as that takes.
-func (w *world) launch(r machines.Request) machines.Machine {
+func (w *world) launch(r cloud.Request) cloud.VM {
 	w.t.Helper()
 	for {
 		m, err := w.api.Launch(w.t.Context(), r)
-		if err != nil && errors.Is(err, machines.ErrInProgress) {
+		if err != nil && errors.Is(err, cloud.ErrInProgress) {
 			time.Sleep(time.Second)
 			continue
 		}
@@ -104,7 +104,7 @@ func (w *world) launch(r machines.Request) machines.Machine {
 }
 
 // launchRunning launches a machine and waits until it runs.
-func (w *world) launchRunning(r machines.Request) machines.Machine {
+func (w *world) launchRunning(r cloud.Request) cloud.VM {
 	w.t.Helper()
 	m := w.launch(r)
 	time.Sleep(w.BootTime)
@@ -112,16 +112,16 @@ func (w *world) launchRunning(r machines.Request) machines.Machine {
 }
 
 // list lists the machines by id.
-func (w *world) list() map[string]machines.Machine {
+func (w *world) list() map[string]cloud.VM {
 	w.t.Helper()
-	return machinestest.ListByID(w.t, w.api)
+	return cloudtest.ListByID(w.t, w.api)
 }
 
 // rejection returns the rejection with which a launch fails.
-func (w *world) rejection(r machines.Request) *machines.Rejection {
+func (w *world) rejection(r cloud.Request) *cloud.Rejection {
 	w.t.Helper()
 	_, err := w.api.Launch(w.t.Context(), r)
-	rejection, ok := errors.AsType[*machines.Rejection](err)
+	rejection, ok := errors.AsType[*cloud.Rejection](err)
 	require.True(w.t, ok, "got error %v, want a rejection", err)
 	return rejection
 }

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"time"
 
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -144,8 +144,8 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 const createdAtFormat = "2006-01-02t15-04-05z"
 
 // machine returns the machine of a virtual machine.
-func (a *API) machine(vm vm, i identity) machines.Machine {
-	m := machines.Machine{
+func (a *API) machine(vm vm, i identity) cloud.VM {
+	m := cloud.VM{
 		ID:         i.InstanceID,
 		ProviderID: fmt.Sprintf("gce://%s/%s/%s", a.options.Project, a.shard.Zone, vm.Name),
 		Group:      instance.GroupKey{Tenant: i.Tenant, Group: i.Group},

@@ -15,8 +15,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -34,7 +34,7 @@ func TestLaunch(t *testing.T) {
 		m.State = instance.Running // it has booted since
 		require.Len(t, m.Addresses, 1)
 		assert.True(t, netip.MustParsePrefix("10.0.0.0/16").Contains(m.Addresses[0]))
-		assert.Equal(t, machines.Machine{
+		assert.Equal(t, cloud.VM{
 			ID: r.ID, ProviderID: "gce://test-project/zone-a/" + r.ID, Group: workers, Origin: r.Origin, Type: "e2-small",
 			State: instance.Running, Addresses: m.Addresses,
 		}, m)
@@ -48,7 +48,7 @@ func TestLaunch(t *testing.T) {
 		assert.NotContains(t, made.Description, "userdata of")
 		assert.Equal(t, []string{"nodes"}, made.Tags)
 		assert.Equal(t, spot, made.Model)
-		assert.Equal(t, map[string]machines.Machine{r.ID: m}, w.list())
+		assert.Equal(t, map[string]cloud.VM{r.ID: m}, w.list())
 		other, found, err := w.newAPI().Find(t.Context(), r.ID)
 		require.NoError(t, err)
 		assert.True(t, found)
@@ -63,12 +63,12 @@ func TestAnInstanceTemplate(t *testing.T) {
 		r := request(t)
 		w.launch(r)
 		assert.Len(t, w.Disks(), 1)
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{{ID: r.ID}}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{{ID: r.ID}}))
 		time.Sleep(w.DeleteTime)
 		assert.Empty(t, w.Disks())
 
 		w.options.Machine = map[string]any{argInstanceTemplate: "global/instanceTemplates/none"}
-		assert.Equal(t, machines.Scope{Group: workers}, w.rejection(request(t)).Scope)
+		assert.Equal(t, cloud.Scope{Group: workers}, w.rejection(request(t)).Scope)
 	})
 }
 
@@ -102,7 +102,7 @@ func TestALostResponse(t *testing.T) {
 			r := request(t)
 			_, err := w.api.Launch(t.Context(), r)
 			require.Error(t, err)
-			require.NotErrorIs(t, err, machines.ErrTokenUsed)
+			require.NotErrorIs(t, err, cloud.ErrTokenUsed)
 			m, err := w.newAPI().Launch(t.Context(), r)
 			require.NoError(t, err)
 			assert.Equal(t, r.ID, m.ID)
@@ -113,7 +113,7 @@ func TestALostResponse(t *testing.T) {
 				require.NoError(t, err)
 				assert.Equal(t, m.ProviderID, again.ProviderID)
 			} else {
-				require.ErrorIs(t, err, machines.ErrTokenUsed)
+				require.ErrorIs(t, err, cloud.ErrTokenUsed)
 			}
 			// A further token finds the name.
 			r.Token += ".1"
@@ -155,7 +155,7 @@ func TestASlowOperation(t *testing.T) {
 			if err == nil {
 				break
 			}
-			require.ErrorIs(t, err, machines.ErrInProgress)
+			require.ErrorIs(t, err, cloud.ErrInProgress)
 		}
 		assert.Greater(t, calls, 3)
 		assert.Equal(t, []string{r.ID}, w.Made())
@@ -170,7 +170,7 @@ func TestAMachineThatWasDeleted(t *testing.T) {
 		w.launch(r)
 		w.Remove(r.ID)
 		_, err := w.api.Launch(t.Context(), r)
-		require.ErrorIs(t, err, machines.ErrTokenUsed)
+		require.ErrorIs(t, err, cloud.ErrTokenUsed)
 		r.Token += ".1"
 		w.launch(r)
 		assert.Equal(t, []string{r.ID, r.ID}, w.Made())
@@ -184,8 +184,8 @@ func TestThrottledAfterTheRequest(t *testing.T) {
 			r := request(t)
 			w.SetFaults(&gcetest.Fault{Method: method, Before: true, Status: http.StatusForbidden, Reason: "rateLimitExceeded", Message: "Rate Limit Exceeded"})
 			_, err := w.api.Launch(t.Context(), r)
-			require.ErrorIs(t, err, machines.ErrInProgress)
-			require.NotErrorIs(t, err, machines.ErrThrottled)
+			require.ErrorIs(t, err, cloud.ErrInProgress)
+			require.NotErrorIs(t, err, cloud.ErrThrottled)
 			w.SetFaults()
 			w.launch(r)
 			assert.Equal(t, []string{r.ID}, w.Made())
@@ -195,39 +195,39 @@ func TestThrottledAfterTheRequest(t *testing.T) {
 
 // TestRejections: what an error of a request or of its operation means for other requests.
 func TestRejections(t *testing.T) {
-	capacity := func(w *world, _ *machines.Request) { w.SetExhausted("e2-small", standard, true) }
+	capacity := func(w *world, _ *cloud.Request) { w.SetExhausted("e2-small", standard, true) }
 	for _, tc := range []struct {
 		name       string
-		set        func(*world, *machines.Request)
-		scope      machines.Scope
+		set        func(*world, *cloud.Request)
+		scope      cloud.Scope
 		noCapacity bool
 		want       string
 	}{
-		{"no capacity", capacity, machines.Scope{Type: "e2-small"}, true, "out of capacity: the zone has no machine of type e2-small"},
-		{"no spot capacity", func(w *world, r *machines.Request) {
+		{"no capacity", capacity, cloud.Scope{Type: "e2-small"}, true, "out of capacity: the zone has no machine of type e2-small"},
+		{"no spot capacity", func(w *world, r *cloud.Request) {
 			w.SetExhausted("e2-small", spot, true)
 			r.Args = map[string]any{argProvisioning: spot}
-		}, machines.Scope{Group: workers, Type: "e2-small"}, true, "out of capacity: the zone has no spot machine"},
-		{"no address", func(_ *world, r *machines.Request) { r.Subnet = "full" }, machines.Scope{Subnet: "full"}, true, "no address left in subnet full"},
-		{"a quota", func(w *world, _ *machines.Request) { w.SetQuota(0) }, machines.Scope{Type: "e2-small"}, true, "Quota 'CPUS' exceeded"},
-		{"a quota of requests", func(w *world, _ *machines.Request) {
+		}, cloud.Scope{Group: workers, Type: "e2-small"}, true, "out of capacity: the zone has no spot machine"},
+		{"no address", func(_ *world, r *cloud.Request) { r.Subnet = "full" }, cloud.Scope{Subnet: "full"}, true, "no address left in subnet full"},
+		{"a quota", func(w *world, _ *cloud.Request) { w.SetQuota(0) }, cloud.Scope{Type: "e2-small"}, true, "Quota 'CPUS' exceeded"},
+		{"a quota of requests", func(w *world, _ *cloud.Request) {
 			w.SetFaults(&gcetest.Fault{Method: "insert", Before: true, Status: 403, Reason: "quotaExceeded", Message: "Quota 'INSTANCES' exceeded."})
-		}, machines.Scope{Type: "e2-small"}, true, "Quota 'INSTANCES' exceeded"},
-		{"no permission", func(w *world, _ *machines.Request) {
+		}, cloud.Scope{Type: "e2-small"}, true, "Quota 'INSTANCES' exceeded"},
+		{"no permission", func(w *world, _ *cloud.Request) {
 			w.SetFaults(&gcetest.Fault{Method: "insert", Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.instances.create' permission"})
-		}, machines.Scope{}, false, "compute.instances.create"},
-		{"an image that does not exist", func(_ *world, r *machines.Request) {
+		}, cloud.Scope{}, false, "compute.instances.create"},
+		{"an image that does not exist", func(_ *world, r *cloud.Request) {
 			r.Args = map[string]any{argImage: "projects/other/global/images/none"}
-		}, machines.Scope{Group: workers}, false, "was not found"},
-		{"a subnetwork that does not exist", func(_ *world, r *machines.Request) { r.Subnet = "missing" }, machines.Scope{Group: workers}, false, "subnetwork"},
-		{"an unknown failure", func(w *world, _ *machines.Request) { w.Reject("e2-small", "INTERNAL_ERROR") },
-			machines.Scope{Group: workers, Type: "e2-small", Subnet: "subnet"}, false, "INTERNAL_ERROR"},
-		{"invalid", func(w *world, _ *machines.Request) { w.Reject("e2-small", "INVALID_USAGE") }, machines.Scope{Group: workers}, false, "INVALID_USAGE"},
-		{"arguments", func(_ *world, r *machines.Request) { r.Args = map[string]any{"size": "big"} },
-			machines.Scope{Group: workers}, false, `args.size: Unsupported value: "size"`},
-		{"a subnet that is not configured", func(_ *world, r *machines.Request) { r.Subnet = "other" }, machines.Scope{Group: workers}, false, `subnet "other"`},
-		{"a group with a slash", func(_ *world, r *machines.Request) { r.Group.Group = "a/b" },
-			machines.Scope{Group: instance.GroupKey{Tenant: "default", Group: "a/b"}}, false, "id of the group"},
+		}, cloud.Scope{Group: workers}, false, "was not found"},
+		{"a subnetwork that does not exist", func(_ *world, r *cloud.Request) { r.Subnet = "missing" }, cloud.Scope{Group: workers}, false, "subnetwork"},
+		{"an unknown failure", func(w *world, _ *cloud.Request) { w.Reject("e2-small", "INTERNAL_ERROR") },
+			cloud.Scope{Group: workers, Type: "e2-small", Subnet: "subnet"}, false, "INTERNAL_ERROR"},
+		{"invalid", func(w *world, _ *cloud.Request) { w.Reject("e2-small", "INVALID_USAGE") }, cloud.Scope{Group: workers}, false, "INVALID_USAGE"},
+		{"arguments", func(_ *world, r *cloud.Request) { r.Args = map[string]any{"size": "big"} },
+			cloud.Scope{Group: workers}, false, `args.size: Unsupported value: "size"`},
+		{"a subnet that is not configured", func(_ *world, r *cloud.Request) { r.Subnet = "other" }, cloud.Scope{Group: workers}, false, `subnet "other"`},
+		{"a group with a slash", func(_ *world, r *cloud.Request) { r.Group.Group = "a/b" },
+			cloud.Scope{Group: instance.GroupKey{Tenant: "default", Group: "a/b"}}, false, "id of the group"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
@@ -261,9 +261,9 @@ func TestUncertainErrors(t *testing.T) {
 				w.SetFaults(fault)
 				_, err := w.api.Launch(t.Context(), request(t))
 				require.Error(t, err)
-				var rejection *machines.Rejection
+				var rejection *cloud.Rejection
 				require.NotErrorAs(t, err, &rejection)
-				require.NotErrorIs(t, err, machines.ErrThrottled)
+				require.NotErrorIs(t, err, cloud.ErrThrottled)
 			})
 		})
 	}
@@ -287,10 +287,10 @@ func TestThrottledCalls(t *testing.T) {
 					"Find":   func(ctx context.Context) error { _, _, err := w.api.Find(ctx, r.ID); return err },
 					"Room":   func(ctx context.Context) error { _, err := w.api.Room(ctx, "subnet"); return err },
 					"Terminate": func(ctx context.Context) error {
-						return w.api.Terminate(ctx, []machines.Machine{{ID: r.ID}})[r.ID]
+						return w.api.Terminate(ctx, []cloud.VM{{ID: r.ID}})[r.ID]
 					},
 				} {
-					require.ErrorIs(t, make(t.Context()), machines.ErrThrottled, call)
+					require.ErrorIs(t, make(t.Context()), cloud.ErrThrottled, call)
 				}
 			})
 		})
@@ -314,5 +314,5 @@ func TestAnInvalidShard(t *testing.T) {
 	require.NoError(t, err)
 	_, _, err = api.Find(t.Context(), "../other")
 	require.ErrorContains(t, err, "is not an instance id")
-	assert.ErrorContains(t, api.Terminate(t.Context(), []machines.Machine{{ID: "../other"}})["../other"], "is not an instance id")
+	assert.ErrorContains(t, api.Terminate(t.Context(), []cloud.VM{{ID: "../other"}})["../other"], "is not an instance id")
 }

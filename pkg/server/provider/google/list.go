@@ -12,19 +12,19 @@ import (
 	"net/netip"
 
 	"nstance.dev/operator/pkg/server/googleapi"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 // List returns all machines of the shard, without those that are being created: they may never
 // exist. A list that cannot be complete is an error.
-func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	list, err := a.list(ctx)
 	if err != nil {
 		return nil, throttled(err)
 	}
 	preempted := a.preempted(ctx, list)
-	var all []machines.Machine
+	var all []cloud.VM
 	// One that is created or deleted between two pages may shift others.
 	names := map[string]bool{}
 	for _, one := range list {
@@ -46,19 +46,19 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 // Find reads the machine of one instance by its name, which is the instance id. Its labels
 // do not count: a user may have changed them. Of one that is being created it is not known
 // whether it will exist.
-func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	m, found, err := a.find(ctx, id)
 	if found && m.creating {
-		return machines.Machine{}, false, fmt.Errorf("virtual machine %s: %w", id, errCreating)
+		return cloud.VM{}, false, fmt.Errorf("virtual machine %s: %w", id, errCreating)
 	}
-	return m.Machine, found, err
+	return m.VM, found, err
 }
 
-var errCreating = fmt.Errorf("it is being created: %w", machines.ErrInProgress)
+var errCreating = fmt.Errorf("it is being created: %w", cloud.ErrInProgress)
 
 // foundMachine is a machine that was read.
 type foundMachine struct {
-	machines.Machine
+	cloud.VM
 	creating bool
 }
 
@@ -77,15 +77,15 @@ func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, 
 	if err != nil || !ours {
 		return m, false, err
 	}
-	m.Machine = a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one)
+	m.VM = a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one)
 	m.creating = one.isBeingCreated()
 	return m, true, nil
 }
 
-// throttled returns an error that wraps machines.ErrThrottled if there were too many calls.
+// throttled returns an error that wraps cloud.ErrThrottled if there were too many calls.
 func throttled(err error) error {
 	if googleapi.IsThrottled(err) {
-		return fmt.Errorf("%w: %w", machines.ErrThrottled, err)
+		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
 	}
 	return err
 }

@@ -13,8 +13,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -246,7 +246,7 @@ func TestRoom(t *testing.T) {
 		s := gcetest.New()
 		s.NoUtilization = without
 		inBubble(t, s, func(t *testing.T, w *world) {
-			w.launch(func() machines.Request { r := request(t); r.Subnet = "two"; return r }())
+			w.launch(func() cloud.Request { r := request(t); r.Subnet = "two"; return r }())
 			room, err := w.api.Room(t.Context(), "two")
 			require.NoError(t, err)
 			assert.Equal(t, map[bool]int{false: 1, true: 4}[without], room)
@@ -259,29 +259,29 @@ func TestRoom(t *testing.T) {
 }
 
 // TestTerminate: a machine that is being deleted is no error, and one that does not exist
-// machines.ErrNotFound.
+// cloud.ErrNotFound.
 func TestTerminate(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		r := request(t)
 		m := w.launch(r)
-		missing := machines.Machine{ID: request(t).ID}
+		missing := cloud.VM{ID: request(t).ID}
 		for range 2 {
-			errs := w.api.Terminate(t.Context(), []machines.Machine{m, missing})
+			errs := w.api.Terminate(t.Context(), []cloud.VM{m, missing})
 			assert.Len(t, errs, 1)
-			require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
+			require.ErrorIs(t, errs[missing.ID], cloud.ErrNotFound)
 		}
 		time.Sleep(w.DeleteTime)
 		assert.Empty(t, w.All())
 		assert.Empty(t, w.Disks())
 		w.SetFaults(&gcetest.Fault{Method: "instances.delete", Before: true, Status: 404})
-		assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}), 2, "errors")
+		assert.Len(t, w.api.Terminate(t.Context(), []cloud.VM{m, missing}), 2, "errors")
 		w.SetFaults(&gcetest.Fault{
 			Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
 			Message: "The resource 'projects/test-project/zones/zone-a' was not found",
 		})
-		errs := w.api.Terminate(t.Context(), []machines.Machine{m, missing})
+		errs := w.api.Terminate(t.Context(), []cloud.VM{m, missing})
 		assert.Len(t, errs, 2, "a response that names no machine")
-		assert.NotErrorIs(t, errs[missing.ID], machines.ErrNotFound)
+		assert.NotErrorIs(t, errs[missing.ID], cloud.ErrNotFound)
 	})
 }
 

@@ -8,14 +8,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
 // part of the memory, at most an eighth.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
-		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU,
+		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU,
 			*resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI))
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/googleapi"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -71,7 +71,7 @@ func (o operation) failure() error {
 }
 
 // await waits until an operation has finished. The error is an *operationFailure if it has
-// failed, and wraps machines.ErrInProgress if it runs at a time.
+// failed, and wraps cloud.ErrInProgress if it runs at a time.
 func (a *API) await(ctx context.Context, op operation, until time.Time) error {
 	interval := minInterval
 	for op.Status != statusDone {
@@ -79,7 +79,7 @@ func (a *API) await(ctx context.Context, op operation, until time.Time) error {
 			return errors.New("the response has no operation")
 		}
 		if time.Now().Add(interval).After(until) {
-			return fmt.Errorf("operation %s runs: %w", op.Name, machines.ErrInProgress)
+			return fmt.Errorf("operation %s runs: %w", op.Name, cloud.ErrInProgress)
 		}
 		select {
 		case <-ctx.Done():

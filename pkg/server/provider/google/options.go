@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Name is the name of the provider in the configuration.
@@ -186,6 +186,6 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err != nil {
 		return nil, err
 	}
-	engine := machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
+	engine := cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 	return &Provider{engine, newEndpointGroups(api)}, nil
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -37,7 +37,7 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start: w.startProvider,
 					Spec:  newSpec(t),
 					Begin: func() {

@@ -11,7 +11,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -26,18 +26,18 @@ const (
 
 // rejectGroup rejects what the arguments of a group cause.
 func rejectGroup(spec provider.Spec, err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
+	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
 }
 
 // narrow returns the scope of requests that are like this one.
-func (p plan) narrow() machines.Scope {
-	return machines.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
+func (p plan) narrow() cloud.Scope {
+	return cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
 }
 
 // market returns the scope of requests for the same type in the same market. That of spot
 // machines is known by the group, which has its arguments.
-func (p plan) market() machines.Scope {
-	s := machines.Scope{Type: p.spec.Type.Name}
+func (p plan) market() cloud.Scope {
+	s := cloud.Scope{Type: p.spec.Type.Name}
 	if p.args.provisioning == spot {
 		s.Group = p.spec.Group
 	}
@@ -73,17 +73,17 @@ func (p plan) outOfCapacity(err error) error {
 	if p.args.provisioning == spot {
 		kind = "spot "
 	}
-	return &machines.Rejection{Scope: p.market(), RetryAfter: capacityRetryAfter, Err: fmt.Errorf("%w: %w",
+	return &cloud.Rejection{Scope: p.market(), RetryAfter: capacityRetryAfter, Err: fmt.Errorf("%w: %w",
 		provider.OutOfCapacity("the zone has no %smachine of type %s", kind, p.spec.Type.Name), err)}
 }
 
 func (p plan) outOfAddresses(err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Subnet: p.spec.Subnet}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
+	return &cloud.Rejection{Scope: cloud.Scope{Subnet: p.spec.Subnet}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
 		provider.OutOfCapacity("no address left in subnet %s", p.spec.Subnet), err)}
 }
 
 func (p plan) outOfQuota(err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Type: p.spec.Type.Name}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
+	return &cloud.Rejection{Scope: cloud.Scope{Type: p.spec.Type.Name}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
 		provider.OutOfCapacity("a quota of the project has no room for type %s", p.spec.Type.Name), err)}
 }
 
@@ -102,9 +102,9 @@ func (p plan) rejectResponse(err error) error {
 	case response.Has("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"):
 		return p.outOfQuota(err)
 	case response.Status == http.StatusForbidden:
-		return &machines.Rejection{RetryAfter: retryAfter, Err: err}
+		return &cloud.Rejection{RetryAfter: retryAfter, Err: err}
 	case response.Status == http.StatusNotFound && strings.Contains(response.Message, "/subnetworks/"):
-		return &machines.Rejection{Scope: machines.Scope{Subnet: p.spec.Subnet}, RetryAfter: retryAfter, Err: err}
+		return &cloud.Rejection{Scope: cloud.Scope{Subnet: p.spec.Subnet}, RetryAfter: retryAfter, Err: err}
 	case response.Status == http.StatusNotFound, response.Status == http.StatusBadRequest && !response.Has("resourceNotReady"):
 		return rejectGroup(p.spec, err)
 	}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // state returns the state of a virtual machine and its reason (docs/google.md#states). One
@@ -84,7 +84,7 @@ func (a *API) preempted(ctx context.Context, list []vm) preemptions {
 }
 
 // explain adds to a spot machine that has stopped why it has.
-func (p preemptions) explain(m machines.Machine, one vm) machines.Machine {
+func (p preemptions) explain(m cloud.VM, one vm) cloud.VM {
 	switch {
 	case !one.isStopped() || !one.isSpot():
 	case p == nil:

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"nstance.dev/operator/pkg/server/googleapi"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 // Terminate requests the deletion of virtual machines, with the disks that belong to them. It
 // does not wait: lists show when they are deleted, and a deletion that has failed is
 // requested again.
-func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	var mu sync.Mutex
 	errs := map[string]error{}
 	group := new(errgroup.Group)
@@ -52,7 +52,7 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	op, err := a.delete(ctx, id, requestID.String())
 	switch response, ok := googleapi.AsError(err); {
 	case isNotFound(err, id):
-		return fmt.Errorf("%w: %w", machines.ErrNotFound, err)
+		return fmt.Errorf("%w: %w", cloud.ErrNotFound, err)
 	case ok && response.Has("resourceNotReady"):
 		return nil // it is being stopped or deleted, and listed until it is deleted
 	case err != nil:

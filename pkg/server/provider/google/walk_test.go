@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -31,8 +31,8 @@ func randomFault(random *rand.Rand) *gcetest.Fault {
 }
 
 // walk returns a random walk in which also capacity comes and goes.
-func (w *world) walk(random *rand.Rand) *machinestest.Walk {
-	return &machinestest.Walk{
+func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
+	return &cloudtest.Walk{
 		Random: random,
 		Start:  w.startProvider,
 		Spec: func(settling bool) provider.Spec {

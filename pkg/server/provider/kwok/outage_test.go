@@ -18,9 +18,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -68,7 +68,7 @@ func TestAnOutage(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := kwoktest.NewCluster()
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start:  func() *providertest.Harness { return startProvider(t, c) },
 					Spec:   spec(),
 					Begin:  func() { c.Begin(f) },

@@ -18,7 +18,7 @@ import (
 	"strings"
 	"sync"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // maxResponse is the size up to which a response is read. The resources of a large cluster
@@ -188,7 +188,7 @@ func newError(name string, response *http.Response, data []byte) error {
 	}
 	err := &apiError{call: name, status: response.StatusCode, message: message}
 	if response.StatusCode == http.StatusTooManyRequests {
-		return fmt.Errorf("%w: %w", machines.ErrThrottled, err)
+		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"net/url"
 	"time"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // cloneKey is what one clone at a time uses: clones at once of one template, or to one
@@ -60,7 +60,7 @@ func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, un
 		if l.lost {
 			// It may be the result of the call whose response was lost, which the next list
 			// shows.
-			return vm{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, machines.ErrInProgress)
+			return vm{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, cloud.ErrInProgress)
 		}
 		a.claim(l, 0)
 	}
@@ -177,7 +177,7 @@ func (a *API) nextVMID(found *inventory) (int, error) {
 	defer a.mu.Unlock()
 	next := max(highest, a.lastVMID) + 1
 	if next > lastVMID {
-		return 0, &machines.Rejection{Err: fmt.Errorf("there is no VMID above %d", lastVMID)}
+		return 0, &cloud.Rejection{Err: fmt.Errorf("there is no VMID above %d", lastVMID)}
 	}
 	a.lastVMID = next
 	return next, nil

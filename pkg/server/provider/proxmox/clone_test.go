@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // efiDisk is the disk of a template for the variables of its firmware, beside the one that is
@@ -28,9 +28,9 @@ func TestATemplateWithTwoDisks(t *testing.T) {
 		w.CloneTime = 3 * time.Minute
 		first, second := request(t), request(t)
 		for range 50 {
-			for _, r := range []machines.Request{first, second} {
+			for _, r := range []cloud.Request{first, second} {
 				if _, err := w.api.Launch(t.Context(), r); err != nil {
-					require.ErrorIs(t, err, machines.ErrInProgress)
+					require.ErrorIs(t, err, cloud.ErrInProgress)
 				}
 			}
 			assert.Subset(t, started(w.Server), slices.Collect(maps.Keys(w.list())))
@@ -54,9 +54,9 @@ func TestACloneWithANameWhoseProcessWasKilled(t *testing.T) {
 		assert.Empty(t, w.list())
 		_, _, err := w.api.Find(t.Context(), r.ID)
 		require.ErrorContains(t, err, "10000 on node pve1")
-		require.Len(t, w.api.Terminate(t.Context(), []machines.Machine{{ID: r.ID}}), 1)
+		require.Len(t, w.api.Terminate(t.Context(), []cloud.VM{{ID: r.ID}}), 1)
 		_, err = w.api.Launch(t.Context(), r)
-		require.ErrorIs(t, err, machines.ErrInProgress)
+		require.ErrorIs(t, err, cloud.ErrInProgress)
 		time.Sleep(time.Minute)
 		w.api = w.newAPI(testShard)
 		assert.Equal(t, instance.Failed, w.list()[r.ID].State)

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(crashes.Main(m))
 }
 
-func isInProgress(err error) bool { return errors.Is(err, machines.ErrInProgress) }
+func isInProgress(err error) bool { return errors.Is(err, cloud.ErrInProgress) }
 
 func TestConformance(t *testing.T) {
 	providertest.TestRemote(t, providertest.Config{
@@ -44,8 +44,8 @@ func newBackend(t *testing.T) providertest.Backend {
 	// Of two launches at once, both have finished when a list shows one of them.
 	s.CloneTime, s.TaskTime = 100*time.Millisecond, 100*time.Millisecond
 	options := testOptions(s)
-	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) machines.Options {
-		return machines.Options{ExpectedNode: expectedNode(shard)}
+	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) cloud.Options {
+		return cloud.Options{ExpectedNode: expectedNode(shard)}
 	})
 	b.Existing = func() []string { return started(s) }
 	b.Remove = func(id string) {

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -176,6 +176,6 @@ func TestTheLastMoment(t *testing.T) {
 	cancel()
 	_, err = api.Launch(ctx, request(t))
 	require.ErrorIs(t, err, context.Canceled)
-	require.Len(t, api.Terminate(ctx, []machines.Machine{{ID: "a"}}), 1)
+	require.Len(t, api.Terminate(ctx, []cloud.VM{{ID: "a"}}), 1)
 	assert.Empty(t, s.Calls())
 }

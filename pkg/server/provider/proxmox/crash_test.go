@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -22,7 +22,7 @@ var steps = []string{
 	"stop the virtual machine", "delete the userdata", "delete the virtual machine", "return",
 }
 
-var crashes = machinestest.Crashes[Options]{
+var crashes = cloudtest.Crashes[Options]{
 	Steps: steps,
 	Size: func(n int) int {
 		if n%len(steps) >= slices.Index(steps, "stop the virtual machine") {
@@ -36,8 +36,8 @@ var crashes = machinestest.Crashes[Options]{
 		if err != nil {
 			return nil, err
 		}
-		api.step, api.limits = step, machinestest.ShortLimits(api.limits)
-		return machines.New(api, machines.Options{}), nil
+		api.step, api.limits = step, cloudtest.ShortLimits(api.limits)
+		return cloud.New(api, cloud.Options{}), nil
 	},
 }
 
@@ -47,7 +47,7 @@ func TestTheServerIsKilled(t *testing.T) {
 	cluster.CloneTime, cluster.TaskTime = 40*time.Millisecond, 20*time.Millisecond
 	cluster.SyncDelay, cluster.ReportInterval = 10*time.Millisecond, 100*time.Millisecond
 	cluster.Start(t)
-	crashes.Test(t, testOptions(cluster), machinestest.CrashedCloud{
+	crashes.Test(t, testOptions(cluster), cloudtest.CrashedCloud{
 		Made: func() []string { return names(cluster.Made()) },
 		Settled: func(ids []string) bool {
 			return !slices.ContainsFunc(ids, func(id string) bool { return len(cluster.VMs(id)) != 1 }) &&

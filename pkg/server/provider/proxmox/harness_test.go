@@ -16,8 +16,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -85,13 +85,13 @@ func (w *world) newAPI(shard provider.Shard) *API {
 }
 
 // request returns one for a new instance.
-func request(t *testing.T) machines.Request {
+func request(t *testing.T) cloud.Request {
 	t.Helper()
-	return machinestest.NewRequest(t, testType, "subnet")
+	return cloudtest.NewRequest(t, testType, "subnet")
 }
 
 // launch launches a machine with as many calls as that takes.
-func (w *world) launch(r machines.Request) machines.Machine {
+func (w *world) launch(r cloud.Request) cloud.VM {
 	w.t.Helper()
 	for {
 		m, err := w.api.Launch(w.t.Context(), r)
@@ -105,9 +105,9 @@ func (w *world) launch(r machines.Request) machines.Machine {
 }
 
 // list lists the machines by id.
-func (w *world) list() map[string]machines.Machine {
+func (w *world) list() map[string]cloud.VM {
 	w.t.Helper()
-	return machinestest.ListByID(w.t, w.api)
+	return cloudtest.ListByID(w.t, w.api)
 }
 
 // vmid returns the only virtual machine of an instance.

@@ -12,7 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // identity is what the notes of a virtual machine have about its instance. They are set by
@@ -98,8 +98,8 @@ func parseNotes(notes string) (i identity, found bool) {
 }
 
 // machine returns the machine without its state.
-func (i identity) machine(shard provider.Shard) machines.Machine {
-	return machines.Machine{
+func (i identity) machine(shard provider.Shard) cloud.VM {
+	return cloud.VM{
 		ID:         i.InstanceID,
 		ProviderID: fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, i.InstanceID),
 		Group:      instance.GroupKey{Tenant: i.Annotations.Tenant, Group: i.Annotations.Group},

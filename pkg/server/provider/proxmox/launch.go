@@ -16,7 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/nocloud"
 )
 
@@ -74,7 +74,7 @@ func (a *API) end(l *launch, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l.last = time.Now()
-	_, rejected := errors.AsType[*machines.Rejection](err)
+	_, rejected := errors.AsType[*cloud.Rejection](err)
 	if err == nil || rejected {
 		delete(a.launches, l.id)
 	}
@@ -109,16 +109,16 @@ type plan struct {
 
 // Launch clones, configures and starts the virtual machine of a request. Each step is
 // repeated without harm: a call continues where the one before was interrupted.
-func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	image, err := a.options.Image.with(r.Args)
 	if err != nil {
-		return machines.Machine{}, rejectGroup(r.Spec, err)
+		return cloud.VM{}, rejectGroup(r.Spec, err)
 	}
 	l := a.begin(r.ID)
 	one, err := a.launch(ctx, l, plan{spec: r.Spec, image: image, subnet: a.options.Subnets[r.Subnet]})
 	a.end(l, err)
 	if err != nil {
-		return machines.Machine{}, err
+		return cloud.VM{}, err
 	}
 	m := one.identity.machine(a.shard)
 	m.State = instance.Running
@@ -173,7 +173,7 @@ func (a *API) locate(ctx context.Context, l *launch, found *inventory, until tim
 	// VMID, so there is only one virtual machine.
 	for _, one := range found.unknown {
 		if one.vmid == l.vmid || one.identity.InstanceID == l.id {
-			return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", one.vmid, machines.ErrInProgress)
+			return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", one.vmid, cloud.ErrInProgress)
 		}
 	}
 	if l.vmid != 0 && slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }) {
@@ -274,7 +274,7 @@ func (a *API) abandon(ctx context.Context, one vm, p plan, err error, until time
 		return err
 	}
 	deleted, removal := a.terminate(ctx, one, until)
-	if !deleted && !errors.Is(removal, machines.ErrNotFound) {
+	if !deleted && !errors.Is(removal, cloud.ErrNotFound) {
 		return errors.Join(err, removal)
 	}
 	return rejection

@@ -15,7 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -27,7 +27,7 @@ func TestLaunch(t *testing.T) {
 		r.Origin = instance.Origin{OnDemand: true, IdempotencyKey: "any\ntext", InfraConfigHash: "abc"}
 		r.Args = map[string]any{"disk_size": "20Gi"}
 		m := w.launch(r)
-		assert.Equal(t, machines.Machine{
+		assert.Equal(t, cloud.VM{
 			ID: r.ID, ProviderID: "proxmox:///zone/" + r.ID, Group: workers, Origin: r.Origin, Type: "small", State: instance.Running,
 		}, m)
 		vmid := w.vmid(r.ID)
@@ -45,7 +45,7 @@ func TestLaunch(t *testing.T) {
 		assert.NotContains(t, notes, "userdata of")
 		require.Len(t, w.Started(), 1)
 		assert.Contains(t, string(w.Started()[0].Userdata), "userdata of "+r.ID)
-		assert.Equal(t, map[string]machines.Machine{r.ID: m}, w.list())
+		assert.Equal(t, map[string]cloud.VM{r.ID: m}, w.list())
 		// Another process finds it with all that a record needs.
 		other, found, err := w.newAPI(testShard).Find(t.Context(), r.ID)
 		require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestVMIDs(t *testing.T) {
 		first, second, third := request(t), request(t), request(t)
 		m := w.launch(first)
 		assert.Equal(t, 10000, w.vmid(first.ID))
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Empty(t, w.VMs(first.ID))
 		w.launch(second)
 		assert.Equal(t, 10001, w.vmid(second.ID))
@@ -214,14 +214,14 @@ func TestALostResponseOfALaunch(t *testing.T) {
 }
 
 // launchDespiteErrors launches a machine with as many calls as that takes.
-func (w *world) launchDespiteErrors(r machines.Request) {
+func (w *world) launchDespiteErrors(r cloud.Request) {
 	w.t.Helper()
 	for range 100 {
 		_, err := w.api.Launch(w.t.Context(), r)
 		if err == nil {
 			return
 		}
-		assert.NotErrorAs(w.t, err, new(*machines.Rejection))
+		assert.NotErrorAs(w.t, err, new(*cloud.Rejection))
 		time.Sleep(time.Second)
 	}
 	w.t.Error("the machine was not launched")
@@ -246,32 +246,32 @@ func TestALostCloneThatIsMoved(t *testing.T) {
 
 // TestRejections: what is rejected has left nothing, and says what else would be.
 func TestRejections(t *testing.T) {
-	group := machines.Scope{Group: workers}
-	all := machines.Scope{Group: workers, Type: "small", Subnet: "subnet"}
+	group := cloud.Scope{Group: workers}
+	all := cloud.Scope{Group: workers, Type: "small", Subnet: "subnet"}
 	for _, tc := range []struct {
 		name, message string
-		scope         machines.Scope
-		change        func(*world, *machines.Request)
+		scope         cloud.Scope
+		change        func(*world, *cloud.Request)
 	}{
-		{"no space", "No space left", machines.Scope{Subnet: "full"}, func(_ *world, r *machines.Request) { r.Subnet = "full" }},
-		{"no bridge", "bridge 'vmbr9' does not exist", machines.Scope{Subnet: "off"}, func(_ *world, r *machines.Request) { r.Subnet = "off" }},
-		{"no storage", "storage 'none' does not exist", machines.Scope{Subnet: "subnet"}, func(w *world, _ *machines.Request) {
+		{"no space", "No space left", cloud.Scope{Subnet: "full"}, func(_ *world, r *cloud.Request) { r.Subnet = "full" }},
+		{"no bridge", "bridge 'vmbr9' does not exist", cloud.Scope{Subnet: "off"}, func(_ *world, r *cloud.Request) { r.Subnet = "off" }},
+		{"no storage", "storage 'none' does not exist", cloud.Scope{Subnet: "subnet"}, func(w *world, _ *cloud.Request) {
 			w.options.Subnets["subnet"] = Subnet{Bridge: "vmbr0", Storage: "none"}
 			w.SetLoad("pve2", 63<<30, 1)
 		}},
-		{"no template", "has the template windows", group, func(_ *world, r *machines.Request) { r.Args = map[string]any{"template": "windows"} }},
-		{"an unknown argument", "args.tags", group, func(_ *world, r *machines.Request) { r.Args = map[string]any{"tags": "x"} }},
-		{"no memory", "no node has 4Gi of free memory", machines.Scope{Type: "large"}, func(w *world, r *machines.Request) {
+		{"no template", "has the template windows", group, func(_ *world, r *cloud.Request) { r.Args = map[string]any{"template": "windows"} }},
+		{"an unknown argument", "args.tags", group, func(_ *world, r *cloud.Request) { r.Args = map[string]any{"tags": "x"} }},
+		{"no memory", "no node has 4Gi of free memory", cloud.Scope{Type: "large"}, func(w *world, r *cloud.Request) {
 			r.Type = largeType
 			w.SetLoad("pve1", 62<<30, 0)
 			w.SetLoad("pve2", 62<<30, 0)
 		}},
-		{"no privilege", "VM.Config.CDROM", machines.Scope{}, func(w *world, _ *machines.Request) { w.Grant("/vms", "VM.Config.CDROM", false) }},
-		{"no space for a larger disk", "out of space", machines.Scope{Subnet: "subnet"}, func(w *world, r *machines.Request) {
+		{"no privilege", "VM.Config.CDROM", cloud.Scope{}, func(w *world, _ *cloud.Request) { w.Grant("/vms", "VM.Config.CDROM", false) }},
+		{"no space for a larger disk", "out of space", cloud.Scope{Subnet: "subnet"}, func(w *world, r *cloud.Request) {
 			w.SetFree("ceph", 5<<30)
 			r.Args = map[string]any{"disk_size": "8Gi"}
 		}},
-		{"a parameter", "Parameter verification failed", all, func(w *world, _ *machines.Request) {
+		{"a parameter", "Parameter verification failed", all, func(w *world, _ *cloud.Request) {
 			w.options.Subnets["subnet"] = Subnet{Bridge: "vmbr0,x", Storage: "ceph"}
 		}},
 	} {
@@ -280,7 +280,7 @@ func TestRejections(t *testing.T) {
 				r := request(t)
 				tc.change(w, &r)
 				_, err := w.api.Launch(t.Context(), r)
-				var rejection *machines.Rejection
+				var rejection *cloud.Rejection
 				require.ErrorAs(t, err, &rejection)
 				assert.ErrorContains(t, err, tc.message)
 				assert.Equal(t, tc.scope, rejection.Scope)
@@ -342,8 +342,8 @@ func TestThrottledCalls(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		w.SetFaults(&pvetest.Fault{Status: http.StatusTooManyRequests, Before: true})
 		_, err := w.api.Launch(t.Context(), request(t))
-		require.ErrorIs(t, err, machines.ErrThrottled)
+		require.ErrorIs(t, err, cloud.ErrThrottled)
 		_, err = w.api.List(t.Context())
-		require.ErrorIs(t, err, machines.ErrThrottled)
+		require.ErrorIs(t, err, cloud.ErrThrottled)
 	})
 }

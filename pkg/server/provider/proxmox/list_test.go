@@ -13,16 +13,16 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
 // interrupt begins a launch whose process is killed after some time.
-func (w *world) interrupt(r machines.Request, after time.Duration) {
+func (w *world) interrupt(r cloud.Request, after time.Duration) {
 	w.t.Helper()
 	w.api.timeout = after
 	_, err := w.api.Launch(w.t.Context(), r)
-	require.ErrorIs(w.t, err, machines.ErrInProgress)
+	require.ErrorIs(w.t, err, cloud.ErrInProgress)
 	w.api = w.newAPI(testShard)
 }
 
@@ -55,7 +55,7 @@ func TestACloneWhoseProcessWasKilled(t *testing.T) {
 		list, err := other.List(t.Context())
 		require.NoError(t, err)
 		assert.Empty(t, list, "machines of another shard")
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Empty(t, w.VMs(""))
 		assert.Empty(t, w.Disks())
 	})
@@ -105,7 +105,7 @@ func TestANodeThatFails(t *testing.T) {
 			time.Sleep(time.Minute) // the reports of the node are dropped after 5
 		}
 		// A termination there fails, and is not taken for one that has succeeded.
-		errs := w.api.Terminate(t.Context(), []machines.Machine{before[first.ID], before[second.ID]})
+		errs := w.api.Terminate(t.Context(), []cloud.VM{before[first.ID], before[second.ID]})
 		require.Len(t, errs, 1)
 		require.Error(t, errs[second.ID])
 		assert.Empty(t, w.VMs(first.ID))
@@ -133,10 +133,10 @@ func TestAClusterWithoutQuorum(t *testing.T) {
 		require.ErrorContains(t, err, "no quorum")
 		_, _, err = w.api.Find(t.Context(), "knd06bgm7733st2576nx5jht4ecj")
 		require.ErrorContains(t, err, "no quorum")
-		require.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m}), 1)
+		require.Len(t, w.api.Terminate(t.Context(), []cloud.VM{m}), 1)
 		_, err = w.api.Launch(t.Context(), request(t))
 		require.Error(t, err)
-		assert.NotErrorAs(t, err, new(*machines.Rejection))
+		assert.NotErrorAs(t, err, new(*cloud.Rejection))
 		w.SetQuorum(true)
 		assert.Contains(t, w.list(), r.ID)
 	})
@@ -190,7 +190,7 @@ func TestPrivilegesOnAPool(t *testing.T) {
 		w.Grant("/vms/9000", "VM.Audit", true)
 		m := w.launch(request(t))
 		assert.Len(t, w.list(), 1)
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		_, found, err := w.api.Find(t.Context(), m.ID)
 		require.NoError(t, err)
 		assert.False(t, found)
@@ -242,7 +242,7 @@ func TestWhoseMachines(t *testing.T) {
 		time.Sleep(w.ReportInterval)
 		w.api = w.newAPI(testShard)
 		assert.Contains(t, w.list(), mine.ID)
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{{ID: mine.ID}}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{{ID: mine.ID}}))
 		assert.Equal(t, []int{30000}, w.VMs("Copy-of-VM-"+mine.ID))
 		assert.Nil(t, w.Config(vmid))
 		assert.NotNil(t, w.Config(40000))

@@ -15,8 +15,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
@@ -25,7 +25,7 @@ import (
 func (w *world) startProvider() *providertest.Harness {
 	w.t.Helper()
 	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(w.newAPI(testShard), machines.Options{CallContext: callContext})
+		return cloud.New(w.newAPI(testShard), cloud.Options{CallContext: callContext})
 	})
 }
 
@@ -53,7 +53,7 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start:  w.startProvider,
 					Spec:   newSpec(t),
 					Begin:  func() { w.SetFaults(fault) },

@@ -13,7 +13,7 @@ import (
 	"strings"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // source is a template on a node.
@@ -56,8 +56,8 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 		}
 	}
 	if len(fitting) == 0 {
-		return placement{}, &machines.Rejection{
-			Scope:      machines.Scope{Type: p.spec.Type.Name},
+		return placement{}, &cloud.Rejection{
+			Scope:      cloud.Scope{Type: p.spec.Type.Name},
 			RetryAfter: retryAfter,
 			Err: provider.OutOfCapacity("no node has %s of free memory: %s can have the machine",
 				p.spec.Type.Memory.String(), strings.Join(slices.Sorted(maps.Keys(sources)), ", ")),

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -120,7 +120,7 @@ func TestLinkedClones(t *testing.T) {
 		// Their storage is known only from the template, so the first launch reports this.
 		w.Grant("/storage", "Datastore.AllocateSpace", false)
 		_, err := w.api.Launch(t.Context(), request(t))
-		require.ErrorAs(t, err, new(*machines.Rejection))
+		require.ErrorAs(t, err, new(*cloud.Rejection))
 		assert.ErrorContains(t, err, "/storage/ceph, Datastore.AllocateSpace")
 	})
 }

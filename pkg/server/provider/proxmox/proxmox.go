@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // parallel is how many calls are made at a time for one list or termination.
@@ -25,7 +25,7 @@ const parallel = 8
 // to begin a clone that it has accepted.
 const visibilityDelay = 15 * time.Second
 
-// API are the calls for the virtual machines of one shard. It implements machines.API.
+// API are the calls for the virtual machines of one shard. It implements cloud.API.
 //
 // What the cluster stores about them is in their configurations: notes, which are read once
 // and remembered, and tags, which every list shows.
@@ -33,7 +33,7 @@ type API struct {
 	client  *client
 	options *Options
 	shard   provider.Shard
-	limits  machines.Limits
+	limits  cloud.Limits
 	// timeout is how long one call waits for tasks.
 	timeout time.Duration
 	// step is called before each step of a launch or a termination. Tests stop the process
@@ -55,7 +55,7 @@ type API struct {
 	cloning map[cloneKey]*launch
 }
 
-var _ machines.API = (*API)(nil)
+var _ cloud.API = (*API)(nil)
 
 // NewAPI returns the calls for the virtual machines of a shard.
 func NewAPI(o *Options, shard provider.Shard) (*API, error) { return newAPI(o, shard, nil) }
@@ -70,9 +70,9 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 		client:  client,
 		options: o,
 		shard:   shard,
-		limits: machines.Limits{
-			Reads:           machines.Budget{PerSecond: 10, Burst: 20},
-			Writes:          machines.Budget{PerSecond: 5, Burst: 10},
+		limits: cloud.Limits{
+			Reads:           cloud.Budget{PerSecond: 10, Burst: 20},
+			Writes:          cloud.Budget{PerSecond: 5, Burst: 10},
 			Launches:        4,
 			Batch:           16,
 			VisibilityDelay: visibilityDelay,
@@ -89,10 +89,10 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 }
 
 // Limits returns how the API may be called.
-func (a *API) Limits() machines.Limits { return a.limits }
+func (a *API) Limits() cloud.Limits { return a.limits }
 
 // List returns all machines, without those whose launch has not finished.
-func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	if err := a.checkPrivileges(ctx); err != nil {
 		return nil, err
 	}
@@ -106,7 +106,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 			listed = append(listed, one)
 		}
 	}
-	list := make([]*machines.Machine, len(listed))
+	list := make([]*cloud.VM, len(listed))
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
 	for i, one := range listed {
@@ -118,7 +118,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	var all []machines.Machine
+	var all []cloud.VM
 	for _, m := range list {
 		if m != nil {
 			all = append(all, *m)
@@ -129,25 +129,25 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 
 // Find reads the machine of one instance. That there is none is certain only if all virtual
 // machines are known, and if the token may still see them.
-func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	found, err := a.inventory(ctx)
 	if err != nil {
-		return machines.Machine{}, false, err
+		return cloud.VM{}, false, err
 	}
 	if all := found.of(id); len(all) > 0 {
 		m, err := a.inspect(ctx, all[0])
 		switch {
 		case err != nil:
-			return machines.Machine{}, false, err
+			return cloud.VM{}, false, err
 		case m == nil:
-			return machines.Machine{}, false, fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
+			return cloud.VM{}, false, fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
 		}
 		return *m, true, nil
 	}
 	if err := found.certain(); err != nil {
-		return machines.Machine{}, false, err
+		return cloud.VM{}, false, err
 	}
-	return machines.Machine{}, false, a.checkVisibility(ctx)
+	return cloud.VM{}, false, a.checkVisibility(ctx)
 }
 
 // Room returns how many more virtual machines a subnet has room for.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -23,7 +23,7 @@ const (
 
 // rejectGroup rejects what the arguments of a group cause.
 func rejectGroup(spec provider.Spec, err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
+	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
 }
 
 // afterClone returns what an error means whose clone has not begun, or has removed what it
@@ -49,8 +49,8 @@ var (
 // requests.
 func (p plan) reject(err error) error {
 	var message string
-	scope := machines.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
-	if errors.Is(err, machines.ErrInProgress) || errors.Is(err, machines.ErrThrottled) {
+	scope := cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
+	if errors.Is(err, cloud.ErrInProgress) || errors.Is(err, cloud.ErrThrottled) {
 		return nil
 	}
 	if failed, ok := errors.AsType[*taskError](err); ok {
@@ -60,7 +60,7 @@ func (p plan) reject(err error) error {
 		case http.StatusUnauthorized:
 			return nil
 		case http.StatusForbidden:
-			return &machines.Rejection{RetryAfter: retryAfter, Err: err}
+			return &cloud.Rejection{RetryAfter: retryAfter, Err: err}
 		}
 		message = response.message
 	} else {
@@ -69,15 +69,15 @@ func (p plan) reject(err error) error {
 	after := retryAfter
 	switch {
 	case containsAny(message, outOfSpace...):
-		scope, after = machines.Scope{Subnet: p.spec.Subnet}, spaceRetryAfter
+		scope, after = cloud.Scope{Subnet: p.spec.Subnet}, spaceRetryAfter
 		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no space left for subnet %s", p.spec.Subnet), err)
 	case containsAny(message, noMemory...):
-		scope = machines.Scope{Type: p.spec.Type.Name}
+		scope = cloud.Scope{Type: p.spec.Type.Name}
 		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no memory left for type %s", p.spec.Type.Name), err)
 	case containsAny(message, subnetFaults...):
-		scope = machines.Scope{Subnet: p.spec.Subnet}
+		scope = cloud.Scope{Subnet: p.spec.Subnet}
 	case containsAny(message, transient...):
 		return nil
 	}
-	return &machines.Rejection{Scope: scope, RetryAfter: after, Err: err}
+	return &cloud.Rejection{Scope: scope, RetryAfter: after, Err: err}
 }

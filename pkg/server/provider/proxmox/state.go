@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // The statuses of a virtual machine that have a meaning here. Others are of QEMU.
@@ -26,7 +26,7 @@ type vmState struct {
 // inspect returns the machine of a virtual machine, nil if that does not exist any more.
 // The list shows what its node has reported some time ago, which is believed only if it
 // runs.
-func (a *API) inspect(ctx context.Context, one vm) (*machines.Machine, error) {
+func (a *API) inspect(ctx context.Context, one vm) (*cloud.VM, error) {
 	m := one.identity.machine(a.shard)
 	state := vmState{state: instance.Running}
 	if one.status != statusRunning {

@@ -14,7 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // otherShard is another shard of the cluster of testShard.
@@ -84,7 +84,7 @@ func TestTagsThatWereChanged(t *testing.T) {
 				time.Sleep(w.ReportInterval)
 				w.api = w.newAPI(testShard)
 				assert.Equal(t, instance.Stopped, w.list()[id].State)
-				require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{{ID: id}}))
+				require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{{ID: id}}))
 				assert.Empty(t, w.VMs(""))
 			})
 		})
@@ -156,8 +156,8 @@ func TestAVMIDThatIsUsedAgain(t *testing.T) {
 		w.Set(10000, "tags", "golden")
 		for range 30 {
 			assert.Empty(t, w.list())
-			errs := w.api.Terminate(t.Context(), []machines.Machine{{ID: mine.ID}})
-			require.ErrorIs(t, errs[mine.ID], machines.ErrNotFound)
+			errs := w.api.Terminate(t.Context(), []cloud.VM{{ID: mine.ID}})
+			require.ErrorIs(t, errs[mine.ID], cloud.ErrNotFound)
 			assert.Contains(t, other.list(), theirs.ID)
 			time.Sleep(time.Second)
 		}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -53,7 +53,7 @@ func (a *API) finished(ctx context.Context, task upid) (bool, error) {
 	return true, nil
 }
 
-// await waits until a task has finished. The error wraps machines.ErrInProgress if it still
+// await waits until a task has finished. The error wraps cloud.ErrInProgress if it still
 // runs at a time.
 func (a *API) await(ctx context.Context, task upid, until time.Time) error {
 	if task == "" {
@@ -71,10 +71,10 @@ func (a *API) await(ctx context.Context, task upid, until time.Time) error {
 	}
 }
 
-// sleep waits for a time. The error wraps machines.ErrInProgress if that ends too late.
+// sleep waits for a time. The error wraps cloud.ErrInProgress if that ends too late.
 func sleep(ctx context.Context, d time.Duration, until time.Time) error {
 	if time.Now().Add(d).After(until) {
-		return machines.ErrInProgress
+		return cloud.ErrInProgress
 	}
 	select {
 	case <-ctx.Done():

@@ -12,12 +12,12 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Terminate stops and deletes virtual machines. One that takes longer than a call is
 // continued by the next one, which comes if it still exists.
-func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	found, err := a.inventory(ctx)
 	if err != nil {
@@ -35,7 +35,7 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 		if len(all) == 0 {
 			err := found.certain()
 			if err == nil {
-				err = machines.ErrNotFound
+				err = cloud.ErrNotFound
 			}
 			mu.Lock()
 			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
@@ -59,16 +59,16 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 // terminate stops and deletes a virtual machine. The disk with the userdata is deleted
 // first: as long as the virtual machine exists, it says which one that is. It reports
 // whether nothing is left; without an error it is being deleted. The error wraps
-// machines.ErrNotFound if the node does not know it.
+// cloud.ErrNotFound if the node does not know it.
 func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
 	deleted, err = a.terminateSteps(ctx, one, until)
-	if errors.Is(err, machines.ErrInProgress) {
+	if errors.Is(err, cloud.ErrInProgress) {
 		return false, nil
 	}
 	if isNotExist(err) {
-		err = fmt.Errorf("%w: %w", machines.ErrNotFound, err)
+		err = fmt.Errorf("%w: %w", cloud.ErrNotFound, err)
 	}
-	if deleted || errors.Is(err, machines.ErrNotFound) {
+	if deleted || errors.Is(err, cloud.ErrNotFound) {
 		a.mu.Lock()
 		delete(a.readings, one.vmid)
 		delete(a.states, one.vmid)

@@ -12,24 +12,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
 // TestTerminate stops and deletes machines with their userdata.
 func TestTerminate(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
-		var list []machines.Machine
+		var list []cloud.VM
 		for range 3 {
 			list = append(list, w.launch(request(t)))
 		}
 		w.SetStatus(w.vmid(list[1].ID), "stopped")
 		w.SetStatus(w.vmid(list[2].ID), "paused")
 		kept := w.launch(request(t))
-		missing := machines.Machine{ID: "knd06bgm7733st2576nx5jht4ecj"}
+		missing := cloud.VM{ID: "knd06bgm7733st2576nx5jht4ecj"}
 		errs := w.api.Terminate(t.Context(), append(list, missing))
 		require.Len(t, errs, 1)
-		require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
+		require.ErrorIs(t, errs[missing.ID], cloud.ErrNotFound)
 		assert.Equal(t, []int{w.vmid(kept.ID)}, w.VMs(""))
 		assert.Len(t, w.ISOs(), 1)
 		assert.Len(t, w.Disks(), 1)
@@ -50,11 +50,11 @@ func TestATerminationThatFails(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
 				m := w.launch(request(t))
 				w.SetFaults(&pvetest.Fault{Verb: tc.verb, Suffix: tc.suffix, Before: tc.before, Times: 1})
-				assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m}), 1)
+				assert.Len(t, w.api.Terminate(t.Context(), []cloud.VM{m}), 1)
 				time.Sleep(5 * time.Second)
 				w.api = w.newAPI(testShard)
-				if err := w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID]; tc.suffix == "/qemu/10000" && !tc.before {
-					require.ErrorIs(t, err, machines.ErrNotFound, "the first call has deleted it")
+				if err := w.api.Terminate(t.Context(), []cloud.VM{m})[m.ID]; tc.suffix == "/qemu/10000" && !tc.before {
+					require.ErrorIs(t, err, cloud.ErrNotFound, "the first call has deleted it")
 				} else {
 					require.NoError(t, err)
 				}
@@ -71,11 +71,11 @@ func TestALockedMachine(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		m := w.launch(request(t))
 		w.SetLock(w.vmid(m.ID), "backup")
-		errs := w.api.Terminate(t.Context(), []machines.Machine{m})
+		errs := w.api.Terminate(t.Context(), []cloud.VM{m})
 		require.ErrorContains(t, errs[m.ID], "VM is locked (backup)")
 		assert.Equal(t, instance.Running, w.list()[m.ID].State)
 		w.SetLock(w.vmid(m.ID), "")
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Empty(t, w.VMs(""))
 	})
 }
@@ -87,7 +87,7 @@ func TestASlowTermination(t *testing.T) {
 		w.TaskTime = 30 * time.Second
 		for n := 0; len(w.VMs("")) > 0; n++ {
 			require.Less(t, n, 10, "calls")
-			require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+			require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 			time.Sleep(time.Minute)
 		}
 		assert.Empty(t, w.ISOs())
@@ -100,7 +100,7 @@ func TestAProtectedTemplate(t *testing.T) {
 	s.AddTemplate(9000, "pve1", "debian", "ceph", 4)("protection", "1")
 	inBubble(t, s, func(t *testing.T, w *world) {
 		m := w.launch(request(t))
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Empty(t, w.VMs(""))
 	})
 }
@@ -115,7 +115,7 @@ func TestRoom(t *testing.T) {
 		room, err := w.api.Room(t.Context(), "two")
 		require.NoError(t, err)
 		assert.Equal(t, 1, room)
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		room, err = w.api.Room(t.Context(), "two")
 		require.NoError(t, err)
 		assert.Equal(t, 2, room)
@@ -151,10 +151,10 @@ func TestATerminationThatFindsNoMachine(t *testing.T) {
 					Suffix: suffix, Before: true, Status: http.StatusInternalServerError,
 					Message: "Configuration file 'nodes/one/qemu-server/10000.conf' does not exist",
 				})
-				require.ErrorIs(t, w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID], machines.ErrNotFound)
+				require.ErrorIs(t, w.api.Terminate(t.Context(), []cloud.VM{m})[m.ID], cloud.ErrNotFound)
 				assert.Len(t, w.VMs(""), 1)
 				w.SetFaults()
-				require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+				require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 				assert.Empty(t, w.VMs(""))
 			})
 		})

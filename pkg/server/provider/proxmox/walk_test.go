@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 	"nstance.dev/operator/pkg/testing/tier"
 )
@@ -31,8 +31,8 @@ func randomFault(random *rand.Rand) *pvetest.Fault {
 
 // walk returns a random walk in which also the cluster loses its quorum and others take
 // VMIDs. Of several virtual machines of an instance, only one is ever started.
-func (w *world) walk(random *rand.Rand) *machinestest.Walk {
-	return &machinestest.Walk{
+func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
+	return &cloudtest.Walk{
 		Random: random,
 		Start:  w.startProvider,
 		Restarting: func() { // a process that starts waits for all nodes

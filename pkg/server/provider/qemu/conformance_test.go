@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -34,12 +34,12 @@ func TestConformance(t *testing.T) {
 // newBackend returns a host without machines.
 func newBackend(t *testing.T) providertest.Backend {
 	options := testOptions(t, deafGuest)
-	return &machinestest.Backend{
-		Faults: machinestest.NewFaults(),
-		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
+	return &cloudtest.Backend{
+		Faults: cloudtest.NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(cloud.API) cloud.API) provider.Provider {
 			api := NewAPI(options, shard)
 			api.limits.PollInterval, api.limits.IdleInterval = 100*time.Millisecond, 200*time.Millisecond
-			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
+			return cloud.New(wrap(api), cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 		},
 		Existing: func() []string {
 			var ids []string

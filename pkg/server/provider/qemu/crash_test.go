@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // crashEnv has the crash of a process that this test binary is started as.
@@ -29,7 +29,7 @@ const crashEnv = "NSTANCE_TEST_QEMU_CRASH"
 // crash is a call that is killed before one of its steps.
 type crash struct {
 	Options *Options
-	Request machines.Request
+	Request cloud.Request
 	// Terminate is true if the machine is launched and then terminated.
 	Terminate bool
 	// Step is the step before which the process is killed. Without one it is not killed, and
@@ -73,7 +73,7 @@ func runUntilCrash(text []byte) error {
 		return err
 	}
 	watching = true
-	if err := api.Terminate(ctx, []machines.Machine{m})[m.ID]; err != nil {
+	if err := api.Terminate(ctx, []cloud.VM{m})[m.ID]; err != nil {
 		return err
 	}
 	for {
@@ -115,7 +115,7 @@ func TestServerIsKilledAtEachStepOfALaunch(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		// next is what the next server does.
-		next func(t *testing.T, api *API, r machines.Request)
+		next func(t *testing.T, api *API, r cloud.Request)
 	}{
 		{"and the machine is launched again", launchAgain},
 		{"and the machine is terminated", terminateWhatExists},
@@ -132,7 +132,7 @@ func TestServerIsKilledAtEachStepOfALaunch(t *testing.T) {
 	}
 }
 
-func launchAgain(t *testing.T, api *API, r machines.Request) {
+func launchAgain(t *testing.T, api *API, r cloud.Request) {
 	list, err := api.List(t.Context())
 	require.NoError(t, err)
 	assert.LessOrEqual(t, len(list), 1)
@@ -142,11 +142,11 @@ func launchAgain(t *testing.T, api *API, r machines.Request) {
 	require.NoError(t, err)
 	assert.Equal(t, r.ID, m.ID)
 	expectOneMachine(t, api, r.ID)
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{m}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{m}))
 	awaitNothing(t, api)
 }
 
-func terminateWhatExists(t *testing.T, api *API, r machines.Request) {
+func terminateWhatExists(t *testing.T, api *API, r cloud.Request) {
 	await(t, "the machine is terminated", func() bool {
 		list, err := api.List(t.Context())
 		require.NoError(t, err)
@@ -173,7 +173,7 @@ func TestServerIsKilledAtEachStepOfADeletion(t *testing.T) {
 			if step == all[0] {
 				// The deletion was not stored: its caller repeats the call.
 				expectOneMachine(t, api, c.Request.ID)
-				require.Empty(t, api.Terminate(t.Context(), []machines.Machine{{ID: c.Request.ID}}))
+				require.Empty(t, api.Terminate(t.Context(), []cloud.VM{{ID: c.Request.ID}}))
 			}
 			awaitNothing(t, api)
 		})
@@ -183,7 +183,7 @@ func TestServerIsKilledAtEachStepOfADeletion(t *testing.T) {
 func TestSeveralServersLaunchOneMachine(t *testing.T) {
 	options, r := testOptions(t, deafGuest), request(t)
 	const servers = 4
-	results := make(chan machines.Machine, servers)
+	results := make(chan cloud.VM, servers)
 	for range servers {
 		go func() {
 			m, err := NewAPI(options, testShard).Launch(t.Context(), r)

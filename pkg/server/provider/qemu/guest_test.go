@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/qemu/testguest"
 )
 
@@ -27,7 +27,7 @@ import (
 const guestTimeout = 2 * time.Minute
 
 // linux returns the options of machines that boot Linux, and a request for one.
-func linux(t *testing.T, userdata string) (*API, machines.Request) {
+func linux(t *testing.T, userdata string) (*API, cloud.Request) {
 	t.Helper()
 	options, r := testOptions(t, deafGuest), request(t)
 	kernel, initrd := testguest.Build(t, nil)
@@ -68,7 +68,7 @@ func TestGuest(t *testing.T) {
 	assert.Equal(t, instance.Running, find(t, api, f).State)
 
 	// It shuts down when its power button is pressed.
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{{ID: r.ID}}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{{ID: r.ID}}))
 	awaitNothing(t, api)
 }
 
@@ -81,6 +81,6 @@ func TestGuestPanics(t *testing.T) {
 	m := find(t, api, f)
 	assert.Equal(t, instance.Failed, m.State)
 	assert.Contains(t, m.Reason, "panicked")
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{m}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{m}))
 	awaitNothing(t, api)
 }

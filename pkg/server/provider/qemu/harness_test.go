@@ -20,7 +20,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/provider/qemu/testguest"
 )
@@ -108,10 +108,10 @@ func testOptions(t testing.TB, code []byte) *Options {
 }
 
 // request returns one for a new instance.
-func request(t *testing.T) machines.Request {
+func request(t *testing.T) cloud.Request {
 	t.Helper()
 	id := providertest.NewID(t)
-	return machines.Request{Token: id, Spec: provider.Spec{
+	return cloud.Request{Token: id, Spec: provider.Spec{
 		ID: id, Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Kind: "knd", Template: "worker",
 		Type: testType, Subnet: "subnet", CreatedAt: time.Now().UTC(), Userdata: []byte("userdata of " + id),
 	}}

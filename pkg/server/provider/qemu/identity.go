@@ -11,7 +11,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // managedBy marks the machines of this project.
@@ -75,8 +75,8 @@ func newIdentity(shard provider.Shard, spec provider.Spec) identity {
 }
 
 // machine returns the machine without its state.
-func (i identity) machine() machines.Machine {
-	return machines.Machine{
+func (i identity) machine() cloud.VM {
+	return cloud.VM{
 		ID:         i.InstanceID,
 		ProviderID: i.ProviderID,
 		Group:      instance.GroupKey{Tenant: i.Annotations.Tenant, Group: i.Annotations.Group},

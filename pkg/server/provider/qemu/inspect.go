@@ -14,7 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -28,7 +28,7 @@ const (
 // inspect returns the machine of a folder. There is none if the folder has no identity, or
 // if QEMU neither runs nor has ever answered: then no machine was launched, and the folder
 // is removed unless a process works on it.
-func (a *API) inspect(ctx context.Context, f folder) (m machines.Machine, exists bool, err error) {
+func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, err error) {
 	if _, err := os.Stat(f.path); err != nil {
 		return m, false, errors.Join(ignoreNotExist(err), a.folders.check())
 	}

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
@@ -29,39 +29,39 @@ const (
 // Launch starts the machine of a request, or returns the one that its instance has. QEMU
 // starts with the folder locked, and only in a folder where it has not run before, so no
 // instance has two.
-func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	id, err := puidv7.Parse(r.ID)
 	if err != nil {
-		return machines.Machine{}, err
+		return cloud.VM{}, err
 	}
 	boot, err := a.options.Boot.with(r.Args)
 	if err != nil {
-		return machines.Machine{}, rejectGroup(r.Spec, err)
+		return cloud.VM{}, rejectGroup(r.Spec, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	f := a.folders.of(r.ID)
 	lock, existing, err := a.claim(ctx, f)
 	if err != nil {
-		return machines.Machine{}, fmt.Errorf("lock the folder of instance %s: %w", r.ID, err)
+		return cloud.VM{}, fmt.Errorf("lock the folder of instance %s: %w", r.ID, err)
 	}
 	if existing != nil {
 		return *existing, nil
 	}
 	defer lock.Close()
 	if err := a.prepare(ctx, f, lock, r.Spec, boot); err != nil {
-		return machines.Machine{}, abandon(f, rejectUnlessDone(ctx, r.Spec, err))
+		return cloud.VM{}, abandon(f, rejectUnlessDone(ctx, r.Spec, err))
 	}
 	// Another server may lead by now.
 	if err := ctx.Err(); err != nil {
-		return machines.Machine{}, abandon(f, err)
+		return cloud.VM{}, abandon(f, err)
 	}
 	return a.run(ctx, f, lock, id, r.Spec, boot)
 }
 
 // claim locks the folder for a launch and empties it. If the instance has a machine, it
 // returns that.
-func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *machines.Machine, err error) {
+func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *cloud.VM, err error) {
 	for {
 		if err := a.folders.check(); err != nil {
 			return nil, nil, err
@@ -124,11 +124,11 @@ func (a *API) prepare(ctx context.Context, f folder, lock *os.File, spec provide
 }
 
 // run starts QEMU and waits until it responds.
-func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, spec provider.Spec, b Boot) (machines.Machine, error) {
+func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, spec provider.Spec, b Boot) (cloud.VM, error) {
 	a.step("start QEMU")
 	exited, err := a.start(f, lock, a.options.commandLine(id, spec.Type, spec.Subnet, b, fitsSMBIOS(spec.Userdata)))
 	if err != nil {
-		return machines.Machine{}, abandon(f, rejectStart(spec, err))
+		return cloud.VM{}, abandon(f, rejectStart(spec, err))
 	}
 	a.step("wait for QEMU")
 	for {
@@ -137,13 +137,13 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 		select {
 		case <-exited:
 			// It has exited before it was a machine.
-			return machines.Machine{}, abandon(f, rejectOutput(spec, f.logTail()))
+			return cloud.VM{}, abandon(f, rejectOutput(spec, f.logTail()))
 		default:
 		}
 		if err == nil {
 			a.step("write that it was launched")
 			if err := f.writeLaunched(); err != nil {
-				return machines.Machine{}, err
+				return cloud.VM{}, err
 			}
 			a.step("return the machine")
 			m := newIdentity(a.shard, spec).machine()
@@ -152,7 +152,7 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 		}
 		select {
 		case <-ctx.Done():
-			return machines.Machine{}, fmt.Errorf("QEMU does not answer: %w", errors.Join(ctx.Err(), err))
+			return cloud.VM{}, fmt.Errorf("QEMU does not answer: %w", errors.Join(ctx.Err(), err))
 		case <-exited:
 		case <-time.After(retryInterval):
 		}
@@ -173,7 +173,7 @@ func rejectUnlessDone(ctx context.Context, spec provider.Spec, err error) error 
 	if ctx.Err() != nil {
 		return err
 	}
-	if _, rejected := errors.AsType[*machines.Rejection](err); rejected {
+	if _, rejected := errors.AsType[*cloud.Rejection](err); rejected {
 		return err
 	}
 	return rejectGroup(spec, err)
@@ -181,32 +181,32 @@ func rejectUnlessDone(ctx context.Context, spec provider.Spec, err error) error 
 
 // rejectGroup rejects what the arguments and images of a group cause.
 func rejectGroup(spec provider.Spec, err error) error {
-	return &machines.Rejection{Scope: machines.Scope{Group: spec.Group}, Err: err}
+	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, Err: err}
 }
 
 // rejectStart rejects a request because there is no QEMU.
 func rejectStart(spec provider.Spec, err error) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return &machines.Rejection{Err: err}
+		return &cloud.Rejection{Err: err}
 	}
-	return &machines.Rejection{Scope: machines.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}, Err: err}
+	return &cloud.Rejection{Scope: cloud.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}, Err: err}
 }
 
 // rejectOutput rejects a request because QEMU has exited, with what it has written.
 func rejectOutput(spec provider.Spec, output string) error {
-	rejection := &machines.Rejection{
-		Scope: machines.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
+	rejection := &cloud.Rejection{
+		Scope: cloud.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
 		Err:   fmt.Errorf("QEMU has exited: %s", output),
 	}
 	has := func(text string) bool { return strings.Contains(strings.ToLower(output), text) }
 	switch {
 	case has("cannot allocate memory"), has("cannot set up guest memory"):
-		rejection.Scope = machines.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}
+		rejection.Scope = cloud.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}
 		rejection.Err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no memory for instance type %s", spec.Type.Name), rejection.Err)
 	case has("kvm"):
-		rejection.Scope = machines.Scope{}
+		rejection.Scope = cloud.Scope{}
 	case has("bridge"):
-		rejection.Scope = machines.Scope{Subnet: spec.Subnet}
+		rejection.Scope = cloud.Scope{Subnet: spec.Subnet}
 	}
 	return rejection
 }

@@ -21,11 +21,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // launchOne launches a machine.
-func launchOne(t *testing.T, api *API, r machines.Request) folder {
+func launchOne(t *testing.T, api *API, r cloud.Request) folder {
 	t.Helper()
 	m, err := api.Launch(t.Context(), r)
 	require.NoError(t, err)
@@ -34,7 +34,7 @@ func launchOne(t *testing.T, api *API, r machines.Request) folder {
 }
 
 // find returns the machine of a folder, which must exist.
-func find(t *testing.T, api *API, f folder) machines.Machine {
+func find(t *testing.T, api *API, f folder) cloud.VM {
 	t.Helper()
 	m, found, err := api.Find(t.Context(), f.id)
 	require.NoError(t, err)
@@ -105,7 +105,7 @@ func TestStates(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, instance.Stopped, m.State)
 	assert.Zero(t, running(t, options.Dir), "processes")
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{m}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{m}))
 	awaitNothing(t, api)
 }
 
@@ -126,7 +126,7 @@ func TestGuestShutsDownBeforeItsMachineIsTurnedOff(t *testing.T) {
 	options.ShutdownGrace = 24 * time.Hour
 	api := NewAPI(options, testShard)
 	f := launchOne(t, api, request(t))
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{{ID: f.id}}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{{ID: f.id}}))
 	// The boot loader ignores the button; the guest does not.
 	awaitNothing(t, api)
 }
@@ -136,7 +136,7 @@ func TestGuestThatDoesNotShutDownIsTurnedOff(t *testing.T) {
 	options.ShutdownGrace = 24 * time.Hour
 	api := NewAPI(options, testShard)
 	f := launchOne(t, api, request(t))
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{{ID: f.id}}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{{ID: f.id}}))
 	for range 3 {
 		assert.Equal(t, instance.Terminating, find(t, api, f).State)
 	}
@@ -199,11 +199,11 @@ func TestOtherUsersSeeNoSecrets(t *testing.T) {
 }
 
 // expectRejection expects that a launch is rejected and leaves nothing behind.
-func expectRejection(t *testing.T, api *API, r machines.Request, scope machines.Scope, text string) {
+func expectRejection(t *testing.T, api *API, r cloud.Request, scope cloud.Scope, text string) {
 	t.Helper()
 	before := entries(t, api)
 	_, err := api.Launch(t.Context(), r)
-	rejection, ok := errors.AsType[*machines.Rejection](err)
+	rejection, ok := errors.AsType[*cloud.Rejection](err)
 	require.True(t, ok, "%v", err)
 	assert.Equal(t, scope, rejection.Scope)
 	assert.Contains(t, err.Error(), text)
@@ -211,23 +211,23 @@ func expectRejection(t *testing.T, api *API, r machines.Request, scope machines.
 }
 
 func TestRejections(t *testing.T) {
-	group := machines.Scope{Group: request(t).Group}
-	all := machines.Scope{Group: group.Group, Type: testType.Name, Subnet: "subnet"}
+	group := cloud.Scope{Group: request(t).Group}
+	all := cloud.Scope{Group: group.Group, Type: testType.Name, Subnet: "subnet"}
 	huge := testType
 	huge.Name, huge.Memory = "huge", resource.MustParse("64Ti")
 	for _, tc := range []struct {
 		name   string
-		change func(*Options, *machines.Request)
-		scope  machines.Scope
+		change func(*Options, *cloud.Request)
+		scope  cloud.Scope
 		text   string
 	}{
-		{"the image is missing", func(_ *Options, r *machines.Request) { r.Args = map[string]any{"image": "/no/image"} }, group, "/no/image: no such file"},
-		{"the image is damaged", func(o *Options, _ *machines.Request) { truncateQcow(t, o) }, group, "create the disk"},
-		{"the arguments are invalid", func(_ *Options, r *machines.Request) { r.Args = map[string]any{"image": "image"} }, group, "absolute path"},
-		{"QEMU is not installed", func(o *Options, _ *machines.Request) { o.Binary = "qemu-system-none" }, machines.Scope{}, "qemu-system-none"},
-		{"QEMU has no such machine", func(o *Options, _ *machines.Request) { o.Machine = "q37" }, all, "unsupported machine type"},
-		{"there is no bridge", func(_ *Options, r *machines.Request) { r.Subnet = "unplugged" }, machines.Scope{Subnet: "unplugged"}, "bridge"},
-		{"there is no memory", func(_ *Options, r *machines.Request) { r.Type = huge }, machines.Scope{Type: "huge", Subnet: "subnet"}, "memory"},
+		{"the image is missing", func(_ *Options, r *cloud.Request) { r.Args = map[string]any{"image": "/no/image"} }, group, "/no/image: no such file"},
+		{"the image is damaged", func(o *Options, _ *cloud.Request) { truncateQcow(t, o) }, group, "create the disk"},
+		{"the arguments are invalid", func(_ *Options, r *cloud.Request) { r.Args = map[string]any{"image": "image"} }, group, "absolute path"},
+		{"QEMU is not installed", func(o *Options, _ *cloud.Request) { o.Binary = "qemu-system-none" }, cloud.Scope{}, "qemu-system-none"},
+		{"QEMU has no such machine", func(o *Options, _ *cloud.Request) { o.Machine = "q37" }, all, "unsupported machine type"},
+		{"there is no bridge", func(_ *Options, r *cloud.Request) { r.Subnet = "unplugged" }, cloud.Scope{Subnet: "unplugged"}, "bridge"},
+		{"there is no memory", func(_ *Options, r *cloud.Request) { r.Type = huge }, cloud.Scope{Type: "huge", Subnet: "subnet"}, "memory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			options, r := testOptions(t, deafGuest), request(t)
@@ -235,9 +235,9 @@ func TestRejections(t *testing.T) {
 			expectRejection(t, NewAPI(options, testShard), r, tc.scope, tc.text)
 		})
 	}
-	kvm, ok := errors.AsType[*machines.Rejection](rejectOutput(request(t).Spec, "Could not access KVM kernel module: No such file or directory"))
+	kvm, ok := errors.AsType[*cloud.Rejection](rejectOutput(request(t).Spec, "Could not access KVM kernel module: No such file or directory"))
 	require.True(t, ok)
-	assert.Equal(t, machines.Scope{}, kvm.Scope, "without KVM no machine starts")
+	assert.Equal(t, cloud.Scope{}, kvm.Scope, "without KVM no machine starts")
 }
 
 // truncateQcow makes the image a header without an image.

@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // Name is the name of the provider in the configuration.
@@ -235,5 +235,5 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	return machines.New(NewAPI(o, shard), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
+	return cloud.New(NewAPI(o, shard), cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
 }

@@ -20,8 +20,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -67,12 +67,12 @@ type host struct {
 }
 
 // Launch writes the files of a machine that runs.
-func (h *host) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+func (h *host) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	h.writes.Add(1)
 	f := h.folders.of(r.ID)
 	lock, _, err := h.claim(ctx, f)
 	if err != nil {
-		return machines.Machine{}, err
+		return cloud.VM{}, err
 	}
 	require.NoError(h.t, h.reserve(f, r.Spec))
 	require.NoError(h.t, os.Symlink(h.monitor, f.file(socketFile)))
@@ -83,13 +83,13 @@ func (h *host) Launch(ctx context.Context, r machines.Request) (machines.Machine
 	return m, err
 }
 
-func (h *host) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (h *host) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	h.writes.Add(1)
 	return h.API.Terminate(ctx, list)
 }
 
 // Limits allows one launch at a time.
-func (h *host) Limits() machines.Limits {
+func (h *host) Limits() cloud.Limits {
 	limits := h.API.Limits()
 	limits.Launches = 1
 	return limits
@@ -125,7 +125,7 @@ func inHost(t *testing.T, test func(*testing.T, *host)) {
 
 func (h *host) startProvider() *providertest.Harness {
 	return providertest.Start(h.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(h, machines.Options{CallContext: callContext})
+		return cloud.New(h, cloud.Options{CallContext: callContext})
 	})
 }
 
@@ -174,7 +174,7 @@ func TestAnOutage(t *testing.T) {
 			inHost(t, func(t *testing.T, h *host) {
 				var end func()
 				var vanished string
-				machinestest.Outage{
+				cloudtest.Outage{
 					Start: h.startProvider,
 					Spec:  hostSpec(),
 					Begin: func() {
@@ -212,7 +212,7 @@ func TestNothingIsKnownWithoutTheFileSystem(t *testing.T) {
 func TestADeletionThatFindsNoFolder(t *testing.T) {
 	inHost(t, func(t *testing.T, h *host) {
 		id := providertest.NewID(t)
-		require.ErrorIs(t, h.Terminate(t.Context(), []machines.Machine{{ID: id}})[id], machines.ErrNotFound)
+		require.ErrorIs(t, h.Terminate(t.Context(), []cloud.VM{{ID: id}})[id], cloud.ErrNotFound)
 		p := h.startProvider()
 		id = p.MustRun(hostSpec())
 		away := h.folders.root + ".away"

@@ -17,18 +17,18 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 // parallel is how many machines List queries at a time.
 const parallel = 16
 
-// API are the calls for the machines of one shard. It implements machines.API.
+// API are the calls for the machines of one shard. It implements cloud.API.
 type API struct {
 	options *Options
 	shard   provider.Shard
 	folders folders
-	limits  machines.Limits
+	limits  cloud.Limits
 	// step is called before each step of a launch or a deletion. Tests stop the process
 	// there.
 	step func(string)
@@ -41,7 +41,7 @@ type API struct {
 	silent map[string]time.Time
 }
 
-var _ machines.API = (*API)(nil)
+var _ cloud.API = (*API)(nil)
 
 // NewAPI returns the calls for the machines of a shard.
 func NewAPI(o *Options, shard provider.Shard) *API {
@@ -49,10 +49,10 @@ func NewAPI(o *Options, shard provider.Shard) *API {
 		options: o,
 		shard:   shard,
 		folders: newFolders(o.Dir, shard.ClusterID, shard.ID),
-		limits: machines.Limits{
+		limits: cloud.Limits{
 			// The calls are local: they need no budget.
-			Reads:        machines.Budget{PerSecond: 100, Burst: 100},
-			Writes:       machines.Budget{PerSecond: 100, Burst: 100},
+			Reads:        cloud.Budget{PerSecond: 100, Burst: 100},
+			Writes:       cloud.Budget{PerSecond: 100, Burst: 100},
 			Launches:     4,
 			Batch:        50,
 			PollInterval: time.Second,
@@ -64,16 +64,16 @@ func NewAPI(o *Options, shard provider.Shard) *API {
 }
 
 // Limits returns how the calls may be made.
-func (a *API) Limits() machines.Limits { return a.limits }
+func (a *API) Limits() cloud.Limits { return a.limits }
 
 // List returns all machines. It continues deletions that Terminate has begun, and
 // removes what launches of a server that was killed have left.
-func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	list, err := a.folders.list()
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*machines.Machine, len(list))
+	found := make([]*cloud.VM, len(list))
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for i, f := range list {
@@ -88,7 +88,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	var all []machines.Machine
+	var all []cloud.VM
 	for _, m := range found {
 		if m != nil {
 			all = append(all, *m)
@@ -98,7 +98,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 }
 
 // Find reads the machine of one instance.
-func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	return a.inspect(ctx, a.folders.of(id))
 }
 
@@ -160,14 +160,14 @@ func (a *API) reserve(f folder, spec provider.Spec) error {
 	}
 	limits, needed := a.options.Subnets[spec.Subnet], spec.Type.Memory.Value()
 	if limit := limits.Instances; limit != nil && used.instances >= int(*limit) {
-		return &machines.Rejection{
-			Scope: machines.Scope{Subnet: spec.Subnet},
+		return &cloud.Rejection{
+			Scope: cloud.Scope{Subnet: spec.Subnet},
 			Err:   fmt.Errorf("%w and has %d", provider.OutOfCapacity("subnet %s has room for %d instances", spec.Subnet, *limit), used.instances),
 		}
 	}
 	if limit := limits.Memory.Value(); limit > 0 && used.memory+needed > limit {
-		return &machines.Rejection{
-			Scope: machines.Scope{Subnet: spec.Subnet, Type: spec.Type.Name},
+		return &cloud.Rejection{
+			Scope: cloud.Scope{Subnet: spec.Subnet, Type: spec.Type.Name},
 			Err: fmt.Errorf("%w: it has %s, of which %d MiB are left, and the type needs %s",
 				provider.OutOfCapacity("subnet %s has no memory for instance type %s", spec.Subnet, spec.Type.Name),
 				limits.Memory.String(), (limit-used.memory)>>20, spec.Type.Memory.String()),

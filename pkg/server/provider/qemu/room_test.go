@@ -15,7 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 func TestRoom(t *testing.T) {
@@ -29,7 +29,7 @@ func TestRoom(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, want, room)
 	}
-	in := func(subnet string, instanceType provider.InstanceType) machines.Request {
+	in := func(subnet string, instanceType provider.InstanceType) cloud.Request {
 		r := request(t)
 		r.Subnet, r.Type = subnet, instanceType
 		return r
@@ -41,8 +41,8 @@ func TestRoom(t *testing.T) {
 	launchOne(t, api, in("both", testType))
 	expect("memory", 1)
 	expect("both", 0)
-	expectRejection(t, api, in("memory", largeType), machines.Scope{Type: "large", Subnet: "memory"}, "32 MiB are left")
-	expectRejection(t, api, in("both", testType), machines.Scope{Subnet: "both"}, "room for 1 instances")
+	expectRejection(t, api, in("memory", largeType), cloud.Scope{Type: "large", Subnet: "memory"}, "32 MiB are left")
+	expectRejection(t, api, in("both", testType), cloud.Scope{Subnet: "both"}, "room for 1 instances")
 	assert.Len(t, entries(t, api), 2)
 
 	// The repetition of a launch needs no more room.
@@ -55,7 +55,7 @@ func TestRoom(t *testing.T) {
 	signal(t, large, syscall.SIGKILL)
 	await(t, "QEMU has exited", func() bool { return find(t, api, large).State == instance.Failed })
 	expect("memory", 1)
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{{ID: large.id}}))
+	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{{ID: large.id}}))
 	await(t, "the machine is deleted", func() bool {
 		list, err := api.List(t.Context())
 		require.NoError(t, err)

@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"time"
 
-	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
 const (
@@ -24,7 +24,7 @@ const (
 
 // Terminate stores that the machines shall be deleted and signals their guests to shut down.
 // List and Find do the rest, by whichever process calls them.
-func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	for _, m := range list {
 		if err := a.terminate(ctx, a.folders.of(m.ID)); err != nil {
@@ -43,7 +43,7 @@ func (a *API) terminate(ctx context.Context, f folder) error {
 		return err
 	}
 	if !found {
-		return machines.ErrNotFound
+		return cloud.ErrNotFound
 	}
 	a.step("write the deletion")
 	if _, err := os.Stat(f.file(deletionFile)); errors.Is(err, fs.ErrNotExist) {

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package keys encodes the Ed25519 keys of servers and clients as PEM, decodes them, and
+// sets the host names of certificates.
+package keys
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// Types of PEM blocks.
+const (
+	privateKeyBlock = "PRIVATE KEY"
+	publicKeyBlock  = "PUBLIC KEY"
+)
+
+// EncodePrivate returns a private key as PKCS #8 in PEM.
+func EncodePrivate(key ed25519.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: privateKeyBlock, Bytes: der}), nil
+}
+
+// ParsePrivate decodes a private key that EncodePrivate encoded. The error never
+// contains a part of the key.
+func ParsePrivate(keyPEM []byte) (ed25519.PrivateKey, error) {
+	der, err := DecodeBlock(keyPEM, privateKeyBlock)
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		return nil, errors.New("the private key is not PKCS #8")
+	}
+	key, ok := parsed.(ed25519.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("the private key is %T, needs to be Ed25519", parsed)
+	}
+	return key, nil
+}
+
+// EncodePublic returns a public key as PKIX in PEM.
+func EncodePublic(key ed25519.PublicKey) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: publicKeyBlock, Bytes: der}), nil
+}
+
+// ParsePublic decodes a public key that EncodePublic encoded.
+func ParsePublic(keyPEM []byte) (ed25519.PublicKey, error) {
+	der, err := DecodeBlock(keyPEM, publicKeyBlock)
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		return nil, fmt.Errorf("parse the public key: %w", err)
+	}
+	key, ok := parsed.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("the public key is %T, needs to be Ed25519", parsed)
+	}
+	return key, nil
+}
+
+// DecodeBlock returns the content of the first PEM block, which must have a type.
+func DecodeBlock(data []byte, blockType string) ([]byte, error) {
+	block, _ := pem.Decode(data)
+	if block == nil {
+		return nil, fmt.Errorf("no PEM block found, needs one of type %q", blockType)
+	}
+	if block.Type != blockType {
+		return nil, fmt.Errorf("found a PEM block of type %q, needs to be %q", block.Type, blockType)
+	}
+	return block.Bytes, nil
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admission
+
+import (
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admission/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+)
+
+// present returns a world with the static pool main, its MachinePool, pool workers,
+// and the shards a and b.
+func present() world {
+	return world{
+		pools:        []*v1beta1.NstanceMachinePool{static(newPool("main", "main", "a")), newPool("workers", "workers", "a", "b")},
+		machinePools: []*clusterv1.MachinePool{newMachinePool("main", v1beta1.PoolKind, "main"), newMachinePool("workers", v1beta1.PoolKind, "workers")},
+		clusters:     []*clusterv1.Cluster{newCluster(clusterName)},
+		shards:       []*corev1.ConfigMap{newShards("a", "b", "b.registration")},
+	}
+}
+
+func TestCreateAndUpdate(t *testing.T) {
+	tests := map[string]struct {
+		change  func(*world)
+		request *admissionv1.AdmissionRequest
+		// want are parts of the reason, or none if the request is allowed.
+		want []string
+	}{
+		"a new pool": {
+			request: create(t, newPool("new", "new", "b", "a")),
+		},
+		"a new pool of a group that another has": {
+			request: create(t, newPool("new", "workers", "a")),
+			want:    []string{`"new" is invalid`, `spec.group: Invalid value: "workers": the group belongs to pool workers`},
+		},
+		"a new pool of a group that several have": {
+			change:  func(w *world) { w.pools = append(w.pools, newPool("double", "workers", "a")) },
+			request: create(t, newPool("new", "workers", "a")),
+			want:    []string{"the group belongs to pool double, workers"},
+		},
+		"a pool that comes back while the cache still has it": {
+			request: create(t, newPool("workers", "workers", "a")),
+		},
+		"a new pool on a shard that is not configured": {
+			request: create(t, newPool("new", "new", "a", "z")),
+			want:    []string{`spec.shards[1]: Invalid value: "z": the shard is not configured; ConfigMap nstance-shards has: a, b`},
+		},
+		"a new pool with everything wrong": {
+			request: create(t, newPool("new", "main", "z", "y")),
+			want:    []string{"spec.group", "spec.shards[0]", "spec.shards[1]"},
+		},
+		"a key of a shard that is not its id": {
+			request: create(t, newPool("new", "new", "b.registration")),
+			want:    []string{"has: a, b"},
+		},
+		"no shard is configured": {
+			change:  func(w *world) { w.shards = []*corev1.ConfigMap{newShards()} },
+			request: create(t, newPool("new", "new", "a")),
+			want:    []string{"spec.shards[0]", "has: none"},
+		},
+		"the ConfigMap of the shards is missing": {
+			change:  func(w *world) { w.shards = nil },
+			request: create(t, newPool("new", "new", "z")),
+		},
+		"a shard is added": {
+			request: update(t, newPool("workers", "workers", "a"), newPool("workers", "workers", "a", "b")),
+		},
+		"a shard is added that is not configured": {
+			request: update(t, newPool("workers", "workers", "a"), newPool("workers", "workers", "z", "a")),
+			want:    []string{`spec.shards[0]: Invalid value: "z"`},
+		},
+		"a pool of which a shard was taken out of the configuration": {
+			request: update(t, newPool("workers", "workers", "a", "z"), newPool("workers", "workers", "z", "b")),
+		},
+		"a pool whose group another has since long": {
+			change:  func(w *world) { w.pools = append(w.pools, newPool("double", "workers", "a")) },
+			request: update(t, newPool("double", "workers", "a"), newPool("double", "workers", "b")),
+		},
+		"a pool that is being deleted": {
+			request: update(t, newPool("workers", "workers", "a"), controllertest.Deleting(newPool("workers", "workers", "z"))),
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := present()
+			if test.change != nil {
+				test.change(&w)
+			}
+			err := newValidator(t, w).Validate(test.request)
+			if len(test.want) == 0 {
+				if err != nil {
+					t.Errorf("rejected: %v", err)
+				}
+				return
+			}
+			if !apierrors.IsInvalid(err) {
+				t.Fatalf("got error %v, want it rejected as invalid", err)
+			}
+			for _, part := range test.want {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q does not say %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+func TestDelete(t *testing.T) {
+	tests := map[string]struct {
+		change   func(*world)
+		object   runtime.Object
+		user     string
+		rejected string
+	}{
+		"a dynamic pool": {object: newPool("workers", "workers", "a")},
+		"a static pool": {
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main" cannot be deleted: group "main" is static`,
+		},
+		"a static pool without a MachinePool": {
+			change:   func(w *world) { w.machinePools = nil },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"a static pool once more": {object: controllertest.Deleting(static(newPool("main", "main", "a")))},
+		"a static pool whose MachinePool is being deleted": {
+			change: func(w *world) { controllertest.Deleting(w.machinePools[0]) },
+			object: static(newPool("main", "main", "a")),
+		},
+		"a static pool while another MachinePool is being deleted": {
+			change:   func(w *world) { controllertest.Deleting(w.machinePools[1]) },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"a static pool while the Cluster is being deleted": {
+			change: func(w *world) { controllertest.Deleting(w.clusters[0]) },
+			object: static(newPool("main", "main", "a")),
+		},
+		"a static pool while another Cluster is being deleted": {
+			change:   func(w *world) { w.clusters = append(w.clusters, controllertest.Deleting(newCluster("another"))) },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"a static pool before there is a Cluster": {
+			change:   func(w *world) { w.clusters = nil },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"a static pool with its namespace": {
+			object: static(newPool("main", "main", "a")),
+			user:   "system:serviceaccount:kube-system:namespace-controller",
+		},
+		"a static pool as garbage": {
+			object: static(newPool("main", "main", "a")),
+			user:   "system:serviceaccount:kube-system:generic-garbage-collector",
+		},
+		"a static pool as garbage of a controller manager without accounts": {
+			object: static(newPool("main", "main", "a")),
+			user:   "system:kube-controller-manager",
+		},
+		"a static pool whose deletion is confirmed": {object: confirmed(static(newPool("main", "main", "a")), "main")},
+		"a static pool with the confirmation of another": {
+			object:   confirmed(static(newPool("main", "main", "a")), "workers"),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"the MachinePool of a static pool whose deletion is confirmed": {
+			object: confirmed(newMachinePool("main", v1beta1.PoolKind, "main"), "main"),
+		},
+		"a static pool that was moved":                    {object: moved(static(newPool("main", "main", "a")))},
+		"the MachinePool of a static pool that was moved": {object: moved(newMachinePool("main", v1beta1.PoolKind, "main"))},
+		"the MachinePool of a dynamic pool":               {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},
+		"the MachinePool of a static pool": {
+			object:   newMachinePool("main", v1beta1.PoolKind, "main"),
+			rejected: `MachinePool "main" cannot be deleted: group "main" is static`,
+		},
+		"a MachinePool of another name for a static pool": {
+			object:   newMachinePool("other", v1beta1.PoolKind, "main"),
+			rejected: `MachinePool "other" cannot be deleted: group "main" is static`,
+		},
+		"a MachinePool of a static pool's name for another kind": {object: newMachinePool("main", "AWSMachinePool", "main")},
+		"a MachinePool without a pool":                           {object: newMachinePool("lost", v1beta1.PoolKind, "lost")},
+		"the MachinePool of a static pool once more":             {object: controllertest.Deleting(newMachinePool("main", v1beta1.PoolKind, "main"))},
+		"the MachinePool of a static pool that is being deleted": {
+			change: func(w *world) { controllertest.Deleting(w.pools[0]) },
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
+		},
+		"the MachinePool of a static pool while the Cluster is being deleted": {
+			change: func(w *world) { controllertest.Deleting(w.clusters[0]) },
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
+		},
+		"the MachinePool of a static pool with its namespace": {
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
+			user:   "system:serviceaccount:kube-system:namespace-controller",
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := present()
+			if test.change != nil {
+				test.change(&w)
+			}
+			request := remove(t, test.object)
+			if test.user != "" {
+				request.UserInfo.Username = test.user
+			}
+			err := newValidator(t, w).Validate(request)
+			if test.rejected == "" {
+				if err != nil {
+					t.Errorf("rejected: %v", err)
+				}
+				return
+			}
+			if !apierrors.IsForbidden(err) {
+				t.Fatalf("got error %v, want it forbidden", err)
+			}
+			if status := err.(apierrors.APIStatus).Status(); status.Code != http.StatusForbidden || status.Status != metav1.StatusFailure {
+				t.Errorf("the status is %+v", status)
+			}
+			for _, part := range []string{test.rejected, "remove it from there first", "scale the MachinePool to 0"} {
+				if !strings.Contains(err.Error(), part) {
+					t.Errorf("%q does not say %q", err, part)
+				}
+			}
+		})
+	}
+}
+
+// TestOtherRequestsAreAllowed: the validator allows requests that it does not check.
+func TestOtherRequestsAreAllowed(t *testing.T) {
+	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
+		"another namespace": func(r *admissionv1.AdmissionRequest) { r.Namespace = "default" },
+		"a subresource":     func(r *admissionv1.AdmissionRequest) { r.SubResource = "status" },
+		"another resource":  func(r *admissionv1.AdmissionRequest) { r.Resource.Resource = "nstanceshardgroups" },
+		"a connection":      func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Connect },
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newValidator(t, present())
+			request := create(t, newPool("new", "workers", "z"))
+			if err := v.Validate(request); err == nil {
+				t.Fatal("the request is allowed as it is")
+			}
+			change(request)
+			if err := v.Validate(request); err != nil {
+				t.Errorf("rejected: %v", err)
+			}
+		})
+	}
+}
+
+func TestEverythingIsAllowedBeforeAllCachesAreSynced(t *testing.T) {
+	v := newUnsynced(t, present())
+	rejectable := create(t, newPool("new", "workers", "z"))
+	for i, synced := range v.synced {
+		if synced() {
+			t.Errorf("cache %d is complete", i)
+		}
+		if err := v.Validate(rejectable); err != nil {
+			t.Errorf("with %d complete caches of %d: rejected: %v", i, len(v.synced), err)
+		}
+		v.synced[i] = func() bool { return true }
+	}
+	if len(v.synced) != 4 {
+		t.Errorf("%d caches are waited for", len(v.synced))
+	}
+	if err := v.Validate(rejectable); err == nil {
+		t.Error("allowed although all caches are complete")
+	}
+}
+
+func TestInvalidObjectsGetNoDecision(t *testing.T) {
+	v := newValidator(t, present())
+	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
+		"no object":             func(r *admissionv1.AdmissionRequest) { r.Object.Raw = nil },
+		"a list for an object":  func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`[]`) },
+		"half an object":        func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":`) },
+		"update of nothing":     func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Update },
+		"deletion of nothing":   func(r *admissionv1.AdmissionRequest) { r.Operation = admissionv1.Delete },
+		"a number for a string": func(r *admissionv1.AdmissionRequest) { r.Object.Raw = []byte(`{"spec":{"group":7}}`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			request := create(t, newPool("new", "new", "a"))
+			change(request)
+			err := v.Validate(request)
+			if refusal := apierrors.APIStatus(nil); err == nil || errors.As(err, &refusal) {
+				t.Errorf("got %v, want an error that is no decision", err)
+			}
+		})
+	}
+}

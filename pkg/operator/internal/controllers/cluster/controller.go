@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package cluster creates the objects by which Cluster API knows the cluster of its
+// MachinePools: an NstanceCluster, a Cluster that refers to it, and a Secret with the
+// kubeconfig with which Cluster API reaches the Nodes (docs/capi.md#cluster).
+package cluster
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/listers"
+	corev1listers "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
+	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
+	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+// Options are the settings of the controller.
+type Options struct {
+	// Endpoint is the API server that the NstanceCluster publishes.
+	Endpoint v1beta1.APIEndpoint
+	// Kubeconfig is the source of the kubeconfig Secret. It is nil if an administrator
+	// maintains the Secret.
+	Kubeconfig *KubeconfigSource
+	// Identity is the operator's certificate: the source of the condition IdentityReady.
+	Identity ConditionSource
+	// Workload is the source of the condition WorkloadClusterReachable; nil if the operator
+	// runs in the cluster of the Nodes.
+	Workload ConditionSource
+}
+
+// ConditionSource is the source of a condition.
+type ConditionSource interface {
+	// State returns status, reason and message; no status while they are not known.
+	State() metav1.Condition
+	// AddHandler registers handler, which is called when the state changed.
+	AddHandler(handler func())
+}
+
+// Controller is the controller of the only NstanceCluster.
+type Controller struct {
+	controller.Registrations
+	options         Options
+	namespace, name string
+
+	nstanceClusters      clientset.NstanceClusterInterface
+	clusters             *capi.ClusterClient
+	secrets              corev1client.SecretInterface
+	serviceAccounts      corev1client.ServiceAccountInterface
+	nstanceClusterLister nstancelisters.NstanceClusterNamespaceLister
+	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
+	secretLister         corev1listers.SecretNamespaceLister
+
+	recorder     events.EventRecorder
+	clock        clock.PassiveClock
+	queue        *controller.Queue[cache.ObjectName]
+	writes       *controller.WriteTracker
+	secretWrites *controller.WriteTracker
+	// token describes the token in the Secret; nil before the first sync, or if the
+	// Secret has no usable token. Only the one worker uses it.
+	token *token
+}
+
+// New returns a controller that has registered its handlers. Of the informer
+// Kubeconfig it uses the Secret of SecretName.
+func New(d controllers.Dependencies, o Options) (*Controller, error) {
+	nstanceClusters := d.Informers.Nstance.NstanceClusters()
+	secrets := d.Informers.Kubeconfig
+	c := &Controller{
+		options:              o,
+		namespace:            d.Namespace,
+		name:                 d.ClusterName,
+		nstanceClusters:      d.Nstance.NstanceClusters(d.Namespace),
+		clusters:             d.CAPI.Clusters(d.Namespace),
+		secrets:              d.Kube.CoreV1().Secrets(d.Namespace),
+		serviceAccounts:      d.Kube.CoreV1().ServiceAccounts(d.Namespace),
+		nstanceClusterLister: nstanceClusters.Lister().NstanceClusters(d.Namespace),
+		clusterLister:        d.Informers.Clusters.Lister(),
+		secretLister:         corev1listers.NewSecretLister(secrets.GetIndexer()).Secrets(d.Namespace),
+		recorder:             d.Recorder,
+		clock:                d.Clock,
+		writes:               controller.NewWriteTracker(nstanceClusters.Informer().GetStore()),
+		secretWrites:         controller.NewWriteTracker(secrets.GetStore()),
+	}
+	c.queue = controller.NewQueue("cluster", c.sync)
+
+	var err error
+	c.Registrations, err = controller.Watch(
+		controller.Watched{What: "NstanceClusters", Informer: nstanceClusters.Informer(),
+			Handler: controller.OnChange(func(_, _ *v1beta1.NstanceCluster) { c.enqueue() })},
+		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
+		controller.Watched{What: "Secret " + SecretName(c.name), Informer: secrets,
+			Handler: controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() })},
+	)
+	if err != nil {
+		return nil, err
+	}
+	o.Identity.AddHandler(c.enqueue)
+	if o.Workload != nil {
+		o.Workload.AddHandler(c.enqueue)
+	}
+	// No event occurs before the objects exist.
+	c.enqueue()
+	return c, nil
+}
+
+// Run syncs the cluster until ctx is done.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package drain empties the Node of an instance before its shard deletes the
+// instance, and acknowledges the drain to the shard (docs/drains.md).
+//
+// Each deletion notice of a shard is a key of a queue. A sync takes the next step:
+// find the Node, cordon it, list its Pods, evict them, wait until their volumes are
+// detached, acknowledge. A step depends only on the notice, the Node and the Pods,
+// so another process can continue after any step. A sync does not wait: evictions
+// and calls to shards have queues of their own, because they may be rejected or
+// take until their deadline.
+//
+// Which Pods are evicted:
+//   - Pods of DaemonSets and mirror Pods stay, so that log and metric agents outlive
+//     the workloads. A Pod of a DaemonSet that no longer exists is evicted.
+//   - Pods that have finished stay and do not block the drain.
+//   - All other Pods are evicted, including Pods without a controller and Pods with
+//     emptyDir volumes: they are lost with the machine in any case.
+//   - Pods that are being deleted are waited for. On a Node that no longer reports
+//     (Ready is Unknown) they are waited for until their grace period is over.
+//
+// A Pod gets its own grace period, or the time until the instance is deleted if
+// that is shorter, and at least a second even if the Pod sets 0: otherwise the name
+// of the Pod would be free while its containers may still run.
+//
+// A Node stays cordoned while the notice exists; a Node that a user uncordons is
+// cordoned again. The operator annotates the Node with the instance, unless another
+// client cordoned it before, and uncordons only Nodes with the annotation when a
+// shard withdraws a notice. Drains continue while a Cluster is paused: the shard
+// deletes the instance, drained or not.
+package drain
+
+import (
+	"context"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	"nstance.dev/operator/pkg/controller"
+	listers "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+const (
+	// drainWorkers is the number of drains that are synced at the same time. A sync
+	// waits for the API server only.
+	drainWorkers = 32
+	// evictionWorkers is the number of eviction requests at the same time.
+	evictionWorkers = 64
+	// shardCallWorkers is the number of calls to one shard at the same time. A call to
+	// a shard that hangs takes until its deadline.
+	shardCallWorkers = 16
+)
+
+// Controller coordinates the drains of all shards.
+type Controller struct {
+	controller.Registrations
+	client    kubernetes.Interface
+	nodes     *controllers.Nodes
+	nodeIndex cache.Indexer
+	volumes   cache.Indexer
+	// volumesSynced reports whether volumes is complete.
+	volumesSynced func() bool
+	// shardGroups are the objects of events about instances without a Node.
+	shardGroups listers.NstanceShardGroupNamespaceLister
+	shards      shard.Client
+	notices     shard.Notices
+	recorder    events.EventRecorder
+	clock       clock.PassiveClock
+	metrics     *metrics
+
+	queue      *controller.Queue[Key]
+	shardCalls *controller.Queue[Key]
+	evictions  *evictions
+	nodeLookup *nodeLookup
+	progress   *progress
+	writes     *controller.WriteTracker
+	podWatches sync.WaitGroup
+
+	mu     sync.Mutex
+	states map[Key]*state
+	// byProviderID are the keys of states by the key of the provider id of the
+	// instance.
+	byProviderID map[string]sets.Set[Key]
+}
+
+// New returns a controller that has registered its handlers and metrics.
+func New(d controllers.Dependencies) (*Controller, error) {
+	nodes, err := controllers.NewNodes(d.Informers.Nodes)
+	if err != nil {
+		return nil, err
+	}
+	metrics := newMetrics(d.Metrics)
+	c := &Controller{
+		client:        d.Workload.Kube,
+		nodes:         nodes,
+		nodeIndex:     d.Informers.Nodes.GetIndexer(),
+		volumes:       d.Informers.VolumeAttachments.GetIndexer(),
+		volumesSynced: d.Informers.VolumeAttachments.HasSynced,
+		shardGroups:   d.Informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(d.Namespace),
+		shards:        d.ShardClient,
+		notices:       d.Notices,
+		recorder:      d.Recorder,
+		clock:         d.Clock,
+		metrics:       metrics,
+		progress:      newProgress(metrics),
+		writes:        controller.NewWriteTracker(d.Informers.Nodes.GetStore()),
+		states:        make(map[Key]*state),
+		byProviderID:  make(map[string]sets.Set[Key]),
+	}
+	c.queue = controller.NewQueue("drain", c.sync)
+	c.queue.SeedWith(func() []Key { return c.keys(d.Shards.Shards()) })
+	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard })
+	c.evictions = newEvictions(d.Workload.Kube, d.Clock, metrics, c.queue.Add)
+	c.nodeLookup = newNodeLookup(d.Workload.Kube, d.Clock, c.queue.AddAfter)
+	c.Registrations, err = controller.Watch(
+		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
+		controller.Watched{What: "VolumeAttachments", Informer: d.Informers.VolumeAttachments, Indexers: volumeIndexers,
+			Handler: controller.OnChange(c.volumeChanged)},
+	)
+	if err != nil {
+		return nil, err
+	}
+	d.Shards.AddHandler(c.shardChanged)
+	d.Groups.AddHandler(shard.GroupHandler{OnShard: c.shardChanged})
+	d.Notices.AddHandler(shard.NoticeHandler{OnInstance: c.noticeChanged, OnShard: c.shardChanged})
+	return c, nil
+}
+
+// Run coordinates drains until ctx is done, and returns when everything that it
+// started has stopped.
+func (c *Controller) Run(ctx context.Context) {
+	var queues sync.WaitGroup
+	queues.Go(func() { c.queue.Run(ctx, drainWorkers) })
+	queues.Go(func() { c.shardCalls.Run(ctx, shardCallWorkers) })
+	queues.Go(func() { c.evictions.queue.Run(ctx, evictionWorkers) })
+	// One list at a time: drains that need one in the meantime share the next.
+	queues.Go(func() { c.nodeLookup.queue.Run(ctx, 1) })
+	queues.Wait()
+	c.podWatches.Wait()
+}

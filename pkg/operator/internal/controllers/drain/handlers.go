@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
+	"nstance.dev/operator/pkg/controller"
+)
+
+// noticeChanged enqueues the drain of an instance whose notice has changed.
+func (c *Controller) noticeChanged(shard, instance string) {
+	c.queue.Add(Key{Shard: shard, Instance: instance})
+}
+
+// shardChanged enqueues all drains of a shard whose connection or watch of notices
+// has changed.
+func (c *Controller) shardChanged(shard string) {
+	for _, notice := range c.notices.List(shard) {
+		c.queue.Add(Key{Shard: shard, Instance: notice.InstanceID})
+	}
+	for _, node := range controller.Indexed[corev1.Node](c.nodeIndex, byCordon, shard) {
+		if key, ok := cordonedFor(node); ok {
+			c.queue.Add(key)
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range c.states {
+		if key.Shard == shard {
+			c.queue.Add(key)
+		}
+	}
+}
+
+// keys returns the drains that shards have announced, and those that Nodes were cordoned
+// for.
+func (c *Controller) keys(shards []string) []Key {
+	keys := sets.New[Key]()
+	for _, id := range shards {
+		for _, notice := range c.notices.List(id) {
+			keys.Insert(Key{Shard: id, Instance: notice.InstanceID})
+		}
+	}
+	for _, object := range c.nodeIndex.List() {
+		if node, ok := object.(*corev1.Node); ok {
+			if key, ok := cordonedFor(node); ok {
+				keys.Insert(key)
+			}
+		}
+	}
+	return keys.UnsortedList()
+}
+
+// nodeChanged handles all changes of Nodes. Most of them are heartbeats, which are
+// not relevant to a drain.
+func (c *Controller) nodeChanged(before, after *corev1.Node) {
+	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion && !relevantChange(before, after) {
+		return
+	}
+	for _, node := range []*corev1.Node{before, after} {
+		if node != nil {
+			c.enqueueNode(node)
+		}
+	}
+}
+
+// relevantChange reports whether a change of a Node can affect a drain.
+func relevantChange(before, after *corev1.Node) bool {
+	return before.UID != after.UID ||
+		before.Spec.ProviderID != after.Spec.ProviderID ||
+		before.Spec.Unschedulable != after.Spec.Unschedulable ||
+		before.Annotations[v1beta1.AnnotationCordonedFor] != after.Annotations[v1beta1.AnnotationCordonedFor] ||
+		unreachable(before) != unreachable(after)
+}
+
+// enqueueNode enqueues the drains of all instances that a Node may be, and the drain
+// that it was cordoned for.
+func (c *Controller) enqueueNode(node *corev1.Node) {
+	if key, ok := cordonedFor(node); ok {
+		c.queue.Add(key)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range c.byProviderID[providerid.Key(node.Spec.ProviderID)] {
+		c.queue.Add(key)
+	}
+}
+
+// volumeChanged handles all changes of VolumeAttachments. Only a deletion can
+// unblock a drain.
+func (c *Controller) volumeChanged(before, after *storagev1.VolumeAttachment) {
+	if after != nil {
+		return
+	}
+	if object, exists, err := c.nodeIndex.GetByKey(before.Spec.NodeName); err == nil && exists {
+		if node, ok := object.(*corev1.Node); ok {
+			c.enqueueNode(node)
+		}
+	}
+}
+
+// delayUntil returns the delay of a key that is due at a time, 0 for the zero time.
+func delayUntil(due, now time.Time) time.Duration {
+	if due.IsZero() {
+		return 0
+	}
+	return max(due.Sub(now), minRequeue)
+}

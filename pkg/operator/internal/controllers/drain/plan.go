@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nstance.dev/operator/pkg/base/providerid"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// observation is the state of an instance and its Node at the time of a sync.
+type observation struct {
+	// notice is the deletion notice of the instance, nil if there is none. If settled
+	// is false, nil has no meaning, because the cache of notices is not complete.
+	notice  *shard.DeletionNotice
+	settled bool
+	// cordoned are the Nodes that the operator has cordoned for this instance.
+	cordoned []*corev1.Node
+	// acknowledged is set when the shard has the acknowledgement of this notice.
+	acknowledged bool
+	// expired is set when it was reported that the deadline was reached.
+	expired bool
+	// nodes are the cached Nodes with the provider id. notFound is set when a live
+	// list did not contain any.
+	nodes    []*corev1.Node
+	notFound bool
+	pods     podsObservation
+}
+
+// podsObservation is the state of the Pods of a Node.
+type podsObservation struct {
+	// watched is set while the Pods are watched, synced when the watch is complete.
+	watched, synced bool
+	// classified is set when it is known for each Pod whether it has to leave. The
+	// Pods are not listed again before listAfter.
+	classified bool
+	listAfter  time.Time
+	// readAgainAt is when the Pods are listed again because DaemonSets could not be read,
+	// zero when all were.
+	readAgainAt time.Time
+	// remaining are the Pods that have to leave and still block the drain.
+	remaining []*corev1.Pod
+	// gracePeriodEnd is the first time at which one of them no longer blocks the drain
+	// of an unreachable Node, zero for none.
+	gracePeriodEnd time.Time
+	// stuck are those that should have terminated. stuckAt is the first time at which
+	// that is true of another one, zero for none.
+	stuck   []*corev1.Pod
+	stuckAt time.Time
+	// attached is the number of volumes of evicted Pods that are attached to the Node,
+	// and emptySince the time since which no Pod remains.
+	attached   int
+	emptySince time.Time
+}
+
+// step is what a sync does.
+type step int
+
+const (
+	// nothing waits for a change or until a time.
+	nothing step = iota
+	// forget removes the state of a drain that the shard does not request.
+	forget
+	// checkWithdrawal queries the shard about an instance without a notice.
+	checkWithdrawal
+	// lookUpNode lists all Nodes live, because the cache does not have the Node.
+	lookUpNode
+	// reportAmbiguity reports that several Nodes match.
+	reportAmbiguity
+	cordon
+	// watchPods starts to watch the Pods of the Node.
+	watchPods
+	// classifyPods finds out which Pods have to leave.
+	classifyPods
+	// evict evicts the remaining Pods.
+	evict
+	// awaitVolumes waits until the volumes of evicted Pods are detached.
+	awaitVolumes
+	acknowledge
+	// expire reports that the deadline was reached before the drain was complete.
+	expire
+)
+
+// continuesEvictions reports whether evictions of the drain continue during a step.
+func (s step) continuesEvictions() bool {
+	switch s {
+	case nothing, cordon, watchPods, classifyPods, evict:
+		return true
+	}
+	return false
+}
+
+// decision is a step.
+type decision struct {
+	step step
+	// until is the time of the next sync if nothing changes before, zero for none.
+	until time.Time
+	// outcome is the outcome of a drain that is forgotten, acknowledged or expired.
+	outcome outcome
+}
+
+// plan decides on the next step.
+func plan(observed observation, now time.Time) decision {
+	notice := observed.notice
+	switch {
+	case notice == nil && !observed.settled:
+		return decision{step: nothing}
+	case notice == nil && len(observed.cordoned) == 0:
+		return decision{step: forget, outcome: withdrawn}
+	case notice == nil:
+		return decision{step: checkWithdrawal}
+	case notice.State != shard.Draining:
+		return decision{step: forget, outcome: deleted}
+	case !observed.acknowledged && !observed.expired && overdue(notice, now):
+		// The shard deletes the instance by its own clock. It may also have withdrawn a
+		// notice whose watch was interrupted: an acknowledgement would delete an instance
+		// whose Pods still run.
+		return decision{step: expire, outcome: timedOut}
+	case len(observed.nodes) == 1 && !observed.nodes[0].Spec.Unschedulable:
+		// A Node is cordoned also if it registered after the acknowledgement or the deadline:
+		// no Pod may start on a machine that is about to be deleted. The drain continues when
+		// the cache shows the cordon, so that all Nodes of a burst are cordoned before the
+		// Pods of the first are listed.
+		return decision{step: cordon, until: now.Add(cordonTimeout)}
+	case observed.acknowledged, overdue(notice, now):
+		return decision{step: nothing}
+	}
+	next := planDrain(observed, now)
+	if !notice.Deadline.IsZero() {
+		next.until = earliest(next.until, notice.Deadline)
+	}
+	return next
+}
+
+// overdue reports whether the deadline of a notice is over: the shard deletes the
+// instance, drained or not.
+func overdue(notice *shard.DeletionNotice, now time.Time) bool {
+	return !notice.Deadline.IsZero() && !now.Before(notice.Deadline)
+}
+
+// planDrain decides on the next step for an instance with a notice whose deadline
+// is not over.
+func planDrain(observed observation, now time.Time) decision {
+	pods := observed.pods
+	switch {
+	case len(observed.nodes) > 1:
+		return decision{step: reportAmbiguity}
+	case len(observed.nodes) == 0 && providerid.Key(observed.notice.ProviderID) == "":
+		// Any Node may be the Node of the instance.
+		return decision{step: nothing}
+	case len(observed.nodes) == 0 && observed.notFound:
+		return decision{step: acknowledge, outcome: noNode}
+	case len(observed.nodes) == 0:
+		return decision{step: lookUpNode}
+	case !pods.watched:
+		return decision{step: watchPods}
+	case !pods.synced:
+		return decision{step: nothing}
+	case !pods.classified && now.Before(pods.listAfter):
+		return decision{step: nothing, until: pods.listAfter}
+	case !pods.classified:
+		return decision{step: classifyPods}
+	case len(pods.remaining) > 0:
+		return decision{step: evict, until: earliest(earliest(pods.gracePeriodEnd, pods.stuckAt), pods.readAgainAt)}
+	case !pods.readAgainAt.IsZero():
+		return decision{step: nothing, until: pods.readAgainAt}
+	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
+		return decision{step: awaitVolumes, until: pods.emptySince.Add(volumeTimeout)}
+	case pods.attached > 0:
+		return decision{step: acknowledge, outcome: volumesAttached}
+	default:
+		return decision{step: acknowledge, outcome: drained}
+	}
+}
+
+// earliest returns the earlier of two times. A zero time counts as none.
+func earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

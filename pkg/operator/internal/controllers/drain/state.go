@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/pkg/base/providerid"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// state is what the controller remembers about a drain while the shard reports its
+// notice. A new process without it repeats some reads and no writes.
+type state struct {
+	// providerIDKey is the key under which byProviderID has the drain. The mutex of the
+	// controller guards it.
+	providerIDKey string
+
+	// startedAt is when the drain started: as the shard reports, else when it was first
+	// observed.
+	startedAt time.Time
+	reason    string
+
+	mu    sync.Mutex
+	watch *podWatch
+	// classified are the Pods of which it is known whether they have to leave, leaving
+	// the Pods that have to.
+	classified, leaving sets.Set[types.UID]
+	// unreadable are the Pods whose DaemonSets may not have been read, so that it is not
+	// known, and unreadableErr is why.
+	unreadable    sets.Set[types.UID]
+	unreadableErr error
+	// failure is that of the last requests.
+	failure failure
+	// deletions are the times at which the deletion of Pods was first observed.
+	deletions map[types.UID]time.Time
+	// emptySince is the time since which no Pod remains that has to leave.
+	emptySince time.Time
+	// listAfter is the earliest time of the next list of Pods.
+	listAfter time.Time
+	// announced is the number of the notice that was last acknowledged.
+	announced int64
+	// acknowledging is set during an acknowledgement, acknowledged after the first.
+	acknowledging, acknowledged bool
+	// acknowledgeAfter is the earliest time of the next acknowledgement.
+	acknowledgeAfter time.Time
+	backoff          wait.Backoff
+	// expired is set after the deadline was reached, counted after the first outcome.
+	expired, counted bool
+	// started is set after the start was recorded.
+	started bool
+	// blockageReported is set while the blockage was reported by an event.
+	blockageReported bool
+}
+
+// ensureState returns the state of a drain, which it creates if there is none.
+func (c *Controller) ensureState(key Key, notice *shard.DeletionNotice) *state {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s, ok := c.states[key]
+	if !ok {
+		s = &state{startedAt: notice.Since, reason: notice.Reason, backoff: acknowledgementBackoff, deletions: map[types.UID]time.Time{}}
+		if s.startedAt.IsZero() {
+			s.startedAt = c.clock.Now()
+		}
+		c.states[key] = s
+	}
+	c.setProviderID(key, s, providerid.Key(notice.ProviderID))
+	return s
+}
+
+// getState returns the state of a drain, nil if there is none.
+func (c *Controller) getState(key Key) *state {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.states[key]
+}
+
+func (c *Controller) removeState(key Key, s *state) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.states, key)
+	c.setProviderID(key, s, "")
+}
+
+// setProviderID changes the key under which byProviderID has a drain; "" removes it.
+// mu must be locked.
+func (c *Controller) setProviderID(key Key, s *state, providerIDKey string) {
+	if s.providerIDKey == providerIDKey {
+		return
+	}
+	if keys := c.byProviderID[s.providerIDKey]; keys.Delete(key).Len() == 0 {
+		delete(c.byProviderID, s.providerIDKey)
+	}
+	s.providerIDKey = providerIDKey
+	if providerIDKey == "" {
+		return
+	}
+	if c.byProviderID[providerIDKey] == nil {
+		c.byProviderID[providerIDKey] = sets.New[Key]()
+	}
+	c.byProviderID[providerIDKey].Insert(key)
+}
+
+// isAcknowledged reports whether a notice, by its number, was acknowledged.
+func (s *state) isAcknowledged(announced int64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acknowledged && s.announced >= announced
+}
+
+// wasAcknowledged reports whether any notice of the drain was acknowledged.
+func (s *state) wasAcknowledged() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acknowledged
+}
+
+// startAcknowledgement stores that an acknowledgement is being sent.
+func (s *state) startAcknowledgement() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.acknowledging = true
+}
+
+// setAcknowledged stores that a notice was acknowledged, and reports whether that is the
+// first outcome of the drain.
+func (s *state) setAcknowledged(announced int64) (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.counted
+	s.counted = true
+	s.acknowledged, s.acknowledging, s.announced, s.backoff = true, false, announced, acknowledgementBackoff
+	return first
+}
+
+// acknowledgementFailed delays the next acknowledgement.
+func (s *state) acknowledgementFailed(now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.acknowledging = false
+	s.acknowledgeAfter = now.Add(s.backoff.Step())
+}
+
+// acknowledgementDelay returns the delay until the next acknowledgement may be sent,
+// not positive for none.
+func (s *state) acknowledgementDelay(now time.Time) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.acknowledgeAfter.Sub(now)
+}
+
+// isExpired reports whether it was reported that the deadline was reached.
+func (s *state) isExpired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.expired
+}
+
+// setExpired stores that the deadline was reached, and reports whether that is the first
+// outcome of the drain.
+func (s *state) setExpired() (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.counted && !s.acknowledging
+	s.counted = s.counted || first
+	s.expired = true
+	return first
+}
+
+// isCounted reports whether the acknowledgement or the deadline counts, or will count, the
+// outcome of the drain.
+func (s *state) isCounted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.counted || s.acknowledging
+}
+
+// setStarted stores that the start of the drain was recorded, and reports whether it was not
+// before.
+func (s *state) setStarted() (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.started
+	s.started = true
+	return first
+}
+
+// setBlocked stores whether the drain is blocked, and reports whether that has to be
+// reported by an event.
+func (s *state) setBlocked(blocked bool) (report bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report = blocked && !s.blockageReported
+	s.blockageReported = blocked
+	return report
+}
+
+// setEmpty stores whether all Pods that have to leave have left the Node, and
+// returns since when, zero if they have not.
+func (s *state) setEmpty(empty bool, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !empty:
+		s.emptySince = time.Time{}
+	case s.emptySince.IsZero():
+		s.emptySince = now
+	}
+	return s.emptySince
+}
+
+// startList stores the time of a list of Pods, and returns the Pods that the watch
+// shows.
+func (s *state) startList(now time.Time) []*corev1.Pod {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.listAfter = now.Add(podListPeriod)
+	if s.watch == nil {
+		return nil
+	}
+	return s.watch.pods()
+}
+
+// stopPodWatch stops the watch of Pods, if there is one, and removes what is known
+// from it.
+func (s *state) stopPodWatch() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch != nil {
+		s.watch.stop()
+	}
+	s.watch, s.classified, s.leaving = nil, nil, nil
+	s.unreadable, s.unreadableErr = nil, nil
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package importer
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// observation is the cached state that a sync decides from.
+type observation struct {
+	// group is the key of the group.
+	group string
+	// shards are all configured shards.
+	shards []shardState
+	// pools are the pools of the group, sorted by name. There should be at most one.
+	pools []*v1beta1.NstanceMachinePool
+	// namesake is the pool of another group that has the group's name.
+	namesake *v1beta1.NstanceMachinePool
+	// machinePoolDeleted is true while a MachinePool is being deleted that would take a
+	// new pool of the group's name with it.
+	machinePoolDeleted bool
+	// cluster is the Cluster that pools belong to, nil while it does not exist.
+	cluster *clusterv1.Cluster
+}
+
+// shardState is one configured shard.
+type shardState struct {
+	id string
+	// known is true when the cache has all groups of the shard and is up to date.
+	known bool
+	// group is the group as the shard reports it, nil when it has none.
+	group *shard.Group
+	// shardGroup is the NstanceShardGroup of the group on this shard, nil when there
+	// is none.
+	shardGroup *v1beta1.NstanceShardGroup
+}
+
+// decision is the result of plan.
+type decision struct {
+	// create is the spec of the pool to create, nil for none.
+	create *v1beta1.NstanceMachinePoolSpec
+	// instances is the sum of the sizes of the group on these shards.
+	instances int32
+	// warning is recorded as an event of a pool.
+	warning *warning
+}
+
+// warning becomes an event.
+type warning struct {
+	pool            *v1beta1.NstanceMachinePool
+	reason, message string
+}
+
+// plan decides whether a group gets a pool. It waits until every shard is known: a
+// pool with only some of the group's shards, and so with a partial sum of sizes,
+// would stay wrong.
+func plan(observed observation) decision {
+	if slices.ContainsFunc(observed.shards, func(s shardState) bool { return !s.known }) {
+		return decision{}
+	}
+	having := slices.DeleteFunc(slices.Clone(observed.shards), func(s shardState) bool { return s.group == nil || s.group.Deleting })
+	slices.SortFunc(having, func(a, b shardState) int { return strings.Compare(a.id, b.id) })
+	switch {
+	case len(having) == 0:
+		return decision{}
+	case len(observed.pools) > 0:
+		return decision{warning: notListed(observed.group, observed.pools, having)}
+	case observed.namesake != nil:
+		return decision{warning: nameTaken(observed.group, observed.namesake)}
+	case observed.machinePoolDeleted || blocksImports(observed.cluster) || slices.ContainsFunc(observed.shards, leftover):
+		return decision{}
+	default:
+		return decision{create: newSpec(observed.group, having), instances: totalSize(having)}
+	}
+}
+
+// blocksImports reports whether the Cluster blocks imports: it is paused, or it is
+// being deleted and its MachinePools with it.
+func blocksImports(cluster *clusterv1.Cluster) bool {
+	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || controllers.PausedBy(cluster) != "")
+}
+
+// leftover reports whether a shard group of a former pool exists. It will be
+// deleted, and the group on its shard with it.
+func leftover(s shardState) bool {
+	return s.shardGroup != nil && (!s.shardGroup.DeletionTimestamp.IsZero() || metav1.GetControllerOfNoCopy(s.shardGroup) != nil)
+}
+
+// newSpec returns the spec of a pool on the shards that have the group, sorted by
+// id. It leaves out what the servers' defaults provide, so that the defaults stay in
+// effect, and has what a former pool declared, so that no instance is replaced.
+func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
+	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: commonSettings(found)}
+	for _, s := range found {
+		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
+	}
+	return spec
+}
+
+// totalSize returns the sum of the sizes of a group.
+func totalSize(found []shardState) (total int32) {
+	for _, s := range found {
+		total += s.group.Size
+	}
+	return total
+}
+
+// commonSettings returns the template, and the other settings that a former pool has
+// declared, if all shards have the same.
+func commonSettings(found []shardState) v1beta1.GroupSettings {
+	settings := v1beta1.GroupSettings{Template: commonTemplate(found)}
+	declared := found[0].group.Declared
+	if declared == nil || slices.ContainsFunc(found, func(s shardState) bool {
+		return s.group.Declared == nil || !s.group.Declared.Equal(*declared)
+	}) {
+		return settings
+	}
+	settings.InstanceType, settings.Vars = declared.InstanceType, maps.Clone(declared.Vars)
+	if settings.Template == "" {
+		// The group is static, or the templates differ, and so do their subnets.
+		return settings
+	}
+	for _, id := range declared.Subnets {
+		settings.Subnets = append(settings.Subnets, v1beta1.Identifier(id))
+	}
+	return settings
+}
+
+// commonTemplate returns the template of a dynamic group that is the same on all
+// shards. It is empty when the shards differ, and for a static group, whose template
+// cannot be set.
+func commonTemplate(found []shardState) string {
+	template := found[0].group.Template
+	if slices.ContainsFunc(found, func(s shardState) bool { return s.group.Static || s.group.Template != template }) {
+		return ""
+	}
+	return template
+}
+
+// notListed warns of shards that have the group of a pool and are missing from
+// spec.shards. A shard with a shard group was removed from spec.shards just now.
+func notListed(group string, pools []*v1beta1.NstanceMachinePool, found []shardState) *warning {
+	staying := slices.DeleteFunc(slices.Clone(pools), func(pool *v1beta1.NstanceMachinePool) bool {
+		return !pool.DeletionTimestamp.IsZero()
+	})
+	if len(staying) == 0 {
+		return nil
+	}
+	var missing []string
+	for _, s := range found {
+		listed := slices.ContainsFunc(pools, func(pool *v1beta1.NstanceMachinePool) bool {
+			return slices.Contains(pool.Spec.Shards, v1beta1.Identifier(s.id))
+		})
+		if !listed && s.shardGroup == nil {
+			missing = append(missing, s.id)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return &warning{staying[0], reasonShardNotListed,
+		fmt.Sprintf("group %q is also on shards that spec.shards does not name: %s", group, strings.Join(missing, ", "))}
+}
+
+// nameTaken warns of a pool whose name prevents the import of another group.
+func nameTaken(group string, namesake *v1beta1.NstanceMachinePool) *warning {
+	if !namesake.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return &warning{namesake, reasonNameTaken,
+		fmt.Sprintf("group %q on the shards gets no pool, because the pool of that name has group %q", group, namesake.Spec.Group)}
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package importer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	if err := identifier.Validate(key.Name); err != nil {
+		if _, logged := c.invalidNames.LoadOrStore(key.Name, struct{}{}); !logged {
+			klog.FromContext(ctx).Info("Ignored a group whose name is not valid for a pool", "err", err)
+		}
+		return 0, nil
+	}
+	if !c.writes.CaughtUp(key) {
+		return c.writes.Delay(key), nil
+	}
+	observed, err := c.observe(key.Name)
+	if err != nil {
+		return 0, err
+	}
+	decision := plan(observed)
+	c.warn(decision.warning)
+	return 0, c.create(ctx, key, decision)
+}
+
+// observe reads the caches.
+func (c *Controller) observe(group string) (observation, error) {
+	observed := observation{
+		group:              group,
+		pools:              c.poolsOf(group),
+		machinePoolDeleted: c.hasDeletedMachinePool(group),
+	}
+	namesake, err := controller.GetCached(c.poolLister.Get, "pool", c.key(group))
+	if err != nil {
+		return observation{}, err
+	}
+	if namesake != nil && string(namesake.Spec.Group) != group {
+		observed.namesake = namesake
+	}
+	for _, id := range c.shards.Shards() {
+		state, err := c.observeShard(id, group)
+		if err != nil {
+			return observation{}, err
+		}
+		observed.shards = append(observed.shards, state)
+	}
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+		return observation{}, err
+	}
+	return observed, nil
+}
+
+func (c *Controller) observeShard(id, key string) (shardState, error) {
+	reachable, _ := c.groups.Reachable(id)
+	state := shardState{id: id, known: reachable && c.groups.HasSynced(id)}
+	if group, ok := c.groups.Get(id, key); ok {
+		state.group = &group
+	}
+	name := v1beta1.ShardGroupName(key, id)
+	var err error
+	state.shardGroup, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name))
+	return state, err
+}
+
+// create makes the pool. It is not applied: its spec is then its users', and a
+// later apply of other fields would take back what this one has set. The
+// finalizer comes with it, which saves its controller a write.
+func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided decision) error {
+	spec := decided.create
+	if spec == nil {
+		return nil
+	}
+	created, err := c.pools.Create(ctx, &v1beta1.NstanceMachinePool{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace:  key.Namespace,
+			Name:       key.Name,
+			Finalizers: []string{v1beta1.FinalizerMachinePool},
+		},
+		Spec: *spec,
+	}, metav1.CreateOptions{FieldManager: controllers.FieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		// Another client created it first; the cache will have it.
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("create pool %s: %w", key, err)
+	}
+	c.writes.Record(created)
+	c.metrics.imports.Inc()
+	klog.FromContext(ctx).Info("Imported a group", "shards", spec.Shards, "template", spec.Template, "instances", decided.instances)
+	controller.Record(c.recorder, created, reasonImported, "Import",
+		fmt.Sprintf("group %q was imported: %d instances on %d shards", spec.Group, decided.instances, len(spec.Shards)))
+	return nil
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+// planDeletion completes the deletion of a pool after its last shard group and
+// nstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
+// Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
+func planDeletion(observed observation) decision {
+	d := decision{
+		machines:  machinesMode{on: hasMachines(observed)},
+		addOwners: slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(observed.pool, machinePool) }),
+		blocked:   &problem{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
+	}
+	if len(observed.nstanceMachines) > 0 {
+		d.blocked.message = "the pool is being deleted and waits for the Machines of its instances"
+	}
+	d.removeFinalizer = len(observed.shardGroups) == 0 && len(observed.nstanceMachines) == 0 && !d.addOwners
+	for _, machinePool := range observed.machinePools {
+		if machinePool.DeletionTimestamp.IsZero() {
+			d.deleteMachinePools = append(d.deleteMachinePools, machinePool)
+		}
+	}
+	for _, group := range observed.shardGroups {
+		switch {
+		case retains(observed.pool):
+			planPolicy(observed, group, v1beta1.DeletionRetain, &d)
+		case group.DeletionTimestamp.IsZero():
+			planShardGroupDeletion(observed, group, &d)
+		}
+	}
+	return d
+}
+
+// planShardGroupDeletion deletes a shard group of a pool that is being deleted once no
+// instance on the shard has an NstanceMachine. Until then Cluster API drains the
+// Machines, and each drained instance makes the shard smaller, so that the server does
+// not replace it.
+func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGroup, d *decision) {
+	nstanceMachines := onShardOf(observed.nstanceMachines, group)
+	if len(nstanceMachines) == 0 {
+		planPolicy(observed, group, "", d)
+		return
+	}
+	state := stateOf(observed, group)
+	var drained []string
+	for _, nstanceMachine := range nstanceMachines {
+		if !nstanceMachine.DeletionTimestamp.IsZero() &&
+			!meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionServerDeleted) {
+			drained = append(drained, nstanceMachine.Name)
+		}
+	}
+	shard := state.distributeShard()
+	size, removeFirst := shard.RemoveDrained(drained)
+	if size == group.Spec.Size {
+		return
+	}
+	want := wantedShardGroup{
+		uid: string(group.UID), resourceVersion: group.ResourceVersion,
+		spec: *group.Spec.DeepCopy(), kept: state.keptNote(),
+	}
+	want.spec.Size, want.spec.RemoveFirst = size, removeFirst
+	d.apply = append(d.apply, want)
+}
+
+// stateOf returns the shard of a shard group, also if the pool no longer names it.
+func stateOf(observed observation, group *v1beta1.NstanceShardGroup) shardState {
+	for _, state := range observed.shards {
+		if state.group != nil && state.group.UID == group.UID {
+			return state
+		}
+	}
+	return shardState{id: string(group.Spec.Shard), group: group}
+}
+
+// onShardOf returns the nstanceMachines whose instances are on the shard of group.
+func onShardOf(nstanceMachines []*v1beta1.NstanceMachine, group *v1beta1.NstanceShardGroup) []*v1beta1.NstanceMachine {
+	var found []*v1beta1.NstanceMachine
+	for _, nstanceMachine := range nstanceMachines {
+		if nstanceMachine.Spec.Shard == group.Spec.Shard {
+			found = append(found, nstanceMachine)
+		}
+	}
+	return found
+}
+
+// ensureFinalizer adds the finalizer to a pool before anything exists on a shard, and
+// the owners to a pool that is being deleted.
+func (c *Controller) ensureFinalizer(ctx context.Context, observed observation) (*v1beta1.NstanceMachinePool, error) {
+	written, err := c.pools.Apply(ctx, applyPool(observed, observed.pool.Spec.ProviderIDList), controllers.Apply)
+	if err != nil {
+		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(observed.pool), err)
+	}
+	c.poolWrites.Record(written)
+	return written, nil
+}
+
+// ownedBy reports whether a MachinePool is among the owners of a pool. Cluster API
+// makes it one, unless the MachinePool was already being deleted. Then it would not
+// notice that the pool was deleted, and keep the MachinePool forever.
+func ownedBy(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) bool {
+	return slices.ContainsFunc(pool.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == machinePool.UID })
+}
+
+// removeFinalizer completes the deletion of a pool.
+func (c *Controller) removeFinalizer(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
+	patch, err := controller.RemoveFinalizer(pool, v1beta1.FinalizerMachinePool)
+	if err != nil || patch == nil {
+		return err
+	}
+	_, err = c.pools.Patch(ctx, pool.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controllers.FieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the finalizer of pool %s: %w", klog.KObj(pool), err)
+	}
+	klog.FromContext(ctx).Info("Removed the finalizer of the pool")
+	return nil
+}
+
+func (c *Controller) deleteShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
+	var failed []error
+	for _, group := range groups {
+		err := c.shardGroups.Delete(ctx, group.Name, controller.DeleteByUID(group))
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
+			continue
+		}
+		controllers.LogDeletion(ctx, "NstanceShardGroup", klog.KObj(group), "its pool is deleted, or no longer has its shard", err)
+	}
+	return errors.Join(failed...)
+}
+
+func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clusterv1.MachinePool) error {
+	var failed []error
+	for _, machinePool := range machinePools {
+		err := c.machinePools.Delete(ctx, machinePool.Name, controller.DeleteByUID(machinePool))
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
+			continue
+		}
+		c.created.Delete(cache.MetaObjectToName(machinePool))
+		controllers.LogDeletion(ctx, "MachinePool", klog.KObj(machinePool), "its pool is deleted", err)
+	}
+	return errors.Join(failed...)
+}

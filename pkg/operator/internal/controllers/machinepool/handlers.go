@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// shardChanged enqueues the pools of a shard that was configured or removed, became
+// synced, or whose connection changed.
+func (c *Controller) shardChanged(shard string) {
+	for _, pool := range controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byShard, shard) {
+		c.queue.Add(cache.MetaObjectToName(pool))
+	}
+}
+
+// poolChanged enqueues a pool with a new spec. A new status is the controller's own,
+// and a sync for it would shorten the batch of reports of shards; the resync reverts
+// what other writers change in it.
+func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
+	switch {
+	case after == nil:
+		c.queue.Add(cache.MetaObjectToName(before))
+	case before != nil && controllers.PauseChanged(before, after):
+		c.enqueueWithShardGroups(after.Name)
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+		!slices.Equal(before.Finalizers, after.Finalizers):
+		c.queue.Add(cache.MetaObjectToName(after))
+	}
+}
+
+// shardGroupChanged enqueues the pool of a shard group. Instances start one by one,
+// and shards one after the other; the pool takes their reports in batches, together
+// with the first report of a new shard group.
+func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	group := after
+	if group == nil {
+		group = before
+	}
+	pool := poolOf(group)
+	switch {
+	case pool == "":
+	case after == nil || before != nil && before.Generation != after.Generation:
+		c.queue.Add(c.key(pool))
+	case before == nil || before.ResourceVersion == after.ResourceVersion || relevantChange(before, after):
+		c.queue.AddAfter(c.key(pool), shardGroupBatch)
+	}
+}
+
+// relevantChange reports whether a change of a shard group, other than one of its
+// spec, matters to its pool: a new report, or metadata that the pool may revert.
+func relevantChange(before, after *v1beta1.NstanceShardGroup) bool {
+	return !maps.Equal(before.Labels, after.Labels) ||
+		!slices.Equal(before.Finalizers, after.Finalizers) ||
+		!equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) ||
+		relevantStatusChange(&before.Status, &after.Status)
+}
+
+// relevantStatusChange reports whether the new status of a shard group changes
+// anything about its pool. That it is no longer ready because it scales does not
+// matter: the pool has requested that, or the number of instances changes too.
+func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
+	if !ptr.Equal(before.Replicas, after.Replicas) ||
+		!ptr.Equal(before.Draining, after.Draining) ||
+		!ptr.Equal(before.DrainsBlocked, after.DrainsBlocked) ||
+		!ptr.Equal(before.IsStatic, after.IsStatic) ||
+		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
+		!equality.Semantic.DeepEqual(before.Config, after.Config) {
+		return true
+	}
+	scaling := startedScaling(before.Conditions, after.Conditions)
+	if !scaling && before.ObservedGeneration != after.ObservedGeneration {
+		return true
+	}
+	for _, now := range after.Conditions {
+		if scaling && now.Type == v1beta1.ConditionReady {
+			continue
+		}
+		if now.Type == v1beta1.ConditionDrainsProgressing {
+			// The pool has the numbers.
+			continue
+		}
+		was := meta.FindStatusCondition(before.Conditions, now.Type)
+		if was == nil || was.Status != now.Status || was.Reason != now.Reason || was.Message != now.Message {
+			return true
+		}
+	}
+	return false
+}
+
+// startedScaling reports whether a shard group scales after it was ready or scaling.
+func startedScaling(before, after []metav1.Condition) bool {
+	now := meta.FindStatusCondition(after, v1beta1.ConditionReady)
+	if now == nil || now.Status != metav1.ConditionFalse || now.Reason != v1beta1.ReasonScaling {
+		return false
+	}
+	was := meta.FindStatusCondition(before, v1beta1.ConditionReady)
+	return was == nil || was.Status == metav1.ConditionTrue || was.Reason == v1beta1.ReasonScaling
+}
+
+// machinePoolChanged enqueues the pool that a MachinePool refers to, and the one of
+// its name, which has no MachinePool while this one refers to another object. The
+// replicas of a MachinePool matter, whether the cluster autoscaler scales it, whether
+// it is paused, and whether it is being deleted; its status is Cluster API's.
+func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
+	enqueue := func(pool string) { c.queue.Add(c.key(pool)) }
+	if before != nil && after != nil {
+		switch {
+		case controllers.PauseChanged(before, after):
+			enqueue = c.enqueueWithShardGroups
+		case before.ResourceVersion != after.ResourceVersion &&
+			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
+			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
+			autoscaled(before) == autoscaled(after) &&
+			capi.PoolOf(before) == capi.PoolOf(after):
+			return
+		}
+	}
+	for _, machinePool := range []*clusterv1.MachinePool{before, after} {
+		if machinePool == nil {
+			continue
+		}
+		enqueue(machinePool.Name)
+		if pool := capi.PoolOf(machinePool); pool != "" {
+			enqueue(pool)
+		}
+	}
+}
+
+// nstanceMachineChanged enqueues the pool of an nstanceMachine that is being deleted
+// or was deleted: the deletion of the pool may wait for that.
+func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine) {
+	nstanceMachine := after
+	switch {
+	case after == nil:
+		nstanceMachine = before
+	case after.DeletionTimestamp.IsZero(), before != nil && !before.DeletionTimestamp.IsZero():
+		return
+	}
+	if pool := controllers.PoolOf(nstanceMachine); pool != nil {
+		c.queue.Add(c.key(pool.Name))
+	}
+}
+
+// nodeChanged enqueues the pools that have an instance with the Node's provider id.
+func (c *Controller) nodeChanged(before, after *corev1.Node) {
+	if before != nil && after != nil && before.Spec.ProviderID == after.Spec.ProviderID {
+		return
+	}
+	for _, node := range []*corev1.Node{before, after} {
+		if node == nil || node.Spec.ProviderID == "" {
+			continue
+		}
+		for _, group := range c.shardGroupsWith(node.Spec.ProviderID) {
+			if pool := poolOf(group); pool != "" {
+				c.queue.AddAfter(c.key(pool), shardGroupBatch)
+			}
+		}
+	}
+}
+
+// clusterChanged enqueues every pool when the Cluster is created, paused, unpaused or
+// deleted. Its other fields are Cluster API's.
+func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
+	if before != nil && after != nil &&
+		ptr.Deref(before.Spec.Paused, false) == ptr.Deref(after.Spec.Paused, false) &&
+		before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() {
+		return
+	}
+	for _, key := range c.keys() {
+		c.enqueueWithShardGroups(key.Name)
+	}
+}
+
+// keys returns the keys of all pools.
+func (c *Controller) keys() []cache.ObjectName {
+	pools, err := c.poolLister.List(labels.Everything())
+	if err != nil {
+		// A lister of a cache returns no errors.
+		panic(err)
+	}
+	keys := make([]cache.ObjectName, len(pools))
+	for i, pool := range pools {
+		keys[i] = cache.MetaObjectToName(pool)
+	}
+	return keys
+}
+
+// enqueueWithShardGroups enqueues a pool, and calls the pause handlers for its shard
+// groups.
+func (c *Controller) enqueueWithShardGroups(pool string) {
+	c.queue.Add(c.key(pool))
+	for _, group := range c.members.ShardGroupsOfName(pool) {
+		for _, handler := range c.pauseHandlers {
+			handler(cache.MetaObjectToName(group))
+		}
+	}
+}
+
+// groupChanged enqueues the pool of a cached group of a shard if the group changed in
+// what the pool reads from the cache itself. It gets the rest from its shard groups.
+func (c *Controller) groupChanged(shard, key string) {
+	group, _ := c.groups.Get(shard, key)
+	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Node, group.Shortfall}) {
+		return
+	}
+	shardGroup, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard))
+	if err != nil {
+		// The pool reads the cache after it created the shard group.
+		return
+	}
+	if pool := poolOf(shardGroup); pool != "" {
+		c.queue.AddAfter(c.key(pool), shardGroupBatch)
+	}
+}
+
+// lastReported has what servers reported last about groups and pools read from the
+// cache. The zero value is empty.
+type lastReported struct {
+	mu      sync.Mutex
+	reports map[groupOnShard]groupReport
+}
+
+type groupOnShard struct{ shard, key string }
+
+// groupReport is what a server can do for a group, and what its Nodes will be like.
+type groupReport struct {
+	listsInstances bool
+	node           *shard.NodeShape
+	shortfall      shard.Shortfall
+}
+
+// set records a report, and reports whether it differs from the last one.
+func (l *lastReported) set(group groupOnShard, now groupReport) (changed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	before := l.reports[group]
+	if before.listsInstances == now.listsInstances && before.node.Equal(now.node) && before.shortfall == now.shortfall {
+		return false
+	}
+	if l.reports == nil {
+		l.reports = make(map[groupOnShard]groupReport)
+	}
+	l.reports[group] = now
+	return true
+}
+
+func (c *Controller) key(name string) cache.ObjectName {
+	return cache.NewObjectName(c.namespace, name)
+}

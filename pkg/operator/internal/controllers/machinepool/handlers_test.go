@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"slices"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+func TestChangesEnqueuePools(t *testing.T) {
+	pool := newPool("a", "b")
+	group := func(version string, change func(*v1beta1.NstanceShardGroup)) *v1beta1.NstanceShardGroup {
+		made := ready(newShardGroup(pool, "a", 2), "i-1")
+		made.ResourceVersion = version
+		if change != nil {
+			change(made)
+		}
+		return made
+	}
+	elsewhere := func(version string) *clusterv1.MachinePool {
+		made := machinePool("workers", ptr.To[int32](1))
+		made.ResourceVersion = version
+		made.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
+		return made
+	}
+	replicas := func(version string, n int32) *clusterv1.MachinePool {
+		made := machinePool("other", &n)
+		made.ResourceVersion = version
+		return made
+	}
+	tests := map[string]struct {
+		change func(*Controller)
+		want   []string
+	}{
+		"a new spec, at once": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.Generation++
+			c.poolChanged(pool, after)
+		}, []string{"workers at 0s"}},
+		"a new status, which is our own, enqueues nothing": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.ResourceVersion = "another"
+			c.poolChanged(pool, after)
+		}, nil},
+		"a resync": {func(c *Controller) {
+			c.poolChanged(pool, pool.DeepCopy())
+		}, []string{"workers at 0s"}},
+		"a new shard group": {func(c *Controller) {
+			c.shardGroupChanged(nil, group("1", nil))
+		}, []string{"workers at 2s"}},
+		"a deleted shard group": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), nil)
+		}, []string{"workers at 0s"}},
+		"one more instance, in a batch": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.Status.ProviderIDs = nil }))
+		}, []string{"workers at 2s"}},
+		"a report without a relevant change enqueues nothing": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.Status.LastSyncTime = ptr.To(metav1.Now()) }))
+		}, nil},
+		"a resync of a shard group": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("1", nil))
+		}, []string{"workers at 2s"}},
+		"a shard group without an owner enqueues nothing": {func(c *Controller) {
+			c.shardGroupChanged(nil, group("1", func(g *v1beta1.NstanceShardGroup) { g.OwnerReferences = nil }))
+		}, nil},
+		"other replicas, at once": {func(c *Controller) {
+			c.machinePoolChanged(replicas("1", 3), replicas("2", 4))
+		}, []string{"other at 0s", "workers at 0s"}},
+		"a MachinePool's own status enqueues nothing": {func(c *Controller) {
+			c.machinePoolChanged(replicas("1", 3), replicas("2", 3))
+		}, nil},
+		"the cluster autoscaler is enabled, at once": {func(c *Controller) {
+			after := replicas("2", 3)
+			after.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "0", clusterv1.AutoscalerMaxSizeAnnotation: "9"}
+			c.machinePoolChanged(replicas("1", 3), after)
+		}, []string{"other at 0s", "workers at 0s"}},
+		"a deleted MachinePool of the same name that refers to another object": {func(c *Controller) {
+			c.machinePoolChanged(elsewhere("1"), nil)
+		}, []string{"workers at 0s"}},
+		"a MachinePool that now refers to another object": {func(c *Controller) {
+			after := elsewhere("2")
+			after.Name = "other"
+			c.machinePoolChanged(replicas("1", 1), after)
+		}, []string{"other at 0s", "workers at 0s"}},
+		"the Node of an instance": {func(c *Controller) {
+			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-1"))
+		}, []string{"workers at 2s"}},
+		"a Node gets its provider id": {func(c *Controller) {
+			c.nodeChanged(node("one", ""), node("one", "i-1"))
+		}, []string{"workers at 2s"}},
+		"another Node enqueues nothing": {func(c *Controller) {
+			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-9"))
+			c.nodeChanged(nil, node("two", ""))
+		}, nil},
+		"a Node's heartbeat enqueues nothing": {func(c *Controller) {
+			c.nodeChanged(node("one", "i-1"), node("one", "i-1"))
+		}, nil},
+		"the last NstanceMachine is deleted": {func(c *Controller) {
+			removed, _ := newInstance("a1", "a", nil)
+			c.nstanceMachineChanged(removed, nil)
+		}, []string{"workers at 0s"}},
+		"a new status of an NstanceMachine enqueues nothing": {func(c *Controller) {
+			before, _ := newInstance("a1", "a", nil)
+			after, _ := newInstance("a1", "a", nil)
+			c.nstanceMachineChanged(before, after)
+			c.nstanceMachineChanged(nil, after)
+			c.nstanceMachineChanged(&v1beta1.NstanceMachine{}, nil)
+		}, nil},
+		"the capabilities of a server, once": {func(c *Controller) {
+			c.groups = withGroups(map[string]*shard.Group{"a": listed("a1")}).Groups()
+			c.groupChanged("a", "workers")
+			c.groups = withGroups(map[string]*shard.Group{"a": listed("a1", "a2")}).Groups()
+			c.groupChanged("a", "workers")
+			c.groupChanged("a", "others")
+		}, []string{"workers at 2s"}},
+		"the shape of its Nodes": {func(c *Controller) {
+			c.groups = withGroups(map[string]*shard.Group{"a": {Key: "workers", Node: &shard.NodeShape{Architecture: "arm64"}}}).Groups()
+			c.groupChanged("a", "workers")
+		}, []string{"workers at 2s"}},
+		"a shard of the pool": {func(c *Controller) { c.shardChanged("b") }, []string{"workers at 0s"}},
+		"another shard enqueues nothing": {func(c *Controller) {
+			c.shardChanged("c")
+		}, nil},
+	}
+	h := newHarness(t, withSizes(map[string]int32{}), pool.DeepCopy(), group("", nil))
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h.controller.lastReported = lastReported{}
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h.controller) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
+		})
+	}
+}

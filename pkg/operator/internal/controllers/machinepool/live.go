@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/distribute"
+)
+
+// This file has every read of the API server. A sync reads caches; before it selects
+// instances or removes the finalizer it also reads what a stale cache would get wrong.
+
+// needsCandidates reports whether the sync scales down a pool with Machines, so that
+// it matters which instances are deletion candidates.
+func needsCandidates(observed observation) bool {
+	if observed.paused != "" || !observed.pool.DeletionTimestamp.IsZero() || !hasMachines(observed) ||
+		len(observed.machinePools) != 1 || checkPreconditions(observed) != nil {
+		return false
+	}
+	return distribute.Surplus(currentSizes(observed.shards), *observed.machinePools[0].Spec.Replicas) > 0
+}
+
+// readCandidates reads the replicas and the deletion candidates into observed. The caches
+// of MachinePools and Machines may have different ages. A client annotates the
+// Machine first and then lowers the replicas, so the Machines are read after the
+// replicas. It returns false if a cache is stale in a way that changes more than that.
+func (c *Controller) readCandidates(ctx context.Context, observed *observation) (current bool, err error) {
+	name := observed.machinePools[0].Name
+	machinePool, err := c.machinePools.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read MachinePool %s: %w", c.key(name), err)
+	}
+	if machinePool.UID != observed.machinePools[0].UID || machinePool.Spec.Replicas == nil || controllers.PausedBy(nil, machinePool) != "" {
+		return false, nil
+	}
+	// The shard groups have what earlier scale-downs selected.
+	for _, shard := range observed.shards {
+		if current, err := c.isCurrent(ctx, observed.pool, shard); err != nil || !current {
+			return false, err
+		}
+	}
+	machines, err := c.machines.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{
+		clusterv1.ClusterNameLabel:     machinePool.Spec.ClusterName,
+		clusterv1.MachinePoolNameLabel: capi.LabelValue(machinePool.Name),
+	}.String()})
+	if err != nil {
+		return false, fmt.Errorf("list the Machines of MachinePool %s: %w", klog.KObj(machinePool), err)
+	}
+	candidates, current, err := c.candidates(ctx, observed.pool, machines.Items)
+	if err != nil || !current {
+		return false, err
+	}
+	observed.machinePools = []*clusterv1.MachinePool{machinePool}
+	observed.candidates = candidates
+	return true, nil
+}
+
+// isCurrent reports whether the cached shard group has the spec of the one on the API
+// server. It is read by name because its labels may have been removed; the sync that
+// follows adds them.
+func (c *Controller) isCurrent(ctx context.Context, pool *v1beta1.NstanceMachinePool, shard shardState) (bool, error) {
+	name := v1beta1.ShardGroupName(string(pool.Spec.Group), shard.id)
+	group, err := c.shardGroups.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return shard.group == nil, nil
+	case err != nil:
+		return false, fmt.Errorf("read shard group %s of pool %s: %w", name, klog.KObj(pool), err)
+	}
+	return shard.group != nil && group.UID == shard.group.UID && group.Generation == shard.group.Generation, nil
+}
+
+// candidates returns the deletion candidates among the Machines of a pool. It returns
+// false if the cache lacks the NstanceMachine of one.
+func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []clusterv1.Machine) (candidates []distribute.Candidate, current bool, err error) {
+	for _, machine := range machines {
+		id := capi.NstanceMachineOf(&machine)
+		annotation, annotated := machine.Annotations[clusterv1.DeleteMachineAnnotation]
+		deleting := !machine.DeletionTimestamp.IsZero()
+		if id == "" || !annotated && !deleting {
+			continue
+		}
+		nstanceMachine, err := c.nstanceMachineLister.Get(id)
+		if apierrors.IsNotFound(err) {
+			_, err = c.nstanceMachines.Get(ctx, id, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				// The instance was deleted.
+				continue
+			}
+			if err == nil {
+				return nil, false, nil
+			}
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("read the NstanceMachine of Machine %s: %w", klog.KObj(&machine), err)
+		}
+		if owner := controllers.PoolOf(nstanceMachine); owner == nil || owner.UID != pool.UID {
+			// The labels of a Machine of another pool can be wrong.
+			continue
+		}
+		if meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionServerDeleted) {
+			// The instance was terminated, even if its shard cannot be queried now.
+			continue
+		}
+		candidates = append(candidates, distribute.Candidate{
+			ID: id, Shard: string(nstanceMachine.Spec.Shard), Annotated: annotated, Annotation: annotation,
+		})
+	}
+	return candidates, true, nil
+}
+
+// readWriters reads a pool with its managedFields, which the cache does not have. The pool
+// is empty if it does not exist.
+func (c *Controller) readWriters(ctx context.Context, name string) (*v1beta1.NstanceMachinePool, error) {
+	pool, err := c.pools.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &v1beta1.NstanceMachinePool{}, nil
+	}
+	return pool, err
+}
+
+// readReplicasWriters reads the MachinePool of a pool with its managedFields. It is empty if
+// there is not exactly one.
+func (c *Controller) readReplicasWriters(ctx context.Context, pool string) (*clusterv1.MachinePool, error) {
+	machinePools := controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool)
+	if len(machinePools) != 1 {
+		return &clusterv1.MachinePool{}, nil
+	}
+	return c.machinePools.Get(ctx, machinePools[0].Name, metav1.GetOptions{})
+}
+
+// hasUncachedMachinePool reports whether the pool has a MachinePool that is not in the
+// cache: one that a request without a response created, or a former leader.
+func (c *Controller) hasUncachedMachinePool(ctx context.Context, observed observation) (bool, error) {
+	if len(observed.machinePools) > 0 {
+		return false, nil
+	}
+	machinePool, err := c.machinePools.Get(ctx, observed.pool.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read MachinePool %s: %w", klog.KObj(observed.pool), err)
+	}
+	return capi.PoolOf(machinePool) == observed.pool.Name, nil
+}

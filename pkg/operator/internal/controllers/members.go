@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controllers
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+)
+
+const (
+	// byPoolName indexes shard groups by the name of the pool that owns them.
+	byPoolName = "poolName"
+	// byPoolUID indexes NstanceMachines by the UID of their pool.
+	byPoolUID = "poolUID"
+)
+
+// Members finds what belongs to a pool in the caches of informers.
+type Members struct {
+	shardGroups, nstanceMachines cache.Indexer
+}
+
+// NewMembers indexes shard groups and NstanceMachines by their pool. Several controllers
+// may share the informers: an index is added once, because those of many pools take
+// memory.
+func NewMembers(all informers.Interface) (*Members, error) {
+	shardGroups, nstanceMachines := all.NstanceShardGroups().Informer(), all.NstanceMachines().Informer()
+	if err := controller.IndexOnce(shardGroups, byPoolName, indexByPoolName); err != nil {
+		return nil, fmt.Errorf("index NstanceShardGroups by pool: %w", err)
+	}
+	if err := controller.IndexOnce(nstanceMachines, byPoolUID, indexByPoolUID); err != nil {
+		return nil, fmt.Errorf("index NstanceMachines by pool: %w", err)
+	}
+	return &Members{shardGroups: shardGroups.GetIndexer(), nstanceMachines: nstanceMachines.GetIndexer()}, nil
+}
+
+// ShardGroups returns the shard groups of a pool, sorted by name. Those of a former pool
+// of the same name are not included.
+func (m *Members) ShardGroups(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
+	groups := slices.DeleteFunc(m.ShardGroupsOfName(pool.Name),
+		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
+	slices.SortFunc(groups, func(a, b *v1beta1.NstanceShardGroup) int { return strings.Compare(a.Name, b.Name) })
+	return groups
+}
+
+// ShardGroupsOfName returns the shard groups that are owned by any pool of this name.
+func (m *Members) ShardGroupsOfName(pool string) []*v1beta1.NstanceShardGroup {
+	return controller.Indexed[v1beta1.NstanceShardGroup](m.shardGroups, byPoolName, pool)
+}
+
+// NstanceMachines returns the NstanceMachines of a pool, sorted by name.
+func (m *Members) NstanceMachines(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceMachine {
+	found := controller.Indexed[v1beta1.NstanceMachine](m.nstanceMachines, byPoolUID, string(pool.UID))
+	slices.SortFunc(found, func(a, b *v1beta1.NstanceMachine) int { return strings.Compare(a.Name, b.Name) })
+	return found
+}
+
+// PoolOwning returns the reference to the pool that owns a shard group, nil if none does.
+func PoolOwning(group *v1beta1.NstanceShardGroup) *metav1.OwnerReference {
+	owner := metav1.GetControllerOfNoCopy(group)
+	if owner == nil || owner.Kind != v1beta1.PoolKind {
+		return nil
+	}
+	return owner
+}
+
+func indexByPoolName(obj any) ([]string, error) {
+	if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+		if owner := PoolOwning(group); owner != nil {
+			return []string{owner.Name}, nil
+		}
+	}
+	return nil, nil
+}
+
+// PoolOf refers to the pool that an NstanceMachine is a member of, nil when it is
+// of none. The pool is an owner; the controller is the Machine
+// (docs/capi.md#ownership).
+func PoolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
+	for i, owner := range machine.OwnerReferences {
+		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
+			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
+			return &machine.OwnerReferences[i]
+		}
+	}
+	return nil
+}
+
+func indexByPoolUID(obj any) ([]string, error) {
+	if machine, ok := obj.(*v1beta1.NstanceMachine); ok {
+		if owner := PoolOf(machine); owner != nil {
+			return []string{string(owner.UID)}, nil
+		}
+	}
+	return nil, nil
+}

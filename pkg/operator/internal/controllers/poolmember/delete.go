@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmember
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+// deleteMachines deletes the Machines of instances to remove. Cluster API drains them,
+// and then deletes their nstanceMachines.
+func (c *Controller) deleteMachines(ctx context.Context, machines []*clusterv1.Machine) error {
+	return each(ctx, machines, func(machine *clusterv1.Machine) error {
+		reason := "its instance was selected for removal"
+		if unhealthy(machine) {
+			reason = "a MachineHealthCheck found it unhealthy"
+		}
+		return c.deleteMachine(ctx, machine, reason)
+	})
+}
+
+// deleteWithoutMachine deletes nstanceMachines that have no Machine and will get none.
+func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines []*v1beta1.NstanceMachine) error {
+	return each(ctx, nstanceMachines, func(nstanceMachine *v1beta1.NstanceMachine) error {
+		if c.deletions.Requested(nstanceMachine) {
+			return nil
+		}
+		if found, err := c.hasMachine(ctx, nstanceMachine); found || err != nil {
+			return err
+		}
+		err := c.nstanceMachines.Delete(ctx, nstanceMachine.Name, controller.DeleteByUID(nstanceMachine))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
+		}
+		c.deletions.Record(nstanceMachine)
+		controllers.LogDeletion(ctx, v1beta1.MachineKind, klog.KObj(nstanceMachine), "it has no Machine", err)
+		return nil
+	})
+}
+
+// deleteOrphans deletes Machines that have no nstanceMachine.
+func (c *Controller) deleteOrphans(ctx context.Context, machines []*clusterv1.Machine) error {
+	return each(ctx, machines, func(machine *clusterv1.Machine) error {
+		if c.deletions.Requested(machine) {
+			return nil
+		}
+		if found, err := c.hasNstanceMachine(ctx, machine); found || err != nil {
+			return err
+		}
+		return c.deleteMachine(ctx, machine, "its NstanceMachine was deleted")
+	})
+}
+
+func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine, reason string) error {
+	if c.deletions.Requested(machine) {
+		return nil
+	}
+	err := c.machines.Delete(ctx, machine.Name, controller.DeleteByUID(machine))
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
+	}
+	c.deletions.Record(machine)
+	controllers.RecordMachineDeletion(ctx, c.recorder, machine, reason, err)
+	return nil
+}
+
+// each calls do for every item, also after one failed. Most failures have a common
+// cause, so the error has the first one and the number of the others.
+func each[T any](ctx context.Context, items []T, do func(T) error) error {
+	var first error
+	more := -1
+	for _, item := range items {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err := do(item); err != nil {
+			more++
+			if first == nil {
+				first = err
+			}
+		}
+	}
+	if more > 0 {
+		return fmt.Errorf("%w; so did %d more", first, more)
+	}
+	return first
+}

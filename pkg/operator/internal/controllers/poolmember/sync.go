@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmember
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	pool, err := controller.GetCached(c.poolLister.Get, "pool", key)
+	if pool == nil || err != nil {
+		return 0, err
+	}
+	state := c.states.get(pool.UID)
+	if !c.caughtUp(state) {
+		return controller.StaleRetry, nil
+	}
+	observed, err := c.observe(pool, state)
+	if err != nil {
+		return 0, err
+	}
+	c.dropDeleted(observed)
+	d := plan(observed)
+	c.states.setOrphaned(pool.UID, d.orphanedSince)
+	return d.requeueAfter, errors.Join(
+		c.create(ctx, observed, d),
+		c.deleteMachines(ctx, d.deleteMachines),
+		c.release(ctx, d.release),
+		c.deleteWithoutMachine(ctx, d.deleteWithoutMachine),
+		c.deleteOrphans(ctx, d.deleteOrphans))
+}
+
+// caughtUp reports whether the cache has every nstanceMachine that was created.
+func (c *Controller) caughtUp(state syncState) bool {
+	created := make([]cache.ObjectName, 0, len(state.shardOf))
+	for id := range state.shardOf {
+		created = append(created, c.key(id))
+	}
+	return c.writes.CaughtUp(created...)
+}
+
+// dropDeleted drops instances from the state that have no nstanceMachine and that their
+// shard no longer lists.
+func (c *Controller) dropDeleted(observed observation) {
+	listed := map[string]sets.Set[string]{}
+	for _, shard := range observed.state.shardOf {
+		if listed[shard] == nil {
+			listed[shard] = c.ids(shard, string(observed.pool.Spec.Group))
+		}
+	}
+	c.states.dropInstances(observed.pool.UID, func(id, shard string) bool {
+		_, has := observed.nstanceMachines[id]
+		ids, known := listed[shard]
+		return !has && known && !ids.Has(id)
+	})
+}
+
+// ids returns the ids of all instances that a shard reported of a group.
+func (c *Controller) ids(shard, group string) sets.Set[string] {
+	reported, _ := c.groups.Get(shard, group)
+	ids := sets.New[string]()
+	for _, instance := range reported.Instances {
+		ids.Insert(instance.ID)
+	}
+	return ids
+}
+
+// observe reads the caches. The state was read before them, so it has every
+// nstanceMachine that is deleted in between.
+func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) (observation, error) {
+	observed := observation{
+		pool:            pool,
+		state:           state,
+		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
+		nstanceMachines: map[string]*v1beta1.NstanceMachine{},
+		foreign:         sets.New[string](),
+		machines:        map[string]*clusterv1.Machine{},
+		now:             c.clock.Now(),
+	}
+	for _, nstanceMachine := range c.members.NstanceMachines(pool) {
+		observed.nstanceMachines[nstanceMachine.Name] = nstanceMachine
+	}
+	for _, name := range poolNames(observed) {
+		for _, machine := range controller.Indexed[clusterv1.Machine](c.machineIndex, byPoolName, name) {
+			observed.machines[machine.Spec.InfrastructureRef.Name] = machine
+		}
+	}
+	for _, group := range c.members.ShardGroups(pool) {
+		observed.selected = append(observed.selected, group.Spec.RemoveFirst...)
+		observed.instances = append(observed.instances, c.instances(pool, group)...)
+	}
+	slices.Sort(observed.selected)
+	observed.selected = slices.Compact(observed.selected)
+	slices.SortFunc(observed.instances, func(a, b instance) int { return cmp.Compare(a.id, b.id) })
+
+	var err error
+	if observed.paused, err = c.pausedBy(pool, observed.machinePools); err != nil {
+		return observation{}, err
+	}
+	return observed, c.observeForeign(&observed)
+}
+
+// poolNames returns the labels of the pool's Machines. Without a MachinePool they are
+// those of the nstanceMachines.
+func poolNames(observed observation) []string {
+	names := sets.New[string]()
+	for _, machinePool := range observed.machinePools {
+		names.Insert(capi.LabelValue(machinePool.Name))
+	}
+	if len(observed.machinePools) > 0 {
+		return sets.List(names)
+	}
+	for _, nstanceMachine := range observed.nstanceMachines {
+		names.Insert(nstanceMachine.Labels[clusterv1.MachinePoolNameLabel])
+	}
+	return sets.List(names)
+}
+
+// instances returns the instances of a shard group that are not being terminated, none
+// if the shard is not synced. Only one pool owns a shard group, so no other pool gets
+// nstanceMachines of the same instances.
+func (c *Controller) instances(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) []instance {
+	id := string(group.Spec.Shard)
+	if deleting(group) || !slices.Contains(pool.Spec.Shards, group.Spec.Shard) || !c.groups.HasSynced(id) {
+		return nil
+	}
+	reported, ok := c.groups.Get(id, string(group.Spec.Group))
+	if !ok || reported.Deleting {
+		return nil
+	}
+	var found []instance
+	for _, reported := range reported.Instances {
+		if !reported.State.IsTerminating() {
+			found = append(found, instance{reported.ID, id})
+		}
+	}
+	return found
+}
+
+// observeForeign finds NstanceMachines outside the pool that have the name of an
+// instance or belong to a Machine of the pool.
+func (c *Controller) observeForeign(observed *observation) error {
+	check := func(name string) error {
+		if observed.nstanceMachines[name] != nil {
+			return nil
+		}
+		found, err := controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", c.key(name))
+		if found != nil {
+			observed.foreign.Insert(name)
+		}
+		return err
+	}
+	var failed []error
+	for _, instance := range observed.instances {
+		failed = append(failed, check(instance.id))
+	}
+	for name := range observed.machines {
+		failed = append(failed, check(name))
+	}
+	return errors.Join(failed...)
+}
+
+// pausedBy returns what pauses a pool: its Cluster, itself, or a MachinePool that refers
+// to it. It returns "" if nothing does.
+func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool, machinePools []*clusterv1.MachinePool) (string, error) {
+	cluster, err := controller.GetCached(c.clusterLister.Get, "Cluster", c.cluster)
+	if err != nil {
+		return "", err
+	}
+	objects := []metav1.Object{pool}
+	for _, machinePool := range machinePools {
+		objects = append(objects, machinePool)
+	}
+	return controllers.PausedBy(cluster, objects...), nil
+}

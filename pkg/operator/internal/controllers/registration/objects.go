@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration
+
+import (
+	"crypto/ed25519"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	corev1 "k8s.io/api/core/v1"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/keys"
+)
+
+// Keys of the objects (docs/operations.md#identity).
+const (
+	caKey         = "ca.crt"
+	nonceKey      = "nonce.jwt"
+	privateKeyKey = "private.key"
+	publicKeyKey  = "public.key"
+)
+
+// problem is why an object cannot be used: a reason of the condition IdentityReady, and
+// a message that names object and key, and how to make it.
+type problem struct {
+	reason, message string
+}
+
+func (p *problem) Error() string { return p.message }
+
+// parseCA returns the CA certificates that shard servers must chain to.
+func parseCA(name string, object *corev1.ConfigMap) (*x509.CertPool, *problem) {
+	const fix = `create it with the CA of the shard servers, for example with "nstance-admin cluster ca"`
+	if object == nil || object.Data[caKey] == "" {
+		return nil, &problem{reasonCAMissing, fmt.Sprintf("ConfigMap %s has no key %s, or does not exist: %s", name, caKey, fix)}
+	}
+	authorities := x509.NewCertPool()
+	if !authorities.AppendCertsFromPEM([]byte(object.Data[caKey])) {
+		return nil, &problem{reasonCAInvalid, fmt.Sprintf("ConfigMap %s: key %s has no PEM certificate: %s", name, caKey, fix)}
+	}
+	return authorities, nil
+}
+
+// parseKey returns the key that certificates are requested for, nil if there is none
+// yet.
+func parseKey(name string, object *corev1.Secret) (ed25519.PrivateKey, *problem) {
+	if object == nil {
+		return nil, nil
+	}
+	key, err := keys.ParsePrivate(object.Data[privateKeyKey])
+	if err != nil {
+		return nil, &problem{reasonKeyInvalid, fmt.Sprintf(
+			"Secret %s: key %s: %v: store an Ed25519 key as PKCS #8 in PEM, or delete the Secret and the operator creates one", name, privateKeyKey, err)}
+	}
+	return key, nil
+}
+
+// nonceClaims are the claims that show an administrator's mistake before a server
+// does. The server verifies the nonce.
+type nonceClaims struct {
+	jwt.RegisteredClaims
+	ClusterID string `json:"cluster_id"`
+	Tenant    string `json:"tenant"`
+}
+
+// parseNonce returns the nonce with which the operator of a tenant registers.
+func parseNonce(name string, object *corev1.Secret, cluster, tenant string) (string, *problem) {
+	fix := fmt.Sprintf(`store the output of "nstance-admin cluster nonce --cluster-id %s --tenant %s" there`, cluster, tenant)
+	if object == nil || len(object.Data[nonceKey]) == 0 {
+		return "", &problem{reasonNonceMissing, fmt.Sprintf("Secret %s has no key %s, or does not exist: %s", name, nonceKey, fix)}
+	}
+	invalid := func(format string, args ...any) (string, *problem) {
+		return "", &problem{reasonNonceInvalid, fmt.Sprintf("Secret %s: key %s %s: %s", name, nonceKey, fmt.Sprintf(format, args...), fix)}
+	}
+	nonce := strings.TrimSpace(string(object.Data[nonceKey]))
+	var claims nonceClaims
+	if _, _, err := jwt.NewParser().ParseUnverified(nonce, &claims); err != nil {
+		// The error of the parser may quote the nonce.
+		return invalid("is not a JSON web token")
+	}
+	if claims.ClusterID != cluster {
+		return invalid("is for cluster %q, this operator has --cluster-id %s", claims.ClusterID, cluster)
+	}
+	if claims.Tenant != tenant {
+		return invalid("is for tenant %q, this operator has --tenant %s", claims.Tenant, tenant)
+	}
+	return nonce, nil
+}
+
+// digest identifies a nonce without revealing it.
+func digest(nonce string) string {
+	sum := sha256.Sum256([]byte(nonce))
+	return hex.EncodeToString(sum[:])
+}
+
+// certificate is the content of the Secret with the client certificate.
+type certificate struct {
+	leaf   *x509.Certificate
+	key    ed25519.PrivateKey
+	keyPEM []byte
+	// own is true of a certificate that the operator got for itself. Others belong to an
+	// administrator, and are never replaced.
+	own bool
+	// issued is when the operator received it by its own clock; for others the beginning
+	// of its validity.
+	issued time.Time
+	// nonce is the digest of the nonce that the operator registered with.
+	nonce string
+}
+
+// parseCertificate returns nil if there is no certificate. A problem is that of an
+// administrator's certificate, or of one that was edited; own is still set then.
+func parseCertificate(name string, object *corev1.Secret, authorities *x509.CertPool) (*certificate, *problem) {
+	if object == nil || len(object.Data[corev1.TLSCertKey]) == 0 && len(object.Data[corev1.TLSPrivateKeyKey]) == 0 {
+		return nil, nil
+	}
+	c := &certificate{nonce: object.Annotations[v1beta1.AnnotationRegisteredWith]}
+	issued, own := object.Annotations[v1beta1.AnnotationCertificateIssued]
+	c.own = own
+	invalid := func(err error) (*certificate, *problem) {
+		return c, &problem{reasonCertificateInvalid, fmt.Sprintf("Secret %s: %v", name, err)}
+	}
+	pair, err := tls.X509KeyPair(object.Data[corev1.TLSCertKey], object.Data[corev1.TLSPrivateKeyKey])
+	if err != nil {
+		return invalid(fmt.Errorf("read %s and %s: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err))
+	}
+	c.leaf, c.keyPEM = pair.Leaf, object.Data[corev1.TLSPrivateKeyKey]
+	// Only the operator's own must have a key of this kind: it is renewed.
+	c.key, _ = pair.PrivateKey.(ed25519.PrivateKey)
+	if err := chains(c.leaf, authorities); err != nil {
+		return invalid(fmt.Errorf("%s was not issued by the cluster CA: %w", corev1.TLSCertKey, err))
+	}
+	c.issued = c.leaf.NotBefore
+	if at, err := time.Parse(time.RFC3339Nano, issued); err == nil && at.After(c.leaf.NotBefore) && at.Before(c.leaf.NotAfter) {
+		c.issued = at
+	}
+	return c, nil
+}
+
+// chains returns an error unless an authority has issued a client certificate. Its
+// lifetime is not checked.
+func chains(leaf *x509.Certificate, authorities *x509.CertPool) error {
+	_, err := leaf.Verify(x509.VerifyOptions{
+		Roots:       authorities,
+		CurrentTime: leaf.NotAfter,
+		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	return err
+}

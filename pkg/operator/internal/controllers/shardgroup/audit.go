@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// Settings of a pool whose writers the audit trail names.
+const (
+	replicasSetting = "replicas"
+	shardsSetting   = "shards"
+)
+
+// Reasons of the lines of the audit trail.
+const (
+	auditScaleDown    = "scale-down"
+	auditConfigChange = "config-change"
+	auditDrift        = "drift"
+	auditDeleted      = "shard-group-deleted"
+)
+
+// auditUpsert writes the line of the audit trail for a call of UpsertGroup that shrinks the
+// group or replaces its instances, and records an event if the shard has accepted it.
+// before is the group as the shard has reported it before, and after as the call makes it;
+// correction is true if the shard had accepted the same before.
+func (c *Controller) auditUpsert(ctx context.Context, object *v1beta1.NstanceShardGroup, before *shard.Group, after shard.Group, correction bool, err error) {
+	if before == nil || before.Deleting {
+		return
+	}
+	entry := newEntry(object, err)
+	settings, from, to := differences(before.GroupSettings, after.GroupSettings)
+	shrinks, replaces := after.Size < before.Size, len(settings) > 0 && before.Size > 0
+	var reason, action, did string
+	switch {
+	case shrinks:
+		entry.Action, entry.Reason, entry.From, entry.To = audit.ShrinkGroup, auditScaleDown, before.Size, after.Size
+		if replaces {
+			entry.Reason = auditScaleDown + ", " + auditConfigChange
+		}
+		entry.Writer = c.options.Pools.Writer(ctx, object, replicasSetting)
+		reason, action, did = reasonGroupShrunk, "ShrinkGroup", fmt.Sprintf("from %d to %d instances", before.Size, after.Size)
+	case replaces:
+		entry.Action, entry.Reason, entry.From, entry.To = audit.ReplaceInstances, auditConfigChange, from, to
+		entry.Writer = c.options.Pools.Writer(ctx, object, settings...)
+		reason, action, did = reasonInstancesReplaced, "ReplaceInstances", fmt.Sprintf("the instances are replaced: from %s to %s", from, to)
+	default:
+		return
+	}
+	if correction {
+		entry.Reason = auditDrift
+	}
+	entry.Log(ctx)
+	if err == nil {
+		c.recordAudited(ctx, object, reason, action, did, entry.Writer)
+	}
+}
+
+// auditDelete is like auditUpsert for a call of DeleteGroup. A call after the shard has
+// accepted one only queries whether the deletion is complete, unless the group exists again.
+func (c *Controller) auditDelete(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, before *shard.Group, err error) {
+	if c.deletionAccepted(key, object.UID, err) && (before == nil || before.Deleting) {
+		return
+	}
+	entry := newEntry(object, err)
+	entry.Action, entry.Reason, entry.To = audit.DeleteGroup, auditDeleted, int32(0)
+	did := "the shard deletes the group"
+	if before != nil {
+		entry.From = before.Size
+		did = fmt.Sprintf("from %d to 0 instances: the shard deletes the group", before.Size)
+	}
+	entry.Writer = c.options.Pools.Writer(ctx, object, shardsSetting)
+	entry.Log(ctx)
+	if err == nil {
+		c.recordAudited(ctx, object, reasonDeletingGroup, "DeleteGroup", did, entry.Writer)
+	}
+}
+
+// deletionAccepted reports whether the shard has accepted the deletion of the group of an
+// object before the call that has returned err.
+func (c *Controller) deletionAccepted(key cache.ObjectName, uid types.UID, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.accepted[key] == uid
+	if err == nil {
+		c.accepted[key] = uid
+	}
+	return before
+}
+
+func newEntry(object *v1beta1.NstanceShardGroup, err error) audit.Entry {
+	return audit.Entry{
+		Shard: string(object.Spec.Shard), Group: string(object.Spec.Group), Generation: object.Generation,
+		Result: controllers.CallResult(err), Err: err,
+	}
+}
+
+// recordAudited records the event of a call that the shard has accepted.
+func (c *Controller) recordAudited(ctx context.Context, object *v1beta1.NstanceShardGroup, reason, action, did, writer string) {
+	note := fmt.Sprintf("%s; %s %s", did, audit.KeyRequestID, audit.RequestFrom(ctx).ID)
+	if writer != "" {
+		note += "; " + writer
+	}
+	controller.Record(c.recorder, object, reason, action, note)
+}
+
+// isCorrection reports whether the shard has accepted object before as it is now.
+func (c *Controller) isCorrection(key cache.ObjectName, object *v1beta1.NstanceShardGroup) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, found := c.sent[key]
+	return found && before.isOf(object)
+}
+
+// differences returns the settings that differ and that only new instances can receive,
+// with their values. Vars are left out: agents receive them, and they can be secret.
+func differences(before, after shard.GroupSettings) (settings []string, from, to string) {
+	var was, is []string
+	add := func(name, a, b string) {
+		if a != b {
+			settings, was, is = append(settings, name), append(was, name+"="+a), append(is, name+"="+b)
+		}
+	}
+	add("template", before.Template, after.Template)
+	add("instanceType", before.InstanceType, after.InstanceType)
+	add("subnets", strings.Join(before.Subnets, "+"), strings.Join(after.Subnets, "+"))
+	return settings, strings.Join(was, ","), strings.Join(is, ",")
+}
+
+// requested returns before as config changes it, for a call without a reply. A setting that
+// config leaves out is the server's to choose.
+func requested(before *shard.Group, config shard.GroupConfig) shard.Group {
+	if before == nil {
+		return shard.Group{Size: config.Size}
+	}
+	after := *before
+	after.Size = config.Size
+	after.Template = cmp.Or(config.Template, before.Template)
+	after.InstanceType = cmp.Or(config.InstanceType, before.InstanceType)
+	if len(config.Subnets) > 0 {
+		after.Subnets = config.Subnets
+	}
+	return after
+}

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"context"
+	"encoding/json"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/informer"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
+	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
+	"nstance.dev/operator/pkg/testing/settingstest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// served is a harness whose shard "a" is a real server over TCP and mutual TLS.
+type served struct {
+	*harness
+	servers *shardtest.Servers
+	server  *servertest.Server
+	groups  *informer.Groups
+	// changes has a token when the cache of groups has changed.
+	changes chan struct{}
+}
+
+// newServed returns the controller of a shard group of size instances. A server
+// without extensions is ours without what they add.
+func newServed(t *testing.T, size int32, extensions bool) *served {
+	t.Helper()
+	object := newObject()
+	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, GroupSettings: v1beta1.GroupSettings{Template: "worker"}}
+	servers := shardtest.StartServers(t, servertest.Options{Shard: "a"})
+	s := &served{servers: servers, server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
+	s.groups.AddHandler(shard.GroupHandler{OnGroup: func(string, string) { s.signal() }, OnShard: func(string) { s.signal() }})
+	s.harness = newHarnessOf(t, func(h *harness) {
+		h.UseServers(servers)
+		if !extensions {
+			h.ShardClient = plainShards{servers.Pool}
+			servers.Wrap = func(client nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient {
+				return plainClient{client}
+			}
+		}
+	}, object)
+	servers.Connect()
+	return s
+}
+
+func (s *served) signal() {
+	select {
+	case s.changes <- struct{}{}:
+	default:
+	}
+}
+
+// until syncs after every change that the server reports until the group satisfies
+// condition.
+func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
+	s.T.Helper()
+	deadline := time.After(runtest.Timeout)
+	for {
+		_, _, err := s.Sync()
+		require.NoError(s.T, err)
+		if group, ok := s.groups.Get("a", "workers"); ok && condition(group) {
+			return group
+		}
+		select {
+		case <-s.changes:
+		case <-deadline:
+			s.T.Fatalf("after %v it is not true that %s", runtest.Timeout, what)
+		}
+	}
+}
+
+// untilRunning waits until size instances run and the status says so.
+func (s *served) untilRunning(size int32) shard.Group {
+	s.T.Helper()
+	return s.until("all instances run", func(group shard.Group) bool {
+		status := s.object().Status
+		return group.Size == size && group.ActualSize == size && *status.Replicas == size && len(status.ProviderIDs) == int(size)
+	})
+}
+
+// listsRunning reports whether the server lists as many instances as the group has
+// in its size, and all of them run.
+func listsRunning(group shard.Group) bool {
+	return group.ListsInstances && len(group.Instances) == int(group.Size) &&
+		!slices.ContainsFunc(group.Instances, func(i shard.Instance) bool { return i.State != shard.InstanceRunning })
+}
+
+func ids(group shard.Group) []string {
+	var ids []string
+	for _, instance := range group.Instances {
+		ids = append(ids, instance.ID)
+	}
+	return slices.Sorted(slices.Values(ids))
+}
+
+func TestScaleDownDeletesTheCandidates(t *testing.T) {
+	s := newServed(t, 5, true)
+	s.untilRunning(5)
+	before := ids(s.until("all are listed", listsRunning))
+	// No choice of the server itself would be all of these.
+	for _, chosen := range []func([]string) []string{
+		func(ids []string) []string { return ids[:1] },
+		func(ids []string) []string { return ids[len(ids)-1:] },
+		func(ids []string) []string { return ids[1:2] },
+	} {
+		candidates := slices.Clone(chosen(before))
+		size := int32(len(before) - len(candidates))
+		s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = size, candidates })
+		s.untilRunning(size)
+		after := ids(s.until("the candidates are no longer listed", listsRunning))
+		want := slices.DeleteFunc(slices.Clone(before), func(id string) bool { return slices.Contains(candidates, id) })
+		if !slices.Equal(after, want) {
+			t.Fatalf("of %q there are %q, want all but %q", before, after, candidates)
+		}
+		before = after
+	}
+
+	// Without candidates nothing is terminated, and no configuration is sent twice.
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.RemoveFirst = nil })
+	group := s.until("the server has no candidates", func(group shard.Group) bool { return group.RemoveFirst == nil })
+	if got := ids(group); !slices.Equal(got, before) {
+		t.Errorf("there are %q, want %q", got, before)
+	}
+	if got := len(s.server.Upserts("workers")); got != 5 {
+		t.Errorf("the server got %d upserts, want one for each of 5 specs", got)
+	}
+}
+
+func TestServerWithoutTheExtensionScalesAsBefore(t *testing.T) {
+	s := newServed(t, 3, false)
+	before := s.untilRunning(3)
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd1"} })
+	after := s.untilRunning(2)
+	for _, id := range after.ProviderIDs {
+		if !slices.Contains(before.ProviderIDs, id) {
+			t.Errorf("instance %s is a replacement", id)
+		}
+	}
+	s.until("the shard group is ready", func(shard.Group) bool {
+		return slices.Contains(s.conditions(), "Ready=True Ready: ")
+	})
+	for range 3 {
+		s.Advance(10 * time.Minute)
+		s.Expect()
+	}
+	if got := len(s.server.Upserts("workers")); got != 2 {
+		t.Errorf("the server got %d upserts, want one for each of 2 specs", got)
+	}
+}
+
+func TestRemovedSettingsReachTheServer(t *testing.T) {
+	s := newServed(t, 0, true)
+	own := s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" }).GroupSettings
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.InstanceType, g.Spec.Vars = "c7i.large", map[string]string{"a": "1", "b": "2"}
+	})
+	s.until("the settings are in effect", func(group shard.Group) bool {
+		return group.InstanceType == "c7i.large" && group.Vars["a"] == "1" && group.Vars["b"] == "2"
+	})
+	s.change(func(g *v1beta1.NstanceShardGroup) { delete(g.Spec.Vars, "b") })
+	s.until("one var is removed", func(group shard.Group) bool {
+		_, found := group.Vars["b"]
+		return !found && group.Vars["a"] == "1" && group.InstanceType == "c7i.large"
+	})
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.InstanceType, g.Spec.Vars = "", nil })
+	s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
+	if got := len(s.server.Upserts("workers")); got != 4 {
+		t.Errorf("the server got %d upserts, want one for each of 4 specs", got)
+	}
+}
+
+// The settings are filled by reflection, so this holds for one that is added too: from
+// the spec to the storage of the server and back to the status.
+func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
+	s := newServed(t, 0, true)
+	own := s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" }).GroupSettings
+	var all v1beta1.GroupSettings
+	settingstest.Fill(&all)
+	// The server accepts only what its configuration has.
+	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
+	group := s.until("every setting is declared", func(group shard.Group) bool {
+		return group.Declared != nil && group.Declared.Equal(wantedSettings(all, false))
+	})
+	if !group.GroupSettings.Equal(*group.Declared) {
+		t.Errorf("in effect is %+v, want %+v", group.GroupSettings, *group.Declared)
+	}
+	// The status follows the cache by one sync.
+	_, _, err := s.Sync()
+	require.NoError(t, err)
+	want, err := json.Marshal(all)
+	require.NoError(t, err)
+	reported, err := json.Marshal(s.object().Status.Config)
+	require.NoError(t, err)
+	if string(reported) != string(want) {
+		t.Errorf("the status reports %s, want %s", reported, want)
+	}
+
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = v1beta1.GroupSettings{Template: "worker"} })
+	group = s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
+	if want := (shard.GroupSettings{Template: "worker"}); !group.Declared.Equal(want) {
+		t.Errorf("declared is %+v, want %+v", *group.Declared, want)
+	}
+	if got := len(s.server.Upserts("workers")); got != 3 {
+		t.Errorf("the server got %d upserts, want one for each of 3 specs", got)
+	}
+}
+
+// A server without the extension cannot remove a setting, and is not called again
+// and again for it.
+func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
+	s := newServed(t, 0, false)
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = map[string]string{"a": "1"} })
+	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = nil })
+	for range 3 {
+		s.Advance(10 * time.Minute)
+		_, _, err := s.Sync()
+		require.NoError(t, err)
+	}
+	if got := len(s.server.Upserts("workers")); got > 2 {
+		t.Errorf("the server got %d upserts, want one for each of 2 specs", got)
+	}
+}
+
+// plainShards calls servers without the extensions.
+type plainShards struct{ shard.Client }
+
+func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
+	config.RemoveFirst, config.Revision, config.Replaces = nil, nil, nil
+	group, err := p.Client.UpsertGroup(ctx, id, key, config)
+	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
+	return group, err
+}
+
+func (p plainShards) DeleteGroup(ctx context.Context, id, key string, _ *shard.Revision) error {
+	return p.Client.DeleteGroup(ctx, id, key, nil)
+}
+
+// plainClient is the client of a server without the extensions.
+type plainClient struct {
+	nstancev1.OperatorServiceClient
+}
+
+func plain(group *nstancev1.GroupStatus) {
+	if group != nil {
+		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
+	}
+}
+
+func (p plainClient) ListGroups(ctx context.Context, in *emptypb.Empty, options ...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
+	answer, err := p.OperatorServiceClient.ListGroups(ctx, in, options...)
+	for _, group := range answer.GetGroups() {
+		plain(group)
+	}
+	return answer, err
+}
+
+func (p plainClient) WatchGroups(ctx context.Context, in *emptypb.Empty, options ...grpc.CallOption) (grpc.ServerStreamingClient[nstancev1.GroupEvent], error) {
+	stream, err := p.OperatorServiceClient.WatchGroups(ctx, in, options...)
+	return plainWatch{stream}, err
+}
+
+type plainWatch struct {
+	grpc.ServerStreamingClient[nstancev1.GroupEvent]
+}
+
+func (p plainWatch) Recv() (*nstancev1.GroupEvent, error) {
+	event, err := p.ServerStreamingClient.Recv()
+	plain(event.GetGroup())
+	return event, err
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// connecting is the message while the state of a shard is unknown.
+const connecting = "the shard is being connected"
+
+// newStatus returns the status of object after a sync. Fields that the shard has not
+// reported stay: an unreachable shard keeps its replicas and provider ids.
+func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result outcome, rejected *rejection) v1beta1.NstanceShardGroupStatus {
+	status := *object.Status.DeepCopy()
+	switch {
+	case observed.group != nil:
+		status.IsStatic = ptr.To(observed.group.Static)
+		status.Replicas = ptr.To(observed.group.ActualSize)
+		status.ProviderIDs = slices.Sorted(slices.Values(observed.group.ProviderIDs))
+		status.Config = reportedConfig(observed.group)
+	case observed.synced:
+		status.IsStatic = ptr.To(false)
+		status.Replicas = ptr.To[int32](0)
+		status.ProviderIDs = nil
+		status.Config = nil
+	}
+	if !equality.Semantic.DeepEqual(status, object.Status) {
+		status.LastSyncTime = ptr.To(result.now.Rfc3339Copy())
+	}
+	status.ObservedGeneration = object.Generation
+	if observed.synced && (observed.drainsKnown || observed.drains.draining > 0 || ptr.Deref(status.Draining, 0) == 0) {
+		setDrains(&status, object.Generation, observed.drains)
+	}
+	setConditions(&status, object, observed, result, rejected)
+	return status
+}
+
+// setDrains is not called before the drains of a shard are known: those of before the
+// operator started continue. It always sets the numbers, so that no drains are 0 and not unknown. The
+// condition exists from the first drain on, because few groups ever have one.
+func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observed drains) {
+	status.Draining = ptr.To(int32(observed.draining))
+	status.DrainsBlocked = ptr.To(int32(observed.blocked))
+	set := func(value metav1.ConditionStatus, reason string) {
+		controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionDrainsProgressing, value, reason, observed.message)
+	}
+	switch {
+	case observed.blocked > 0:
+		set(metav1.ConditionFalse, v1beta1.ReasonDrainBlocked)
+	case observed.draining > 0:
+		set(metav1.ConditionTrue, v1beta1.ReasonDraining)
+	case meta.FindStatusCondition(status.Conditions, v1beta1.ConditionDrainsProgressing) != nil:
+		set(metav1.ConditionTrue, v1beta1.ReasonNoDrains)
+	}
+}
+
+func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, rejected *rejection) {
+	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
+		controller.SetCondition(&status.Conditions, object.Generation, kind, value, reason, message)
+	}
+	id := string(object.Spec.Shard)
+	if rejected != nil && rejected.unclear != nil && result.err == nil {
+		result.err = rejected.unclear
+	}
+
+	// A shard that was not connected since the operator started is not known to be
+	// unreachable: the condition stays until the first connection succeeds or fails.
+	reachable := meta.FindStatusCondition(object.Status.Conditions, v1beta1.ConditionShardReachable)
+	switch {
+	case !observed.configured:
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonUnknownShard,
+			Message: fmt.Sprintf("shard %q is not configured", id)}
+	case shard.IsUnreachable(result.err):
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controllers.UnreachableReason(result.err),
+			Message: shard.Message(result.err)}
+	case observed.reachable && observed.synced:
+		reachable = &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReachable}
+	case observed.lost != nil:
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controllers.UnreachableReason(observed.lost),
+			Message: shard.Message(observed.lost)}
+	case reachable == nil:
+		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced, Message: connecting}
+	}
+	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
+
+	switch {
+	case rejected != nil && !rejected.stale && rejected.unclear == nil && rejected.revision.Generation == object.Generation:
+		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, rejected.message)
+	case staticConflict(&object.Spec, observed.group) != "":
+		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, staticConflict(&object.Spec, observed.group))
+	case observed.group != nil && inOrder(&object.Spec, observed.group):
+		set(v1beta1.ConditionConfigValid, metav1.ConditionTrue, v1beta1.ReasonConfigAccepted, "")
+	}
+
+	ready, reason, message := readiness(status, object, observed, result, reachable, shardAhead(object, observed, rejected))
+	if ready == "" {
+		return
+	}
+	set(v1beta1.ConditionReady, ready, reason, message)
+}
+
+// readiness reports whether the shard runs what the spec wants. An empty status
+// means that nothing new is known. ahead is what the shard has that is newer.
+func readiness(
+	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition, ahead string,
+) (ready metav1.ConditionStatus, reason, message string) {
+	valid := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionConfigValid)
+	blocked := ahead != "" && reachable.Status == metav1.ConditionTrue
+	switch {
+	case blocked:
+		return metav1.ConditionFalse, v1beta1.ReasonShardAhead, ahead
+	case !object.DeletionTimestamp.IsZero():
+		return metav1.ConditionFalse, v1beta1.ReasonDeleting, awaited(object, observed, result, reachable)
+	case reachable.Status == metav1.ConditionFalse:
+		return metav1.ConditionFalse, reachable.Reason, reachable.Message
+	case !observed.synced:
+		if was := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady); was != nil && was.ObservedGeneration == object.Generation {
+			return "", "", ""
+		}
+		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, connecting
+	case valid != nil && valid.Status == metav1.ConditionFalse && valid.ObservedGeneration == object.Generation:
+		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
+	case result.err != nil:
+		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(result.err)
+	case observed.paused != "" && (observed.group == nil || !inOrder(&object.Spec, observed.group)):
+		return metav1.ConditionFalse, v1beta1.ReasonPaused, observed.paused
+	case observed.failure != "":
+		return metav1.ConditionFalse, v1beta1.ReasonProviderError, observed.failure
+	case observed.group == nil || !inOrder(&object.Spec, observed.group) || observed.group.ActualSize != object.Spec.Size:
+		return metav1.ConditionFalse, v1beta1.ReasonScaling,
+			fmt.Sprintf("%d of %d instances are running", ptr.Deref(status.Replicas, 0), object.Spec.Size)
+	default:
+		return metav1.ConditionTrue, v1beta1.ReasonReady, ""
+	}
+}
+
+// awaited returns what a shard group that is being deleted waits for.
+func awaited(object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition) string {
+	const unconfirmed = "the shard has not confirmed the deletion of the group"
+	switch {
+	case canAbandon(object, observed):
+		return fmt.Sprintf("%s: %s; %s", unconfirmed, reachable.Message, howToAbandon(object))
+	case reachable.Status != metav1.ConditionTrue:
+		return unconfirmed + ": " + reachable.Message
+	case result.err != nil:
+		return unconfirmed + ": " + shard.Message(result.err)
+	case observed.paused != "":
+		return unconfirmed + ": " + observed.paused
+	case observed.group != nil && observed.group.Deleting:
+		return "the shard is terminating the instances of the group"
+	default:
+		return unconfirmed
+	}
+}
+
+// applyStatus returns every field of the status that the operator owns.
+func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) *applyv1beta1.NstanceShardGroupApplyConfiguration {
+	applied := applyv1beta1.NstanceShardGroupStatus().
+		WithObservedGeneration(status.ObservedGeneration).
+		WithProviderIDs(status.ProviderIDs...).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	applied.IsStatic = status.IsStatic
+	applied.Replicas = status.Replicas
+	applied.Draining = status.Draining
+	applied.DrainsBlocked = status.DrainsBlocked
+	applied.LastSyncTime = status.LastSyncTime
+	if status.Config != nil {
+		applied.WithConfig(applyConfig(status.Config))
+	}
+	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).WithStatus(applied)
+}

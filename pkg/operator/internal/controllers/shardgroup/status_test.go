@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+var (
+	then = metav1.NewTime(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
+	lost = status.Error(codes.Unavailable, "connection rejected")
+)
+
+// describe returns the conditions in words, in the order of the list.
+func describe(conditions []metav1.Condition) []string {
+	var words []string
+	for _, c := range conditions {
+		words = append(words, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
+	}
+	return words
+}
+
+// otherCluster returns the error of a server whose tenant belongs to another cluster.
+func otherCluster(t *testing.T) error {
+	t.Helper()
+	detailed, err := status.New(codes.PermissionDenied, "not yours").WithDetails(
+		&errdetails.ErrorInfo{Domain: nstancev1.ErrorDomain, Reason: identifier.OtherClusterReason})
+	require.NoError(t, err)
+	return detailed.Err()
+}
+
+func TestStatusConditions(t *testing.T) {
+	going := controllertest.Deleting(newObject())
+	smaller := changed(reported(), func(g *shard.Group) { g.Size, g.ActualSize = 1, 1 })
+	rejected := &rejection{revision: revisionOf(newObject()), message: "no such template"}
+	tests := map[string]struct {
+		object   *v1beta1.NstanceShardGroup
+		seen     observation
+		done     outcome
+		rejected *rejection
+		want     []string
+	}{
+		"the shard runs what is wanted": {newObject(), connected(reported()), outcome{}, nil, []string{
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}},
+		"instances are on their way": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 1 })), outcome{}, nil, []string{
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 1 of 3 instances are running"}},
+		"there are too many instances": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 4 })), outcome{}, nil, []string{
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 4 of 3 instances are running"}},
+		"a size that has not been sent is not there": {newObject(), connected(smaller), outcome{}, nil, []string{
+			"ShardReachable=True Reachable: ", "Ready=False Scaling: 1 of 3 instances are running"}},
+		"the shard is not configured": {newObject(), observation{lost: errors.New("not connected")}, outcome{}, nil, []string{
+			`ShardReachable=False UnknownShard: shard "a" is not configured`, `Ready=False UnknownShard: shard "a" is not configured`}},
+		"the shard is being connected": {newObject(), observation{configured: true}, outcome{}, nil, []string{
+			"ShardReachable=Unknown NotSynced: the shard is being connected", "Ready=Unknown NotSynced: the shard is being connected"}},
+		"the shard is away": {newObject(), observation{configured: true, lost: lost}, outcome{}, nil, []string{
+			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
+		"the server of another shard answers": {newObject(), observation{configured: true, lost: fmt.Errorf("list: %w", &shard.WrongServerError{Want: "us", Got: "them"})}, outcome{}, nil, []string{
+			"ShardReachable=False WrongShard: the server at the address of the shard is them, not us",
+			"Ready=False WrongShard: the server at the address of the shard is them, not us"}},
+		"the tenant belongs to another cluster": {newObject(), observation{configured: true, synced: true, lost: fmt.Errorf("list: %w", otherCluster(t))}, outcome{}, nil, []string{
+			"ShardReachable=False OtherCluster: not yours", "Ready=False OtherCluster: not yours"}},
+		"the shard did not answer": {newObject(), connected(smaller), outcome{step: upsert, err: fmt.Errorf("upserting: %w", lost)}, nil, []string{
+			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
+		"the shard rejected": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Internal, "no such template")}, rejected, []string{
+			"ShardReachable=True Reachable: ", "ConfigValid=False ConfigRejected: no such template", "Ready=False ConfigRejected: no such template"}},
+		"the shard failed": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Unimplemented, "no such call")}, nil, []string{
+			"ShardReachable=True Reachable: ", "Ready=False UpsertFailed: no such call"}},
+		"it is being deleted and the shard is away": {going, observation{configured: true, synced: true, lost: lost}, outcome{}, nil, []string{
+			"ShardReachable=False ShardUnreachable: connection rejected",
+			"Ready=False Deleting: the shard has not confirmed the deletion of the group: connection rejected"}},
+		"it is being deleted and the shard is not configured": {going, observation{}, outcome{}, nil, []string{
+			`ShardReachable=False UnknownShard: shard "a" is not configured`,
+			`Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured; ` +
+				`if the shard is lost, the annotation nstance.dev/abandoned-shard=a/unknown gives up an unknown number of instances`}},
+		"it is being deleted and the shard rejected": {going, connected(smaller), outcome{step: remove, err: status.Error(codes.FailedPrecondition, "still in use")}, nil, []string{
+			"ShardReachable=True Reachable: ", "Ready=False Deleting: the shard has not confirmed the deletion of the group: still in use"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			got := newStatus(test.object, test.seen, test.done, test.rejected)
+			if words := describe(got.Conditions); !slices.Equal(words, test.want) {
+				t.Errorf("got\n%q, want\n%q", words, test.want)
+			}
+			if got.ObservedGeneration != test.object.Generation {
+				t.Errorf("observed generation %d", got.ObservedGeneration)
+			}
+		})
+	}
+}
+
+// Settings that the server's configuration sets are not sent, so they would take effect
+// when the group leaves that configuration, and replace every instance.
+func TestStatusOfSettingsThatAStaticGroupCannotHave(t *testing.T) {
+	const refused = "the group is static, and its server's configuration sets template and subnets; remove from the pool's spec: "
+	for name, test := range map[string]struct {
+		change func(*v1beta1.NstanceShardGroup)
+		group  func(*shard.Group)
+		want   string
+	}{
+		"those of the server":   {func(*v1beta1.NstanceShardGroup) {}, func(*shard.Group) {}, ""},
+		"none":                  {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template, o.Spec.Subnets = "", nil }, func(*shard.Group) {}, ""},
+		"another type":          {func(o *v1beta1.NstanceShardGroup) { o.Spec.InstanceType = "" }, func(*shard.Group) {}, ""},
+		"of a group not static": {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template = "" }, func(g *shard.Group) { g.Static = false }, ""},
+		"another template": {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template = "other" }, func(*shard.Group) {},
+			refused + `template "other", the server has "standard"`},
+		"another template and other subnets, while the size is sent": {func(o *v1beta1.NstanceShardGroup) {
+			o.Spec.Template, o.Spec.Subnets = "other", []v1beta1.Identifier{"public"}
+		}, func(g *shard.Group) { g.Size = 1 },
+			refused + `template "other", the server has "standard"; subnets ["public"], the server has ["private"]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := newObject()
+			test.change(object)
+			group := reported()
+			group.Static = true
+			test.group(group)
+			status := newStatus(object, connected(group), outcome{}, nil)
+			want := "True ConfigAccepted: "
+			if test.want != "" {
+				want = "False ConfigRejected: " + test.want
+			}
+			words := describe(status.Conditions)
+			if !slices.Contains(words, "ConfigValid="+want) {
+				t.Errorf("the conditions are %q, want ConfigValid=%s", words, want)
+			}
+			if rejected := slices.Contains(words, "Ready=False ConfigRejected: "+test.want); rejected != (test.want != "") {
+				t.Errorf("the conditions are %q", words)
+			}
+		})
+	}
+}
+
+// settled is an object with the status of a shard group that is in order.
+func settled() *v1beta1.NstanceShardGroup {
+	object := newObject()
+	object.Status = newStatus(object, connected(reported()), outcome{now: then}, nil)
+	return object
+}
+
+func TestStatusTakesTheReport(t *testing.T) {
+	got := settled().Status
+	if !slices.Equal(got.ProviderIDs, []string{"i-1", "i-2", "i-3"}) || *got.Replicas != 3 || *got.IsStatic || !got.LastSyncTime.Equal(&then) {
+		t.Errorf("got %+v", got)
+	}
+	if got.Config == nil || got.Config.Template != "standard" || got.Config.InstanceType != "large" ||
+		!slices.Equal(got.Config.Subnets, []string{"private"}) || got.Config.Vars["a"] != "1" {
+		t.Errorf("got the configuration %+v", got.Config)
+	}
+}
+
+func TestStatusKeepsWhatTheShardHasNotTold(t *testing.T) {
+	for name, seen := range map[string]observation{
+		"away since the operator started": {configured: true, lost: lost},
+		"being connected":                 {configured: true},
+		"removed from the configuration":  {},
+	} {
+		object := settled()
+		got := newStatus(object, seen, outcome{now: metav1.NewTime(then.Add(time.Hour))}, nil)
+		before := object.Status
+		if !slices.Equal(got.ProviderIDs, before.ProviderIDs) || *got.Replicas != *before.Replicas ||
+			!equality.Semantic.DeepEqual(got.Config, before.Config) || !got.LastSyncTime.Equal(before.LastSyncTime) {
+			t.Errorf("%s: got %+v of %+v", name, got, before)
+		}
+	}
+}
+
+func TestStatusForgetsWhatTheShardNoLongerHas(t *testing.T) {
+	got := newStatus(settled(), connected(nil), outcome{now: then}, nil)
+	if len(got.ProviderIDs) > 0 || *got.Replicas != 0 || got.Config != nil {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// A shard that is being connected is no news for a group that has a status.
+func TestStatusStaysWhileTheShardIsBeingConnected(t *testing.T) {
+	object := settled()
+	if got := newStatus(object, observation{configured: true}, outcome{now: metav1.Now()}, nil); !equality.Semantic.DeepEqual(got, object.Status) {
+		t.Errorf("got %+v of %+v", got, object.Status)
+	}
+
+	object.Generation++
+	got := newStatus(object, observation{configured: true}, outcome{now: metav1.Now()}, nil)
+	if condition := meta.FindStatusCondition(got.Conditions, v1beta1.ConditionReady); condition.Status != metav1.ConditionUnknown {
+		t.Errorf("for a spec that the shard has not seen Ready is %s", condition.Status)
+	}
+}
+
+func TestStatusSortsProviderIDs(t *testing.T) {
+	group := changed(reported(), func(g *shard.Group) { g.ProviderIDs = []string{"i-3", "i-1", "i-2"} })
+	object := settled()
+	if got := newStatus(object, connected(group), outcome{now: metav1.Now()}, nil); !equality.Semantic.DeepEqual(got, object.Status) {
+		t.Errorf("another order of ids made %+v of %+v", got, object.Status)
+	}
+	if group.ProviderIDs[0] != "i-3" {
+		t.Error("what belongs to the cache was changed")
+	}
+}
+
+func TestLastSyncTimeMovesOnlyWithTheReport(t *testing.T) {
+	later := outcome{now: metav1.NewTime(then.Add(time.Hour))}
+	object := settled()
+	for name, test := range map[string]struct {
+		seen  observation
+		moves bool
+	}{
+		"nothing new":     {connected(reported()), false},
+		"the shard left":  {observation{configured: true, synced: true, lost: lost, group: reported()}, false},
+		"one more server": {connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 4 })), true},
+		"another id":      {connected(changed(reported(), func(g *shard.Group) { g.ProviderIDs = []string{"i-9"} })), true},
+		"another config":  {connected(changed(reported(), func(g *shard.Group) { g.Vars = nil })), true},
+	} {
+		got := newStatus(object, test.seen, later, nil).LastSyncTime
+		if moved := !got.Equal(&then); moved != test.moves {
+			t.Errorf("%s: moved %t", name, moved)
+		}
+	}
+}
+
+// A rejection of an earlier spec does not apply to this one.
+func TestStatusOfASpecAfterARefusedOne(t *testing.T) {
+	object := newObject()
+	smaller := connected(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
+	object.Status = newStatus(object, smaller, outcome{}, &rejection{revision: revisionOf(newObject()), message: "no such template"})
+	object.Generation++
+	got := newStatus(object, smaller, outcome{step: upsert, err: status.Error(codes.Unimplemented, "no such call")}, nil)
+	if condition := meta.FindStatusCondition(got.Conditions, v1beta1.ConditionReady); condition.Reason != v1beta1.ReasonUpsertFailed {
+		t.Errorf("Ready says %s: %s", condition.Reason, condition.Message)
+	}
+}
+
+func TestApplyStatusSaysAllOfIt(t *testing.T) {
+	object := settled()
+	object.Status.IsStatic = ptr.To(true)
+	applied := applyStatus(object, object.Status)
+	if *applied.UID != object.UID || *applied.Name != object.Name {
+		t.Errorf("of object %+v", applied.ObjectMetaApplyConfiguration)
+	}
+	got := applied.Status
+	if *got.Replicas != 3 || !*got.IsStatic || len(got.ProviderIDs) != 3 || *got.Config.Template != "standard" || got.Config.Vars["a"] != "1" ||
+		len(got.Config.Subnets) != 1 || *got.Config.InstanceType != "large" || !got.LastSyncTime.Equal(&then) ||
+		*got.ObservedGeneration != 1 || len(got.Conditions) != 3 {
+		t.Errorf("got %+v", got)
+	}
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+const (
+	upsert3     = "upsert workers on a with size 3"
+	writeStatus = "apply nstanceshardgroups/status workers--a"
+	release     = "patch nstanceshardgroups workers--a"
+)
+
+func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.Expect(upsert3, writeStatus)
+	h.Expect()
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	for range 3 {
+		h.Advance(10 * time.Minute)
+		h.Expect()
+	}
+	if want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}; !slices.Equal(h.conditions(), want) {
+		t.Errorf("the conditions are %q", h.conditions())
+	}
+	if got := h.Events(); len(got) > 0 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestSyncPutsDriftRight(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 9, "etag-2" }))
+	did, _, err := h.Sync()
+	if err != nil || len(did) == 0 || did[0] != upsert3 {
+		t.Errorf("did %q, error %v", did, err)
+	}
+}
+
+// Cluster API deletes the Node of an instance that seems to be gone.
+func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
+	h.Expect("upsert workers on a with size 5", writeStatus)
+	got := h.object().Status
+	if want := []string{"i-1", "i-2", "i-3"}; !slices.Equal(got.ProviderIDs, want) || *got.Replicas != 3 {
+		t.Errorf("after an answer without instances the status has %q and %d replicas", got.ProviderIDs, *got.Replicas)
+	}
+}
+
+func TestSyncOfAStaleCacheWaits(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.Expect(upsert3, writeStatus)
+	did, requeue, err := h.SyncStale()
+	if err != nil || len(did) > 0 || requeue != controller.StaleRetry {
+		t.Errorf("did %q, requeue %s, error %v", did, requeue, err)
+	}
+}
+
+func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
+	for name, change := range map[string]func(*harness){
+		"not configured": func(h *harness) { delete(h.Fake.ByID, "a") },
+		"not synced":     func(h *harness) { h.a().Synced = false },
+		"not reachable":  func(h *harness) { h.a().Reachable, h.a().Lost = false, lost },
+	} {
+		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), controllertest.Deleting(newObject())} {
+			h := newHarness(t, object)
+			change(h)
+			h.Expect(writeStatus)
+			h.Expect()
+			if got := h.object(); got == nil || len(got.Finalizers) != 1 {
+				t.Errorf("%s: the finalizer is gone", name)
+			}
+		}
+	}
+}
+
+func TestAShardThatIsConnectedAgainIsRecorded(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	h.a().Reachable, h.a().Lost = false, lost
+	h.Expect(writeStatus)
+	h.a().Reachable, h.a().Lost = true, nil
+	h.Expect(writeStatus)
+	h.Expect()
+	want := []string{"Warning ShardUnreachable connection rejected", `Normal ShardReachable shard "a" is connected again`}
+	if got := h.Events(); !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
+func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	h.a().Reachable, h.a().Lost = false, lost
+	h.Expect(writeStatus)
+	h.Expect()
+	if got, want := h.Events(), []string{"Warning ShardUnreachable connection rejected"}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+	if got := h.object().Status.ProviderIDs; len(got) != 3 {
+		t.Errorf("the ids are %q", got)
+	}
+	for size := range int32(5) {
+		h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 10 + size })
+		h.Expect(writeStatus)
+	}
+	h.a().Reachable, h.a().Lost = true, nil
+	h.Expect("upsert workers on a with size 14", writeStatus)
+}
+
+func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.Fake.Fail["upsert"] = status.Error(codes.DeadlineExceeded, "too late")
+	did, _, err := h.Sync()
+	if !slices.Equal(did, []string{upsert3, writeStatus}) || !shard.IsUnreachable(err) {
+		t.Errorf("did %q, error %v; want an error for the retry", did, err)
+	}
+	if want := "ShardReachable=False ShardUnreachable: too late"; h.conditions()[0] != want {
+		t.Errorf("the conditions are %q", h.conditions())
+	}
+	// The same trouble again is neither written nor recorded.
+	if did, _, err := h.Sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
+		t.Errorf("did %q, error %v", did, err)
+	}
+	if got := h.Events(); len(got) != 1 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestSyncOfAFailureIsRetried(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.Fake.Fail["upsert"] = status.Error(codes.Unimplemented, "no such call")
+	if _, _, err := h.Sync(); err == nil {
+		t.Error("no error for the retry")
+	}
+	if got := h.conditions(); !slices.Contains(got, "Ready=False UpsertFailed: no such call") {
+		t.Errorf("the conditions are %q", got)
+	}
+}
+
+func TestSyncRetriesWhenTheStatusCannotBeWritten(t *testing.T) {
+	h := newHarness(t, newObject())
+	failed := errors.New("failed")
+	h.Fail(writeStatus, failed)
+	if _, _, err := h.Sync(); !errors.Is(err, failed) {
+		t.Errorf("got error %v", err)
+	}
+	h.Fail(writeStatus, nil)
+	h.Expect(writeStatus)
+}

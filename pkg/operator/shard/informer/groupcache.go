@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import (
+	"maps"
+
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// groupCache is the cache of one shard. The lock of Groups guards it.
+type groupCache struct {
+	// groups are by key. A group is replaced as a whole, never modified.
+	groups map[string]shard.Group
+	// touched are the keys that an event or Observe has set or removed since the
+	// last list was started. The reply may be older than these changes.
+	touched map[string]struct{}
+	// capacities are the last capacity of the Nodes by instance type.
+	capacities map[string]map[string]string
+
+	// known reports whether groups contains, or was, all groups of the shard: the reply to
+	// a list, of this Serve or an earlier one.
+	known bool
+	// opened and listed report whether a watch was opened and a list succeeded since
+	// Serve was called.
+	opened, listed bool
+	// listing and lastListed are the numbers of the list that was started last, and of the
+	// last one that succeeded. Numbers of all shards are from one sequence.
+	listing, lastListed uint64
+	// relist receives a token to have the groups listed; nil while the shard is not served.
+	relist chan<- struct{}
+	// open reports whether the watch is open now.
+	open bool
+	// fresh reports whether the last list succeeded and the watch has been open
+	// since.
+	fresh bool
+	// reason is why the shard is not reachable; nil when it is reachable, and before
+	// the first attempt.
+	reason error
+	link   link
+}
+
+// shardStatus is the part of a groupCache whose changes OnShard is called for.
+type shardStatus struct {
+	synced    bool
+	reachable bool
+	reason    error
+}
+
+func newGroupCache() *groupCache {
+	return &groupCache{
+		groups:     map[string]shard.Group{},
+		touched:    map[string]struct{}{},
+		capacities: map[string]map[string]string{},
+	}
+}
+
+func (c *groupCache) synced() bool    { return c.opened && c.listed }
+func (c *groupCache) reachable() bool { return c.open && c.fresh }
+
+func (c *groupCache) status() any {
+	return shardStatus{synced: c.synced(), reachable: c.reachable(), reason: c.reason}
+}
+
+// restart keeps the groups.
+func (c *groupCache) restart() {
+	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link}
+}
+
+// droppedKeys returns nil: shardChanged covers all groups of a removed shard.
+func (c *groupCache) droppedKeys() []string { return nil }
+
+// put stores a group from an event or from Observe, and returns its key if the cache
+// changed.
+func (c *groupCache) put(group shard.Group) []string {
+	c.touched[group.Key] = struct{}{}
+	return c.set(group)
+}
+
+// remove removes the group of a deletion event, and returns its key if the cache
+// changed.
+func (c *groupCache) remove(key string) []string {
+	c.touched[key] = struct{}{}
+	return c.unset(key)
+}
+
+// startList must be called before each list, with the next number.
+func (c *groupCache) startList(number uint64) {
+	c.listing = number
+	clear(c.touched)
+}
+
+// finishList makes the cache equal to the reply to the last list, except for groups
+// that changed since startList, and returns the keys of the groups that changed.
+func (c *groupCache) finishList(groups []shard.Group) []string {
+	c.known, c.listed = true, true
+	c.lastListed = c.listing
+	c.fresh = c.open
+	c.clearReason()
+
+	var changed []string
+	present := make(map[string]struct{}, len(groups))
+	for _, group := range groups {
+		present[group.Key] = struct{}{}
+		if _, newer := c.touched[group.Key]; !newer {
+			changed = append(changed, c.set(group)...)
+		}
+	}
+	for key := range c.groups {
+		_, listed := present[key]
+		_, newer := c.touched[key]
+		if !listed && !newer {
+			changed = append(changed, c.unset(key)...)
+		}
+	}
+	return changed
+}
+
+func (c *groupCache) listFailed(err error) {
+	c.fresh = false
+	c.setReason(err)
+}
+
+func (c *groupCache) watchOpened() {
+	c.opened = true
+	c.open = true
+}
+
+func (c *groupCache) watchLost(err error) {
+	c.open = false
+	// Only the list after the next opening brings the changes until then.
+	c.fresh = false
+	c.setReason(err)
+}
+
+// clearReason clears the reason if the shard is reachable.
+func (c *groupCache) clearReason() {
+	if c.reachable() {
+		c.reason = nil
+	}
+}
+
+// setReason stores err as the reason unless the current one is of the same kind.
+func (c *groupCache) setReason(err error) {
+	if c.reason == nil || !sameKind(c.reason, err) {
+		c.reason = err
+	}
+}
+
+func sameKind(a, b error) bool {
+	return shard.IsUnreachable(a) == shard.IsUnreachable(b) && shard.IsWrongServer(a) == shard.IsWrongServer(b) &&
+		shard.IsOtherCluster(a) == shard.IsOtherCluster(b) && shard.IsNotServing(a) == shard.IsNotServing(b)
+}
+
+func (c *groupCache) set(group shard.Group) []string {
+	cached, ok := c.groups[group.Key]
+	if ok && cached.Equal(group) {
+		return nil
+	}
+	if cached.Node.Equal(group.Node) {
+		// Others keep the shape, so that a second one would take memory.
+		group.Node = cached.Node
+	} else {
+		group.Node = c.shareCapacity(group.InstanceType, group.Node)
+	}
+	c.groups[group.Key] = group
+	return []string{group.Key}
+}
+
+// shareCapacity returns a shape equal to node whose Capacity is the map of other groups
+// with the same instance type, because a shard may have thousands of groups, but few
+// instance types.
+func (c *groupCache) shareCapacity(instanceType string, node *shard.NodeShape) *shard.NodeShape {
+	if node == nil {
+		return nil
+	}
+	known, ok := c.capacities[instanceType]
+	if !ok || !maps.Equal(known, node.Capacity) {
+		c.capacities[instanceType] = node.Capacity
+		return node
+	}
+	shared := *node
+	shared.Capacity = known
+	return &shared
+}
+
+func (c *groupCache) unset(key string) []string {
+	if _, ok := c.groups[key]; !ok {
+		return nil
+	}
+	delete(c.groups, key)
+	return []string{key}
+}

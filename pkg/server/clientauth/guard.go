@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package clientauth decides which clients of the OperatorService are served, by what the
+// storage of the cluster has about them: which certificates are current or revoked,
+// and which Kubernetes cluster a tenant belongs to
+// (docs/protocol.md#authentication).
+package clientauth
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const (
+	// interval is how often the connected clients are checked.
+	interval = 15 * time.Second
+	// margin is by how much a check may be late.
+	margin = 5 * time.Second
+	// A connection is closed a tenth of its time before its certificate expires, at most
+	// maxLead before it. One that was opened less than minRemaining before is not.
+	maxLead      = 10 * time.Second
+	minRemaining = 5 * time.Second
+	// rejectDelay is how long before a connection is closed its streams are, so that the
+	// client receives the reason. Calls are rejected with it.
+	rejectDelay = time.Second
+	// reconnectDelay is the same for a client that connects again. It is shorter than
+	// the time after which operators open a stream again, and calls are served.
+	reconnectDelay = 200 * time.Millisecond
+)
+
+// Guard admits the calls of clients, and closes the connections of those that are not
+// admitted any more. It reads the storage at the first call of a client, every interval
+// while the client is connected, and at most every minInterval for calls that would
+// be rejected. When the storage cannot be read, what was read last applies; a client of
+// which nothing was read is admitted.
+type Guard struct {
+	logger  klog.Logger
+	records *objects[registration.Record]
+	owners  *objects[Owner]
+
+	mu sync.Mutex
+	// connections are those whose handshake has finished.
+	connections map[*connection]struct{}
+}
+
+// New returns a Guard without connections. The storage is that of the cluster. The
+// Guard writes only objects that do not exist.
+func New(logger klog.Logger, store storage.Store) *Guard {
+	return &Guard{
+		logger:      logger,
+		records:     newObjects[registration.Record](logger, store),
+		owners:      newObjects[Owner](logger, store),
+		connections: map[*connection]struct{}{},
+	}
+}
+
+// Run checks the connected clients every interval until ctx is done.
+func (g *Guard) Run(ctx context.Context) {
+	ticker := time.NewTicker(interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			g.checkConnections(ctx)
+		}
+	}
+}
+
+// checkConnections closes connections and streams of clients that are not admitted any
+// more.
+func (g *Guard) checkConnections(ctx context.Context) {
+	connected := g.connected()
+	start := g.records.now()
+	records, owners := map[string]struct{}{}, map[string]struct{}{}
+	for _, c := range connected {
+		if c.recordKey != "" {
+			records[c.recordKey] = struct{}{}
+		}
+		if c.ownerKey != "" && c.namesCluster.Load() {
+			owners[c.ownerKey] = struct{}{}
+		}
+	}
+	g.records.refresh(ctx, records)
+	g.owners.refresh(ctx, owners)
+	for _, c := range connected {
+		g.checkConnection(c, start)
+		if owner := g.owners.state(c.ownerKey).value; owner != nil {
+			c.closeStreams(owner)
+		}
+	}
+}
+
+// expire closes a connection before its certificate expires, so that a client that has
+// a newer one connects again without a rejected call. A connection that was opened
+// later than that is closed when its certificate expires. expire returns the timer.
+func (g *Guard) expire(c *connection) *time.Timer {
+	remaining := time.Until(c.certificate.NotAfter)
+	if remaining > minRemaining {
+		return time.AfterFunc(remaining-min(remaining/10, maxLead), func() {
+			g.close(c, reconnect("the client certificate expires at "+c.certificate.NotAfter.UTC().Format(time.RFC3339)), reconnectDelay)
+		})
+	}
+	return time.AfterFunc(remaining+1, func() {
+		var none *registration.Record
+		g.close(c, unauthenticated(none.Check(c.certificate, c.certificate.NotAfter.Add(1))), rejectDelay)
+	})
+}
+
+// checkConnection closes a connection whose certificate is not accepted any more, or
+// whose grace period is over before the next check. Records that were read since start
+// have every certificate of the connections.
+func (g *Guard) checkConnection(c *connection, start int64) {
+	state := g.records.state(c.recordKey)
+	now := time.Now()
+	err := state.value.Check(c.certificate, now)
+	switch {
+	case err == nil:
+		if errors.Is(state.value.Check(c.certificate, now.Add(interval+margin)), registration.ErrReplaced) {
+			g.close(c, reconnect("the client certificate was replaced"), reconnectDelay)
+		}
+	case state.read <= start && !errors.Is(err, registration.ErrExpired):
+		// The certificate may be newer than the record.
+	case errors.Is(err, registration.ErrReplaced):
+		g.close(c, reconnect(err.Error()), reconnectDelay)
+	default:
+		g.close(c, unauthenticated(err), rejectDelay)
+	}
+}
+
+// checkCertificate returns a gRPC status if a call with the certificate of c is not
+// admitted.
+func (g *Guard) checkCertificate(ctx context.Context, c *connection) error {
+	if err := c.rejection(); err != nil {
+		return err
+	}
+	start := g.records.now()
+	var record *registration.Record
+	if c.recordKey != "" {
+		record, _ = g.records.get(ctx, c.recordKey)
+	}
+	err := record.Check(c.certificate, time.Now())
+	if err != nil && !errors.Is(err, registration.ErrExpired) {
+		// The certificate may be newer than the record.
+		if record, err = g.records.getSince(ctx, c.recordKey, start); err != nil {
+			return status.Errorf(codes.Unavailable, "read which certificate of tenant %q is current: %v", c.client.Tenant, err)
+		}
+		err = record.Check(c.certificate, time.Now())
+	}
+	if err != nil {
+		err = unauthenticated(err)
+		g.close(c, err, rejectDelay)
+	}
+	return err
+}
+
+func unauthenticated(err error) error {
+	return status.Error(codes.Unauthenticated, err.Error())
+}
+
+// reconnect returns the status of the streams of a connection whose client has a newer
+// certificate, or may have one: it connects again, with that.
+func reconnect(reason string) error {
+	return status.Error(codes.Unavailable, "connect again: "+reason)
+}
+
+// close closes the streams of a connection with a status, and the connection after a
+// delay.
+func (g *Guard) close(c *connection, err error, delay time.Duration) {
+	if c.end(err, delay) {
+		g.logger.Info("Closing the connection of a client", "client", c.client.ID, "tenant", c.client.Tenant,
+			"address", c.conn.RemoteAddr().String(), "reason", status.Convert(err).Message())
+	}
+}

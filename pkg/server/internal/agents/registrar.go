@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package agents registers the agents of a shard's instances and decides which of their
+// certificates are accepted (docs/server.md#agents).
+package agents
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/instancestore"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/registration/nonce"
+)
+
+// ErrInstance means that the instance of a certificate is not served: it does not exist,
+// is being deleted, or has another key. Other errors wrap nonce.ErrInvalid,
+// registration.ErrMismatch, registration.ErrPublicKey or ErrMachine.
+var ErrInstance = errors.New("the instance is not served")
+
+// Instances has the instances of the shard.
+type Instances interface {
+	// Get also returns deleted instances for a while.
+	Get(id string) (instance.Instance, bool)
+	// Register stores the registration of an instance that next returns for the present
+	// one, nil if there is none.
+	Register(ctx context.Context, id string, next func(*instance.Registration) (instance.Registration, error)) error
+}
+
+// Groups has the groups of the shard.
+type Groups interface {
+	Get(key instance.GroupKey) (*groups.Group, bool)
+	Config() *config.Config
+}
+
+// Registrar registers agents during one term. It is safe for concurrent use. All fields
+// are mandatory.
+type Registrar struct {
+	Authority *pki.Authority
+	// NonceKey verifies nonces.
+	NonceKey  ed25519.PublicKey
+	Instances Instances
+	Groups    Groups
+	// Registered is called after an agent has registered.
+	Registered func(i instance.Instance)
+}
+
+// Request is the request of an agent for its first certificate.
+type Request struct {
+	// Token is the nonce, and PublicKeyPEM the agent's key.
+	Token        string
+	PublicKeyPEM []byte
+	Machine      Machine
+}
+
+// Register returns a certificate for the agent that the nonce names. The key is bound to
+// the instance, not to the nonce: with every valid nonce of the instance the first key
+// is the only one, and an agent that got no response may retry with the same key.
+func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certificate, error) {
+	claims, err := nonce.Parse(request.Token, r.NonceKey)
+	if err != nil {
+		return nil, err
+	}
+	i, err := r.checkNonce(claims)
+	if err != nil {
+		return nil, err
+	}
+	key, keyPEM, err := parseKey(request.PublicKeyPEM)
+	if err != nil {
+		return nil, err
+	}
+	machine, err := request.Machine.validated()
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := r.issue(ctx, &i, key, func(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
+		next.RegisteredAt = time.Now()
+		if present != nil {
+			if present.PublicKeyPEM != keyPEM {
+				return next, fmt.Errorf("%w: %w", nonce.ErrInvalid, instancestore.ErrOtherKey)
+			}
+			next.RegisteredAt = present.RegisteredAt
+		}
+		next.IPv4, next.IPv6, next.Hostname = machine.IPv4, machine.IPv6, machine.Hostname
+		return next, nil
+	})
+	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) && !errors.Is(err, nonce.ErrInvalid) {
+		err = fmt.Errorf("%w: %w", nonce.ErrInvalid, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
+	}
+	klog.FromContext(ctx).Info("Registered agent", "instance", i.ID, "tenant", i.Tenant, "group", i.Group,
+		"serial", certificate.SerialNumber.Text(16), "expires", certificate.NotAfter)
+	r.Registered(i)
+	return certificate, nil
+}
+
+// Renew returns a certificate with the same identity and the same key as the present
+// one, which stays valid.
+func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
+	i, err := r.Admit(ctx, client, present)
+	if err != nil {
+		return nil, err
+	}
+	if i.DeleteReason != "" {
+		return nil, fmt.Errorf("%w: instance %s is being deleted", ErrInstance, i.ID)
+	}
+	key, keyPEM, err := parseKey(publicKeyPEM)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := r.issue(ctx, &i, key, func(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
+		if present == nil || present.PublicKeyPEM != keyPEM {
+			return next, fmt.Errorf("%w: it is not that of the registration", registration.ErrPublicKey)
+		}
+		next.RegisteredAt = present.RegisteredAt
+		next.IPv4, next.IPv6, next.Hostname = present.IPv4, present.IPv6, present.Hostname
+		return next, nil
+	})
+	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) {
+		err = fmt.Errorf("%w: %w", ErrInstance, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("renew the certificate of the agent of instance %s: %w", i.ID, err)
+	}
+	klog.FromContext(ctx).Info("Renewed the certificate of agent",
+		"serial", certificate.SerialNumber.Text(16), "expires", certificate.NotAfter)
+	return certificate, nil
+}
+
+// issue signs a certificate and stores the registration that change returns for the
+// present one. No certificate is returned that is not stored.
+func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey,
+	change func(present *instance.Registration, next instance.Registration) (instance.Registration, error),
+) (*x509.Certificate, error) {
+	client := pki.Client{ID: i.ID, Tenant: i.Tenant, Role: pki.RoleAgent}
+	certificate, err := r.Authority.SignClient(client, key, r.Groups.Config().AgentCertificateTTL)
+	if err != nil {
+		return nil, err
+	}
+	next, err := registered(certificate)
+	if err != nil {
+		return nil, err
+	}
+	err = r.Instances.Register(ctx, i.ID, func(present *instance.Registration) (instance.Registration, error) {
+		return change(present, next)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return certificate, nil
+}
+
+// registered returns the registration with what a certificate says.
+func registered(certificate *x509.Certificate) (instance.Registration, error) {
+	key, ok := certificate.PublicKey.(ed25519.PublicKey)
+	if !ok {
+		return instance.Registration{}, fmt.Errorf("%w: it is %T, needs to be Ed25519", registration.ErrPublicKey, certificate.PublicKey)
+	}
+	keyPEM, err := keys.EncodePublic(key)
+	if err != nil {
+		return instance.Registration{}, fmt.Errorf("encode the public key: %w", err)
+	}
+	return instance.Registration{
+		PublicKeyPEM: string(keyPEM),
+		CertSerial:   certificate.SerialNumber.Text(16),
+		ExpiresAt:    certificate.NotAfter,
+	}, nil
+}
+
+// parseKey returns a public key and the form of it that records have.
+func parseKey(publicKeyPEM []byte) (key ed25519.PublicKey, keyPEM string, err error) {
+	if key, err = keys.ParsePublic(publicKeyPEM); err != nil {
+		return nil, "", fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
+	}
+	encoded, err := keys.EncodePublic(key)
+	if err != nil {
+		return nil, "", fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
+	}
+	return key, string(encoded), nil
+}

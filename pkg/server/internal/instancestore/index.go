@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instancestore
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/cache"
+)
+
+// entry is one instance.
+type entry struct {
+	// row is immutable: changes replace it as a whole.
+	row *cache.Row
+	// seen is set once the provider has listed the instance, and found once it did so
+	// after it had found the instance itself. stopped is set once the provider has reported
+	// that nothing runs on the instance any more.
+	seen, found, stopped *atomic.Bool
+}
+
+// isDeleted reports whether only a tombstone of the instance is left.
+func (e entry) isDeleted() bool { return !e.row.DeletedAt.IsZero() }
+
+// compare orders instances by age, the oldest first.
+func (e entry) compare(other entry) int {
+	a, b := &e.row.Record, &other.row.Record
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+}
+
+// createRequest identifies a client's request to create an instance.
+type createRequest struct{ tenant, idempotencyKey string }
+
+func requestOf(row *cache.Row) createRequest {
+	return createRequest{tenant: row.Record.Tenant, idempotencyKey: row.Record.IdempotencyKey}
+}
+
+// index finds instances by several keys. Its methods need Store.mu locked.
+type index struct {
+	byID map[string]entry
+	// byGroup contains the instances that are not deleted, the oldest first.
+	byGroup map[instance.GroupKey][]entry
+	// byRequest maps requests with an idempotency key to instance ids.
+	byRequest map[createRequest]string
+}
+
+func newIndex() *index {
+	return &index{
+		byID:      map[string]entry{},
+		byGroup:   map[instance.GroupKey][]entry{},
+		byRequest: map[createRequest]string{},
+	}
+}
+
+func (x *index) get(id string) (entry, bool) {
+	e, found := x.byID[id]
+	return e, found
+}
+
+// group returns a copy.
+func (x *index) group(key instance.GroupKey) []entry {
+	return slices.Clone(x.byGroup[key])
+}
+
+func (x *index) byIdempotencyKey(tenant, idempotencyKey string) (entry, bool) {
+	return x.get(x.byRequest[createRequest{tenant: tenant, idempotencyKey: idempotencyKey}])
+}
+
+func (x *index) keys() []instance.GroupKey {
+	return slices.Collect(maps.Keys(x.byGroup))
+}
+
+func (x *index) draining(tenant string) []entry {
+	var entries []entry
+	for key, group := range x.byGroup {
+		if key.Tenant != tenant {
+			continue
+		}
+		for _, e := range group {
+			if e.row.Drain != nil && e.row.DeleteReason == "" {
+				entries = append(entries, e)
+			}
+		}
+	}
+	return entries
+}
+
+// put adds an entry, or replaces the row of an existing one.
+func (x *index) put(row *cache.Row) {
+	id, key := row.Record.ID, row.Record.Key()
+	e, found := x.byID[id]
+	if !found {
+		e.seen, e.found, e.stopped = new(atomic.Bool), new(atomic.Bool), new(atomic.Bool)
+		if row.Record.IdempotencyKey != "" {
+			x.byRequest[requestOf(row)] = id
+		}
+	}
+	e.row = row
+	x.byID[id] = e
+
+	group := x.byGroup[key]
+	at, listed := slices.BinarySearchFunc(group, e, entry.compare)
+	switch {
+	case listed && e.isDeleted():
+		group = slices.Delete(group, at, at+1)
+	case listed:
+		group[at] = e
+	case !e.isDeleted():
+		group = slices.Insert(group, at, e)
+	}
+	if len(group) == 0 {
+		delete(x.byGroup, key)
+		return
+	}
+	x.byGroup[key] = group
+}
+
+// purge removes the instances that were deleted before a time.
+func (x *index) purge(before time.Time) {
+	for id, e := range x.byID {
+		if !e.isDeleted() || !e.row.DeletedAt.Before(before) {
+			continue
+		}
+		delete(x.byID, id)
+		if request := requestOf(e.row); x.byRequest[request] == id {
+			delete(x.byRequest, request)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instancestore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/keymutex"
+
+	"nstance.dev/operator/pkg/server/internal/cache"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
+)
+
+// readers is how many records are read concurrently.
+const readers = 16
+
+// Open reads the records whose current version is not in the cache, and updates
+// the cache. A record that cannot be read is an error that names its key:
+// without it the instance would be created a second time. A cache that cannot
+// be read counts as empty.
+//
+// A record that is damaged prevents no other one from being used. It is replaced by the row
+// of the cache or, if the provider lists the instance, by what Adopt finds. One of a newer
+// format is an error.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	s := &Store{
+		storage:  o.Storage,
+		cache:    o.Cache,
+		provider: o.Provider,
+		shard:    o.Shard,
+		clock:    o.Clock,
+		agents:   o.Agents,
+		outdated: o.Outdated,
+		damaged:  map[string]string{},
+		writing:  keymutex.NewHashed(writers),
+		index:    newIndex(),
+	}
+	cached := s.cached(ctx)
+	infos, err := s.storage.List(ctx, storage.InstancePrefix(s.shard))
+	if err != nil {
+		return nil, fmt.Errorf("list the instances of shard %s: %w", s.shard, err)
+	}
+	var changedKeys []string
+	for _, info := range infos {
+		if cached[info.Key].ETag != info.ETag {
+			changedKeys = append(changedKeys, info.Key)
+		}
+	}
+	records, err := s.read(ctx, changedKeys)
+	if err != nil {
+		return nil, err
+	}
+
+	var put []cache.Row
+	for _, info := range infos {
+		row := cached[info.Key]
+		changed := row.ETag != info.ETag
+		if changed {
+			record, found := records[info.Key]
+			switch etag, damaged := s.damaged[info.Key]; {
+			case damaged && row.ETag != "":
+				record = cache.Row{Record: row.Record, ETag: etag}
+			case damaged || !found: // or removed since it was listed
+				continue
+			}
+			// An instance with a record exists, even if the cache has a
+			// tombstone.
+			row.Record, row.ETag, row.DeletedAt = record.Record, record.ETag, time.Time{}
+		}
+		if o.Stale && (row.Drain != nil || row.DeleteReason != "") {
+			row.Drain, row.DeleteReason = nil, ""
+			changed = true
+		}
+		changed = applyDeletionRequest(&row) || changed
+		delete(cached, info.Key)
+		s.index.put(&row)
+		if changed {
+			put = append(put, row)
+		}
+	}
+
+	// The remaining rows have no record.
+	var remove []string
+	for _, row := range cached {
+		switch {
+		case !row.DeletedAt.IsZero():
+			s.index.put(&row)
+		case row.DeleteReason != "":
+			// Its deletion was decided, and the server stopped before it could
+			// store that the instance was deleted.
+			row.ETag, row.DeletedAt = "", s.clock.Now()
+			s.index.put(&row)
+			put = append(put, row)
+		default:
+			// Its deletion was not decided. If the provider lists it, it is
+			// adopted.
+			remove = append(remove, row.Record.ID)
+		}
+	}
+	logger := klog.FromContext(ctx)
+	if err := errors.Join(s.cache.Put(ctx, put...), s.cache.Delete(ctx, remove...)); err != nil {
+		logger.Error(err, "Failed to update the cache")
+	}
+	logger.Info("Opened instances", "records", len(infos), "read", len(records), "dropped", len(remove))
+	return s, nil
+}
+
+// cached returns the rows of the cache by the keys of their records.
+func (s *Store) cached(ctx context.Context) map[string]cache.Row {
+	logger := klog.FromContext(ctx)
+	rows, err := s.cache.Rows(ctx)
+	if err != nil {
+		logger.Error(err, "Continuing without the cache")
+	}
+	byKey := make(map[string]cache.Row, len(rows))
+	for _, row := range rows {
+		key, err := recordKey(s.shard, &row.Record)
+		if err != nil {
+			logger.Info("Ignored a damaged row of the cache", "instance", row.Record.ID, "reason", err)
+			continue
+		}
+		byKey[key] = row
+	}
+	return byKey
+}
+
+// read returns new rows with the records that have the keys. It omits records
+// that no longer exist.
+func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, error) {
+	rows, damages := make([]cache.Row, len(keys)), make([]error, len(keys))
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	workqueue.ParallelizeUntil(ctx, readers, len(keys), func(i int) {
+		object, err := s.storage.Get(ctx, keys[i])
+		if errors.Is(err, storage.ErrNotFound) {
+			return
+		}
+		if err == nil {
+			rows[i].ETag = object.ETag
+			rows[i].Record, damages[i] = decode(s.shard, keys[i], object.Data)
+			// It is not damaged, and must not be replaced.
+			if newer, is := errors.AsType[*objectformat.NewerError](damages[i]); is {
+				err = newer
+			}
+		}
+		if err != nil {
+			stop(fmt.Errorf("read the record %s of an instance: %w", keys[i], err))
+		}
+	})
+	if err := context.Cause(ctx); err != nil {
+		return nil, err
+	}
+	byKey := make(map[string]cache.Row, len(keys))
+	for i, key := range keys {
+		switch {
+		case damages[i] != nil:
+			klog.FromContext(ctx).Error(damages[i], "The record of an instance is damaged", "key", key)
+			s.damaged[key] = rows[i].ETag
+		case rows[i].ETag != "":
+			byKey[key] = rows[i]
+		}
+	}
+	return byKey, nil
+}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package instancestore keeps what a shard knows about its instances: their
+// records in the storage, what the provider reports, and the server's
+// decisions.
+//
+// Only the record is durable. It is written before the instance is created at
+// the provider and removed after the provider has confirmed the deletion, so
+// that the next server can finish what a crash interrupted
+// (docs/server.md#records). Drains and deletions are only in the cache: a
+// server that has lost them decides again. A deletion that a client requested
+// cannot be derived again and is part of the record.
+package instancestore
+
+import (
+	"errors"
+	"slices"
+	"sync"
+
+	"k8s.io/utils/clock"
+	"k8s.io/utils/keymutex"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/cache"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// Errors for callers to distinguish. A Store returns them wrapped, together
+// with the id.
+var (
+	// ErrUnknown means that no instance has the id, or that it was deleted.
+	ErrUnknown = errors.New("no such instance")
+	// ErrExists means that the id is or was in use.
+	ErrExists = errors.New("instance exists already")
+)
+
+// writers is the number of locks for the changes of instances, and so the
+// maximum number of concurrent changes.
+const writers = 256
+
+// Agents knows what the agents of instances report.
+type Agents interface {
+	// State returns what is known of the agent of an instance that runs.
+	State(record *instance.Record) instance.Agent
+}
+
+// Options configure a Store. All fields but Stale, Agents and Outdated are required.
+type Options struct {
+	Storage  storage.Store
+	Cache    *cache.DB
+	Provider provider.Provider
+	// Shard is the id of the shard.
+	Shard string
+	Clock clock.PassiveClock
+	// Agents knows the agents of the instances. It is nil if the instances run none.
+	Agents Agents
+	// Stale is true when another server may have led the shard since the cache
+	// was written. Open then drops the cached drains and deletions, which may
+	// be outdated: an expired drain would delete an instance that was never
+	// reported as draining. The records are not affected.
+	Stale bool
+	// Outdated is called when another writer has changed or removed a record, so that what
+	// the Store knows is outdated. It is optional.
+	Outdated func(error)
+}
+
+// Store keeps the instances of a shard. It is safe for concurrent use. Reads
+// are answered from memory, even while a change is being stored. Changes of one
+// instance are serialized. Returned values share memory with the store and must
+// not be modified.
+type Store struct {
+	storage  storage.Store
+	cache    *cache.DB
+	provider provider.Provider
+	shard    string
+	clock    clock.PassiveClock
+	agents   Agents
+	outdated func(error)
+	// damaged has the etags of the records that could not be decoded, by their keys. It does
+	// not change after Open.
+	damaged map[string]string
+
+	// writing serializes the changes of an instance by its id.
+	writing keymutex.KeyMutex
+
+	// mu guards index. It is never locked during a call to the storage, the
+	// cache or the provider.
+	mu    sync.RWMutex
+	index *index
+}
+
+// entry returns the entry of an instance.
+func (s *Store) entry(id string) (entry, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.index.get(id)
+}
+
+// List returns the instances of a group that are not deleted, including
+// on-demand ones, ordered by CreatedAt and ID. Instances that only the provider
+// knows are listed once they were adopted.
+func (s *Store) List(key instance.GroupKey) []instance.Instance {
+	s.mu.RLock()
+	entries := s.index.group(key)
+	s.mu.RUnlock()
+	return s.views(entries)
+}
+
+// Get returns an instance. A deleted instance is returned until it is purged.
+func (s *Store) Get(id string) (instance.Instance, bool) {
+	e, found := s.entry(id)
+	if !found {
+		return instance.Instance{}, false
+	}
+	var i instance.Instance
+	s.view(e, &i)
+	return i, true
+}
+
+// ByIdempotencyKey returns the instance that a client of the tenant has created
+// with the key, including a deleted one that was not purged.
+func (s *Store) ByIdempotencyKey(tenant, key string) (instance.Instance, bool) {
+	s.mu.RLock()
+	e, found := s.index.byIdempotencyKey(tenant, key)
+	s.mu.RUnlock()
+	if !found {
+		return instance.Instance{}, false
+	}
+	var i instance.Instance
+	s.view(e, &i)
+	return i, true
+}
+
+// Draining returns the draining instances of a tenant that are not being
+// terminated yet, in the order in which their drains began.
+func (s *Store) Draining(tenant string) []instance.Instance {
+	s.mu.RLock()
+	entries := s.index.draining(tenant)
+	s.mu.RUnlock()
+	slices.SortFunc(entries, func(a, b entry) int {
+		return a.row.Drain.StartedAt.Compare(b.row.Drain.StartedAt)
+	})
+	return s.views(entries)
+}
+
+// Recorded returns the keys of the groups that have instances with a record, in no
+// particular order.
+func (s *Store) Recorded() []instance.GroupKey {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.index.keys()
+}
+
+// Former returns the instances that are not deleted. They have a provider id if the
+// provider has reported them earlier, as far as their records show.
+func (s *Store) Former() []instance.VM {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var vms []instance.VM
+	for _, e := range s.index.byID {
+		if r := &e.row.Record; !e.isDeleted() {
+			vms = append(vms, instance.VM{ID: r.ID, ProviderID: r.ProviderID, Group: r.Key(), Origin: r.Origin()})
+		}
+	}
+	return vms
+}
+
+// Keys returns the keys of all groups that have instances, in order. They
+// include groups of instances that only the provider knows.
+func (s *Store) Keys() []instance.GroupKey {
+	keys := append(s.Recorded(), s.provider.Groups()...)
+	slices.SortFunc(keys, instance.GroupKey.Compare)
+	return slices.Compact(keys)
+}
+
+func (s *Store) views(entries []entry) []instance.Instance {
+	instances := make([]instance.Instance, len(entries))
+	for i, e := range entries {
+		s.view(e, &instances[i])
+	}
+	return instances
+}
+
+// view sets i to the stored state of an instance combined with what the provider reports.
+func (s *Store) view(e entry, i *instance.Instance) {
+	*i = instance.Instance{
+		Record:       e.row.Record,
+		Drain:        e.row.Drain,
+		DeleteReason: e.row.DeleteReason,
+
+		DeletionRequest: e.row.DeletionRequest,
+		DeletedAt:       e.row.DeletedAt,
+	}
+	if e.isDeleted() {
+		i.State = instance.Missing
+		return
+	}
+	vm, known := s.provider.Get(i.ID)
+	switch {
+	case known:
+		e.seen.Store(true)
+		if !vm.Expected {
+			e.found.Store(true)
+		}
+		i.Known, i.State, i.Unlisted = true, vm.State, vm.Unlisted
+		if i.State == instance.Terminating || i.Down() {
+			e.stopped.Store(true)
+		}
+		if vm.Origin.InfraConfigHash != "" {
+			// The record may have been written before the configuration changed from
+			// which the instance was created.
+			i.InfraConfigHash = vm.Origin.InfraConfigHash
+		}
+		s.applyAgent(i)
+	case (i.ProviderID != "" || e.seen.Load()) && s.synced():
+		i.State = instance.Missing
+	default:
+		i.State = instance.Pending
+	}
+	i.Found, i.Stopped = e.found.Load(), e.stopped.Load()
+}
+
+// applyAgent adds what is known of the agent of an instance. The instance runs for others
+// only when its agent has reported, and counts as impaired when the agent is lost.
+func (s *Store) applyAgent(i *instance.Instance) {
+	if s.agents == nil {
+		return
+	}
+	switch i.State {
+	case instance.Pending:
+		i.Agent.State = instance.AgentAwaited
+		return
+	case instance.Running, instance.Impaired:
+		i.Agent = s.agents.State(&i.Record)
+	default:
+		return
+	}
+	switch {
+	case i.State == instance.Impaired:
+	case i.Agent.State == instance.AgentAwaited:
+		i.State = instance.Pending
+	case i.Agent.State == instance.AgentLost:
+		i.State = instance.Impaired
+	}
+}
+
+// synced reports whether the provider knows all instances. Until then, an
+// instance that it does not list is not missing.
+func (s *Store) synced() bool {
+	select {
+	case <-s.provider.Synced():
+		return true
+	default:
+		return false
+	}
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/testing/runtest"
+)
+
+const (
+	// waitTimeout is how long a test waits for an expected event.
+	waitTimeout = time.Minute
+	// pausedRounds is how often a leader is paused and resumed.
+	pausedRounds = 20
+)
+
+// process is a server that runs in its own process.
+type process struct {
+	id  string
+	cmd *exec.Cmd
+	log bytes.Buffer
+	// terms receives the lines that the process prints.
+	terms chan string
+}
+
+func startProcess(t *testing.T, dir, id string) *process {
+	t.Helper()
+	p := &process{id: id, terms: make(chan string, 1000)}
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), processIDEnv+"="+id, processStorageEnv+"="+dir)
+	p.cmd.Stderr = &p.log
+	// It stops when the test process exits, however that happens.
+	_, err := p.cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.cmd.Start())
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			p.terms <- lines.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-read
+		_ = p.cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s has logged:\n%s", id, &p.log)
+		}
+	})
+	return p
+}
+
+func (p *process) signal(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	require.NoError(t, p.cmd.Process.Signal(signal))
+}
+
+// waitForTermEnd returns when a term of p was over, and the results that p prints then.
+func (p *process) waitForTermEnd(t *testing.T, term string) (over time.Time, writes string) {
+	t.Helper()
+	timeout := time.After(waitTimeout)
+	for {
+		select {
+		case line := <-p.terms:
+			name, rest, _ := strings.Cut(line, " ")
+			if name != term {
+				continue
+			}
+			at, writes, _ := strings.Cut(rest, " ")
+			nanoseconds, err := strconv.ParseInt(at, 10, 64)
+			require.NoError(t, err, line)
+			return time.Unix(0, nanoseconds), writes
+		case <-timeout:
+			t.Fatalf("timed out waiting for the end of term %s", term)
+		}
+	}
+}
+
+// observer reads the storage that the processes share.
+type observer struct {
+	storage.Store
+}
+
+// journal returns the terms in the journal and its last line.
+func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
+	t.Helper()
+	object, err := o.Get(t.Context(), journalKey)
+	require.NoError(t, err)
+	for line := range strings.Lines(string(object.Data)) {
+		term, _, _ := strings.Cut(line, " ")
+		terms = append(terms, term)
+	}
+	_, last = splitJournal(object.Data)
+	return terms, last
+}
+
+// waitLeader waits until a term writes that is not one of those before it, and
+// whose server is named in the lock.
+func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
+	t.Helper()
+	runtest.Eventually(t, "another server leads", func() bool {
+		terms, last := o.journal(t)
+		lock, _ := readLock(t, o)
+		term, id = last.term, lock.LeaderID
+		return len(terms) > 0 && strings.HasPrefix(term, id+"-") && !slices.Contains(before, term)
+	})
+	return term, id
+}
+
+// created returns the objects that a term created.
+func (o observer) created(t *testing.T, term string) []storage.Info {
+	t.Helper()
+	infos, err := o.List(t.Context(), createdPrefix(term))
+	require.NoError(t, err)
+	return infos
+}
+
+// writable reports whether the storage accepts writes to the folder of a term.
+// It does not while a paused process has locked that folder: then no server can
+// take over before that process resumes or exits.
+func (o observer) writable(t *testing.T, term string, attempt int) bool {
+	t.Helper()
+	for _, folder := range []string{"", "leader/", createdPrefix(term)} {
+		ctx, cancel := context.WithTimeout(t.Context(), processElection.Timeout/2)
+		_, err := o.Create(ctx, fmt.Sprintf("%sprobe-%d", folder, attempt), nil)
+		cancel()
+		if err != nil {
+			t.Logf("the storage was locked: %v", err)
+			return false
+		}
+	}
+	return true
+}
+
+// TestProcesses pauses leaders that are in the middle of writing, as a debugger
+// or a lack of memory does. A standby takes over, and the old leader resumes
+// and tries to write: through the fence, and in place of what it has seen last.
+// Everything must remain as the new leader left it. Finally the leader is
+// killed.
+func TestProcesses(t *testing.T) {
+	dir := t.TempDir()
+	store, err := file.Open(dir)
+	require.NoError(t, err)
+	o := observer{store}
+	_, err = o.Create(t.Context(), journalKey, nil)
+	require.NoError(t, err)
+	processes := map[string]*process{}
+	for _, id := range []string{"a", "b"} {
+		processes[id] = startProcess(t, dir, id)
+	}
+	runtest.Eventually(t, "the first leader", func() bool {
+		_, err := o.Get(t.Context(), key)
+		return err == nil
+	})
+
+	var longest time.Duration
+	for round, attempt := 0, 0; round < pausedRounds; attempt++ {
+		if attempt > 10*pausedRounds {
+			t.Fatalf("in %d attempts a leader could be stopped %d times", attempt, round)
+		}
+		term, id := o.waitLeader(t)
+		old := processes[id]
+		old.signal(t, syscall.SIGSTOP)
+		stopped, _ := readLock(t, o)
+		if stopped.LeaderID != id || !o.writable(t, term, attempt) {
+			old.signal(t, syscall.SIGCONT)
+			continue
+		}
+		o.waitLeader(t, term)
+		lock, _ := readLock(t, o)
+		created := o.created(t, term)
+
+		resumed := time.Now()
+		old.signal(t, syscall.SIGCONT)
+		over, writes := old.waitForTermEnd(t, term)
+		if over.Before(resumed) {
+			// On a busy machine its term was over before it was stopped. It may have written
+			// afterwards already, in place of what was still its own.
+			continue
+		}
+		longest = max(longest, lock.LastUpdated.Sub(stopped.LastUpdated))
+		if writes != "rejected rejected" {
+			t.Errorf("writes after the end of the term %s: %s", term, writes)
+		}
+		if now := o.created(t, term); !slices.Equal(now, created) {
+			t.Errorf("after its end the term %s has created %v, before it had created %v", term, now, created)
+		}
+		terms, _ := o.journal(t)
+		seen := map[string]bool{}
+		for _, term := range terms {
+			if seen[term] {
+				t.Fatalf("the term %s wrote after the next one: %v", term, terms)
+			}
+			seen[term] = true
+		}
+		round++
+	}
+	t.Logf("the longest takeover took %v, the timeout is %v", longest, processElection.Timeout)
+
+	term, id := o.waitLeader(t)
+	processes[id].signal(t, syscall.SIGKILL)
+	o.waitLeader(t, term)
+}

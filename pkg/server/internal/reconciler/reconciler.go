@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package reconciler creates, replaces, drains and deletes instances so that
+// every group of a shard has its size, and its instances are healthy, young
+// enough and up to date.
+package reconciler
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+const (
+	// workers is how many groups are reconciled concurrently. A slow provider
+	// call for one group must not delay the others.
+	workers = 4
+	// minBackoff and maxBackoff bound the delay after an error of a group.
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 30 * time.Second
+	// confirmTimeout is how long a new leader waits before it replaces the instances of a
+	// group that were missing from the beginning, from the moment when the provider has
+	// confirmed that one is. If the storage was restored, an operator may have a smaller
+	// size, which it sends when it connects.
+	confirmTimeout = 15 * time.Second
+)
+
+// Groups provides the desired state.
+type Groups interface {
+	// Get returns false for a group that does not exist. Its desired size is
+	// zero.
+	Get(instance.GroupKey) (*groups.Group, bool)
+	// Keys returns the keys of all groups.
+	Keys() []instance.GroupKey
+	// Deleted reports whether a group was deleted. A group that neither exists nor was
+	// deleted is missing from the storage.
+	Deleted(instance.GroupKey) bool
+	// DeletedDrainTimeout returns the drain timeout of a deleted group, and false if it had
+	// none of its own.
+	DeletedDrainTimeout(instance.GroupKey) (time.Duration, bool)
+	// DeletedBy returns the request that deleted a group, the zero value if it is not known.
+	DeletedBy(instance.GroupKey) audit.Request
+	// Unconfirmed reports whether the settings of a group may be outdated.
+	Unconfirmed(instance.GroupKey) bool
+	// DeletedGroups returns the groups of which Deleted is true, and ForgetDeleted
+	// removes some of them.
+	DeletedGroups() []instance.GroupKey
+	ForgetDeleted(context.Context, []instance.GroupKey) error
+	// MarkUnconfirmed stores that groups are unconfirmed.
+	MarkUnconfirmed(context.Context, []instance.GroupKey) error
+	// Config returns the current configuration.
+	Config() *config.Config
+}
+
+// Instances provides the actual state, and stores decisions about it.
+type Instances interface {
+	// List returns the instances of a group that are not deleted.
+	List(instance.GroupKey) []instance.Instance
+	// Get also returns deleted instances until they are purged.
+	Get(id string) (instance.Instance, bool)
+	// Keys returns the groups that have instances.
+	Keys() []instance.GroupKey
+	Add(ctx context.Context, record instance.Record) error
+	SetProviderID(ctx context.Context, id, providerID string) error
+	StartDrain(ctx context.Context, id string, drain instance.Drain) error
+	SetDeleting(ctx context.Context, id, reason string) error
+	// Remove removes the record of an instance that the provider no longer
+	// lists.
+	Remove(ctx context.Context, id string) error
+	// Unrecorded returns the provider's instances that have no record.
+	Unrecorded() []instance.VM
+	// Adopt creates records for the provider's instances that have none. Those that were
+	// deleted before are marked as returned.
+	Adopt(ctx context.Context) error
+	// Purge removes the instances that were deleted before a time.
+	Purge(ctx context.Context, before time.Time)
+}
+
+// Specs builds the InstanceSpec for a record of a group.
+type Specs interface {
+	Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (provider.Spec, error)
+}
+
+// Events receives the changes that operators watch, after they have been
+// stored.
+type Events interface {
+	// Draining is called when the drain of an instance has begun.
+	Draining(instance.Instance)
+	// Deleting is called when an instance is about to be terminated.
+	Deleting(instance.Instance)
+	// Deleted is called for every deleted instance, for any reason.
+	Deleted(instance.Instance)
+}
+
+// Options configure a Reconciler. All fields but Changed, Losses, Shortfalls
+// and Targets are required.
+type Options struct {
+	Groups    Groups
+	Instances Instances
+	Provider  provider.Provider
+	Specs     Specs
+	Events    Events
+	// Changed is called after a group's instances were changed. It is optional.
+	Changed func(instance.GroupKey)
+	// Failed is called when an instance could not be created or deleted.
+	Failed provider.FailureFunc
+	// CallContext returns the context for one call to the storage or the
+	// provider. It is canceled when the call takes too long or this server no
+	// longer leads.
+	CallContext func(context.Context) (context.Context, context.CancelFunc)
+	Metrics     *Metrics
+	// Losses has what administrators have accepted. It is optional.
+	Losses AcceptedLosses
+	// Shortfalls receives which groups lack capacity. It is optional.
+	Shortfalls *Shortfalls
+	// Targets has the instances that are targets of load balancers. It is optional.
+	Targets Targets
+}
+
+// Reconciler reconciles groups when they are enqueued or when an action falls
+// due. All decisions are stored with the instances, so that every term can
+// start with a new Reconciler (docs/server.md#reconciliation). In memory it
+// keeps only its recent attempts to create instances, and which of them failed.
+type Reconciler struct {
+	Options
+	queue         workqueue.TypedRateLimitingInterface[instance.GroupKey]
+	createLimiter createLimiter
+	attempts      attempts
+	failures      failures
+	confirmations confirmations
+	losses        losses
+	terminations  terminations
+	requests      requests
+	logged        logged
+	// onDemandBackoff delays on-demand instances that are like one that has failed.
+	onDemandBackoff onDemandBackoff
+	// unusedSince is when each deleted group was first seen without instances.
+	unusedSince map[instance.GroupKey]time.Time
+}
+
+// New returns a reconciler, which starts to work in Run.
+func New(options Options) *Reconciler {
+	return &Reconciler{
+		Options:     options,
+		unusedSince: map[instance.GroupKey]time.Time{},
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](minBackoff, maxBackoff)),
+	}
+}
+
+// Enqueue schedules the reconciliation of a group. It does not block.
+func (r *Reconciler) Enqueue(key instance.GroupKey) {
+	r.queue.Add(key)
+}
+
+// Run reconciles all groups, and then those that change, until ctx is done. It
+// returns after all workers have returned. Adopt must have succeeded: unknown instances
+// would be created a second time.
+func (r *Reconciler) Run(ctx context.Context) {
+	defer r.queue.ShutDown()
+	r.collectGarbage(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { r.collectRegularly(ctx) })
+	for range workers {
+		running.Go(func() {
+			for r.work(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	r.queue.ShutDown()
+	running.Wait()
+}
+
+// work reconciles one group. It returns false when the queue is shut down.
+func (r *Reconciler) work(ctx context.Context) bool {
+	key, shutdown := r.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer r.queue.Done(key)
+	if ctx.Err() != nil {
+		return false
+	}
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "tenant", key.Tenant, "group", key.Group)
+	start := time.Now()
+	groupCtx := klog.NewContext(ctx, logger)
+	var done outcome
+	err := r.protect(groupCtx, func() (err error) {
+		done, err = r.reconcile(groupCtx, key)
+		return err
+	})
+	if ctx.Err() != nil {
+		return false
+	}
+	r.Metrics.reconciled(time.Since(start), err)
+	if done.acted {
+		r.changed(key)
+	}
+	if err != nil {
+		logger.Error(err, "Failed to reconcile the group, will retry")
+		r.queue.AddRateLimited(key)
+	} else {
+		r.queue.Forget(key)
+	}
+	if done.more {
+		r.queue.Add(key)
+	}
+	if done.after > 0 {
+		r.queue.AddAfter(key, done.after)
+	}
+	return true
+}
+
+// changed reports a change of a group's instances.
+func (r *Reconciler) changed(key instance.GroupKey) {
+	if r.Changed != nil {
+		r.Changed(key)
+	}
+}

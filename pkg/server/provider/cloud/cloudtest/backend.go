@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cloudtest
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// Backend is a backend of the conformance suite, for any cloud.
+type Backend struct {
+	*Faults
+	// New returns a provider that calls the cloud through wrap.
+	New func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(cloud.API) cloud.API) provider.Provider
+	// Existing returns the ids of all instances, and Remove deletes one, without the
+	// providers.
+	Existing func() []string
+	Remove   func(id string)
+}
+
+var _ providertest.RemoteBackend = (*Backend)(nil)
+
+// NewBackend returns the backend of a cloud in memory.
+func NewBackend(c *Cloud) *Backend {
+	return &Backend{
+		Faults: NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(cloud.API) cloud.API) provider.Provider {
+			return cloud.New(wrap(c.API(shard)), cloud.Options{CallContext: callContext})
+		},
+		Existing: c.Existing,
+		Remove:   func(id string) { c.Vanish(id) },
+	}
+}
+
+// NewBackendOf returns the backend of a cloud, without Existing and Remove. newAPI returns
+// the calls for the machines of a shard, and options what its providers need beside the call
+// context.
+func NewBackendOf[A cloud.API](t *testing.T, newAPI func(provider.Shard) (A, error), options func(provider.Shard) cloud.Options) *Backend {
+	return &Backend{
+		Faults: NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(cloud.API) cloud.API) provider.Provider {
+			api, err := newAPI(shard)
+			assert.NoError(t, err)
+			o := options(shard)
+			o.CallContext = callContext
+			return cloud.New(wrap(api), o)
+		},
+	}
+}
+
+// NewProvider returns a provider that does not run yet.
+func (b *Backend) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) provider.Provider {
+	return b.New(shard, callContext, b.Wrap)
+}
+
+// Instances returns the ids of all instances that exist.
+func (b *Backend) Instances() []string { return b.Existing() }
+
+// Delete deletes an instance, like another client.
+func (b *Backend) Delete(id string) { b.Remove(id) }
+
+// FailCreate makes the next launches fail.
+func (b *Backend) FailCreate(times int) { b.Fail(Launch, times) }
+
+// FailDelete makes the next terminations fail.
+func (b *Backend) FailDelete(times int) { b.Fail(Terminate, times) }
+
+// FailLists makes the next lists fail.
+func (b *Backend) FailLists(times int) { b.Fail(List, times) }
+
+// LoseResponse makes the next launch fail after the machine was created.
+func (b *Backend) LoseResponse() { b.LoseResponses(Launch, 1) }
+
+// Calls returns how many launches and terminations there were since the last time.
+func (b *Backend) Calls() (creates, deletes int) {
+	return b.Count(Launch), b.Count(Terminate)
+}

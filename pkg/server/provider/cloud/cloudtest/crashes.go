@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cloudtest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/testing/tier"
+)
+
+const (
+	// crashEnv has the crash of a process that a test binary is started as.
+	crashEnv = "NSTANCE_TEST_CRASH"
+	// crashSize is how many instances there shall be when everything has settled.
+	crashSize = 3
+	// maxCrashSize is more than any process has before those that are killed between the
+	// creation of a machine and its record.
+	maxCrashSize = 20
+)
+
+// unrecorded are the steps between the creation of a machine and its record. The provider makes
+// the first, and the reconciler the second.
+var unrecorded = []string{"return the machine", recordStep}
+
+// Crashes are those of processes that reconcile with a provider whose options are O. The
+// cloud is a server, which all processes use.
+type Crashes[O any] struct {
+	// Steps are those of a launch and of a termination.
+	Steps []string
+	// Size is how many instances the process of a number shall have. Its step is that of
+	// the same number, modulo all steps.
+	Size func(n int) int
+	// Spec has what the requests of all instances have in common.
+	Spec provider.Spec
+	// New returns the provider of a process, which calls step before each step.
+	New func(options *O, step func(string)) (provider.Provider, error)
+}
+
+// CrashedCloud is what Crashes.Test checks.
+type CrashedCloud struct {
+	// Made returns the instance ids of all machines that were ever created.
+	Made func() []string
+	// Settled reports whether exactly the machines of these instances exist, and nothing
+	// of others.
+	Settled func(ids []string) bool
+	// Existing describes what exists, for messages.
+	Existing func() string
+}
+
+// crash is a process that reconciles until it is killed, or has nothing to do: some have nothing
+// to terminate, and never reach their step.
+type crash[O any] struct {
+	Options *O
+	Records records
+	// Size is how many instances there shall be.
+	Size int
+	// Step is the step before which the process is killed.
+	Step string
+}
+
+// ShortLimits returns limits with which a process of Crashes reaches its step in time.
+func ShortLimits(l cloud.Limits) cloud.Limits {
+	l.VisibilityDelay, l.PollInterval, l.IdleInterval = 200*time.Millisecond, 20*time.Millisecond, 50*time.Millisecond
+	l.Reads.PerSecond, l.Writes.PerSecond = 1000, 1000
+	return l
+}
+
+// Main runs the tests of a package and returns the exit code. In a process that Test has
+// started, it reconciles until the process is killed or has nothing to do.
+func (c *Crashes[O]) Main(m *testing.M) int {
+	text := os.Getenv(crashEnv)
+	if text == "" {
+		return m.Run()
+	}
+	if err := c.runUntilKilled([]byte(text)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 2
+	}
+	return 0
+}
+
+func (c *Crashes[O]) runUntilKilled(text []byte) error {
+	var process crash[O]
+	if err := json.Unmarshal(text, &process); err != nil {
+		return err
+	}
+	r, err := c.reconciler(&process, func(step string) {
+		if step == process.Step {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {}
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return r.run(context.Background(), func() bool {
+		_, settled := r.settled()
+		return settled || r.rejected
+	})
+}
+
+func (c *Crashes[O]) reconciler(process *crash[O], step func(string)) (*reconciler, error) {
+	p, err := c.New(process.Options, step)
+	if err != nil {
+		return nil, err
+	}
+	return &reconciler{records: process.Records, provider: p, size: process.Size, spec: c.Spec, step: step}, nil
+}
+
+// Test kills processes at the steps of launches and terminations, and others when a machine was
+// created and is not recorded: two for each step, or 50 of both kinds at full size. Each
+// instance has had at most one machine, none was missing, and nothing is left that is not
+// wanted.
+//
+// Nothing here depends on how fast the machine is. A process ends when it reaches its step or
+// has nothing to do, and only the deadline of the whole test limits how long that takes. The
+// assertions are about what has happened to instances in the end: a machine that stalls makes
+// it happen later. There is none about how many processes reach their step, because a call
+// that takes too long can make a process miss it. Another one follows then.
+func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
+	test := &crashTest[O]{
+		T: t, Crashes: c, cloud: cloud, at: map[string]int{},
+		process: crash[O]{Options: options, Records: records(t.TempDir())},
+	}
+	kills := tier.Pick(2*len(c.Steps), 50)
+	for n := range kills {
+		test.kill(c.Steps[n%len(c.Steps)], c.Size(n))
+	}
+	for _, step := range c.Steps {
+		// Processes may have had nothing to terminate.
+		for test.at[step] == 0 {
+			test.replaceOne(step)
+		}
+	}
+	size := maxCrashSize
+	for n := range kills {
+		// The process launches a machine for one more instance and records it, unless a call
+		// takes so long that it has no response: then a list shows the machine.
+		for reached := false; !reached; {
+			size++
+			reached = test.kill(unrecorded[n%len(unrecorded)], size)
+		}
+	}
+
+	// With a second machine it would never settle.
+	test.check()
+	test.settle()
+	test.check()
+	t.Logf("%d instances, %d machines, kills %v", len(test.process.Records.noted(everPrefix)), len(cloud.Made()), test.at)
+}
+
+// crashTest is a test in progress.
+type crashTest[O any] struct {
+	*testing.T
+	*Crashes[O]
+	cloud CrashedCloud
+	// process is the last process that was killed.
+	process crash[O]
+	// at is how many processes were killed at each step.
+	at map[string]int
+}
+
+// context returns a context that ends shortly before the test fails for taking too long.
+func (c *crashTest[O]) context() (context.Context, context.CancelFunc) {
+	if deadline, has := c.Deadline(); has {
+		return context.WithDeadline(c.Context(), deadline.Add(-10*time.Second))
+	}
+	return context.WithCancel(c.Context())
+}
+
+// kill starts a process that is killed at a step, unless it never reaches it.
+func (c *crashTest[O]) kill(step string, size int) (reached bool) {
+	c.Helper()
+	c.process.Step, c.process.Size = step, size
+	text, err := json.Marshal(c.process)
+	require.NoError(c, err)
+	ctx, cancel := c.context()
+	defer cancel()
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Env = append(os.Environ(), crashEnv+"="+string(text))
+	cmd.Stderr = &stderr
+	err = cmd.Run()
+	require.NoError(c, ctx.Err(), "the process has neither reached the step %q nor settled; exists: %s\n%s", step, c.cloud.Existing(), &stderr)
+	if err == nil {
+		return false
+	}
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	require.True(c, ok && status.Signaled() && status.Signal() == syscall.SIGKILL, "step %q: %v\n%s", step, err, &stderr)
+	c.at[step]++
+	return true
+}
+
+// replaceOne lets everything settle, and kills a process that then terminates a machine that
+// runs, and launches one for another instance.
+func (c *crashTest[O]) replaceOne(step string) {
+	c.Helper()
+	c.settle()
+	all, err := c.process.Records.read()
+	require.NoError(c, err)
+	id := c.wanted()[0]
+	replaced := all[id]
+	replaced.Deleted = true
+	require.NoError(c, c.process.Records.write(id, replaced))
+	c.kill(step, crashSize)
+}
+
+// settle reconciles in this process until everything has settled.
+func (c *crashTest[O]) settle() {
+	c.Helper()
+	c.process.Size = crashSize
+	ctx, cancel := c.context()
+	defer cancel()
+	for settled := false; !settled; {
+		require.NoError(c, ctx.Err(), "exists: %s", c.cloud.Existing())
+		r, err := c.reconciler(&c.process, func(string) {})
+		require.NoError(c, err)
+		require.NoError(c, r.run(ctx, func() bool {
+			ids, all := r.settled()
+			settled = all && c.cloud.Settled(ids)
+			return settled || r.rejected || ctx.Err() != nil
+		}))
+	}
+}
+
+// check checks what has happened to instances until now.
+func (c *crashTest[O]) check() {
+	c.Helper()
+	made, ever := map[string]bool{}, c.process.Records.noted(everPrefix)
+	for _, id := range c.cloud.Made() {
+		require.False(c, made[id], "instance %s has had two machines", id)
+		require.Contains(c, ever, id)
+		made[id] = true
+	}
+	require.Empty(c, c.process.Records.noted(missingPrefix), "instances that seemed to be missing")
+}
+
+// wanted returns the instances that shall exist.
+func (c *crashTest[O]) wanted() []string {
+	c.Helper()
+	all, err := c.process.Records.read()
+	require.NoError(c, err)
+	maps.DeleteFunc(all, func(_ string, r record) bool { return r.Deleted })
+	return slices.Sorted(maps.Keys(all))
+}

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// renewAfter is how long after its request a launch in progress needs another one: the nonce
+// in the userdata is valid for a few minutes only.
+const renewAfter = 2 * time.Minute
+
+// work works on one request. It returns false when the queue has shut down.
+func (p *Provider) work(ctx context.Context) bool {
+	id, shutdown := p.launches.Get()
+	if shutdown {
+		return false
+	}
+	defer p.launches.Done(id)
+	group, request, deleted := p.pending(id)
+	if request == nil {
+		p.launches.Forget(id)
+		return true
+	}
+	again, err := p.advance(ctx, id, *request, deleted)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		p.reportFailure(ctx, group, id, err)
+		p.launches.AddRateLimited(id)
+	default:
+		p.launches.Forget(id)
+		if again > 0 {
+			p.launches.AddAfter(id, again)
+		}
+	}
+	return true
+}
+
+// pending returns a copy of the request for an instance, nil if there is none.
+func (p *Provider) pending(id string) (group instance.GroupKey, r *request, deleted bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		return instance.GroupKey{}, nil, false
+	}
+	r = new(request)
+	*r = *e.request
+	return e.group, r, e.delete
+}
+
+// advance makes the next step of a request. It returns when the one after it is due, or
+// zero. The queue never gives an id to two workers, so a deletion cannot overtake a
+// running launch.
+func (p *Provider) advance(ctx context.Context, id string, r request, deleted bool) (again time.Duration, err error) {
+	if r.search || deleted && r.uncertain {
+		m, found, err := p.find(ctx, id)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("find the machine of instance %s: %w", id, err)
+		case found:
+			p.settle(ctx, id, m, true)
+			return 0, nil
+		case time.Now().Before(r.hiddenUntil):
+			return p.limits.PollInterval, nil
+		}
+		p.endSearch(id)
+		r.uncertain = false
+	}
+	if deleted {
+		p.remove(id)
+		return 0, nil
+	}
+	return p.launch(ctx, id, r)
+}
+
+// endSearch notes that the machine of a request does not exist.
+func (p *Provider) endSearch(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.former, id)
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		return
+	}
+	if e.request.tokenUsed {
+		p.useUpToken(id, time.Now())
+	}
+	e.request.search, e.request.tokenUsed, e.request.uncertain = false, false, false
+}
+
+// remove removes the request of an instance that shall be deleted and has no machine.
+func (p *Provider) remove(id string) {
+	p.mu.Lock()
+	e, known := p.table[id]
+	known = known && e.request != nil
+	if known {
+		p.drop(e)
+	}
+	p.mu.Unlock()
+	if known {
+		p.changed(e.group)
+	}
+}
+
+// drop removes an entry. mu must be locked.
+func (p *Provider) drop(e *entry) {
+	delete(p.table, e.id)
+	p.rejections.release(e.id)
+	for subnet, room := range p.rooms {
+		room.outdated = true
+		p.rooms[subnet] = room
+	}
+}
+
+// launch launches the machine of a request. It returns when the call is to be repeated
+// because the launch is in progress, or zero.
+func (p *Provider) launch(ctx context.Context, id string, r request) (again time.Duration, err error) {
+	spec := r.spec
+	p.mu.Lock()
+	rejected := p.rejections.check(spec, time.Now())
+	token := p.token(id)
+	p.mu.Unlock()
+	// A machine that may exist is not given up.
+	if rejected != nil && !r.uncertain {
+		p.giveUp(ctx, spec, rejected, nil)
+		return 0, nil
+	}
+	var m VM
+	called := false
+	err = p.write(ctx, func(ctx context.Context) (err error) {
+		called = true
+		p.setLaunching(id, true)
+		defer p.setLaunching(id, false)
+		m, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
+		return err
+	})
+	rejection, isRejection := asRejection(err)
+	switch {
+	case err == nil:
+		p.settle(ctx, id, m, false)
+		return 0, nil
+	case isRejection && r.uncertain:
+		// What was rejected is this call. An earlier one had no response.
+		p.searchRejected(id, rejection)
+		return 0, nil
+	case isRejection:
+		p.giveUp(ctx, spec, err, rejection)
+		return 0, nil
+	case errors.Is(err, ErrTokenUsed):
+		// An earlier launch was accepted, by this process or another.
+		p.searchLaunched(id)
+		return 0, nil
+	case errors.Is(err, ErrInProgress) && time.Since(r.created) > renewAfter:
+		p.renew(id)
+		return 0, nil
+	case errors.Is(err, ErrInProgress):
+		p.markUncertain(id)
+		return p.limits.PollInterval, nil
+	case called && !errors.Is(err, ErrThrottled):
+		p.markUncertain(id)
+	}
+	return 0, fmt.Errorf("launch the machine of instance %s: %w", id, err)
+}
+
+// setLaunching notes whether a call for the request of an instance is in progress.
+func (p *Provider) setLaunching(id string, launching bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !launching {
+		p.launchEnds[id] = time.Now()
+	}
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.launching = launching
+	}
+}
+
+// settle stores the machine of a request.
+func (p *Provider) settle(ctx context.Context, id string, m VM, listed bool) {
+	now := time.Now()
+	p.mu.Lock()
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		p.mu.Unlock()
+		return // a list was faster
+	}
+	p.adopt(e, m, now)
+	e.listed = listed || p.limits.VisibilityDelay == 0
+	deleted, group, failure := e.delete, e.group, p.judge(e)
+	p.mu.Unlock()
+	if failure != nil {
+		p.reportFailure(ctx, group, id, failure)
+	}
+	if deleted {
+		p.terminate.send()
+	}
+	p.poll.send()
+	p.changed(group)
+}
+
+// adopt makes a machine the one of an entry that has a request. mu must be locked.
+func (p *Provider) adopt(e *entry, m VM, now time.Time) {
+	spec, found := e.request.spec, e.request.search
+	spec.Userdata, spec.Args = nil, nil
+	e.spec, e.request, e.launched = &spec, nil, now
+	e.update(m)
+	if !found {
+		p.rejections.launched(spec)
+	}
+}
+
+// judge draws conclusions from the state of a machine that was launched by this process.
+// It returns why the machine has failed before it has run. mu must be locked.
+func (p *Provider) judge(e *entry) error {
+	if e.spec == nil {
+		return nil
+	}
+	switch e.machine.State {
+	case instance.Running:
+		p.rejections.running(*e.spec)
+	case instance.Failed:
+		if e.ran || e.delete {
+			return nil
+		}
+		// The next call must not report it again.
+		spec := *e.spec
+		e.spec = nil
+		err := fmt.Errorf("the machine has failed before it was running: %s", e.machine.Reason)
+		p.rejections.failedToRun(spec, err, time.Now())
+		return err
+	}
+	return nil
+}
+
+// searchLaunched notes that a machine was launched with the token of the request.
+func (p *Provider) searchLaunched(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.search, e.request.tokenUsed = true, true
+		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
+		p.launches.Add(id)
+	}
+}
+
+// searchRejected notes that a request was rejected whose machine may exist. If it is not
+// found, the request is given up.
+func (p *Provider) searchRejected(id string, rejection *Rejection) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rejections.rejected(rejection, time.Now())
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.search = true
+		p.launches.Add(id)
+	}
+}
+
+// markUncertain notes that the machine of a request may exist.
+func (p *Provider) markUncertain(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.uncertain = true
+		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
+	}
+	p.poll.send()
+}
+
+// renew removes a request whose launch is in progress. The caller makes it again, with the
+// same id and other userdata, which continues the launch, or deletes the instance.
+func (p *Provider) renew(id string) {
+	p.mu.Lock()
+	if e, known := p.table[id]; known {
+		p.renewed[id] = e.vm()
+	}
+	p.mu.Unlock()
+	p.remove(id)
+}
+
+// giveUp removes a request that is rejected. The caller makes another, maybe a different
+// one. rejection is nil if the request was not made.
+func (p *Provider) giveUp(ctx context.Context, spec provider.Spec, err error, rejection *Rejection) {
+	klog.FromContext(ctx).Info("Instance was rejected, will not retry", "instance", spec.ID, "reason", err)
+	p.failed(spec.Group, spec.ID, fmt.Errorf("launch the machine of instance %s: %w", spec.ID, err))
+	now := time.Now()
+	p.mu.Lock()
+	if rejection != nil {
+		p.useUpToken(spec.ID, now)
+		p.rejections.rejected(rejection, now)
+	}
+	if e, known := p.table[spec.ID]; known && e.request != nil {
+		p.drop(e)
+	}
+	p.mu.Unlock()
+	p.changed(spec.Group)
+}

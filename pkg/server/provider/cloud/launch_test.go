@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cloud_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestACrashAfterALaunchMakesNoSecondMachine: the next process requests the instance with
+// another nonce, which the cloud refuses for the same token.
+func TestACrashAfterALaunchMakesNoSecondMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		var ids []string
+		for range 20 {
+			s := spec("first nonce")
+			w.faults.LoseResponses(cloudtest.Launch, 1)
+			s.ID = w.MustCreate(s)
+			ids = append(ids, s.ID)
+			time.Sleep(time.Millisecond) // launched, and the response was lost
+			w.restart()
+			s.Userdata = []byte("second nonce")
+			w.MustRun(s)
+		}
+		time.Sleep(time.Hour)
+		w.expectMade(ids...)
+		assert.Len(t, w.List(workers), len(ids))
+	})
+}
+
+// TestAnUsedTokenIsSearchedFor: a machine that exists is adopted although it is hidden at
+// first, and another token is used only if there is none.
+func TestAnUsedTokenIsSearchedFor(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("first nonce")
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.restart()
+		s.Userdata = []byte("second nonce")
+		w.MustRun(s)
+		w.expectMade(s.ID)
+		if launches := w.count().launches; launches != 2 {
+			t.Errorf("there were %d launches, want that of each process", launches)
+		}
+
+		// Another machine of the token was deleted before anybody saw it.
+		lost := spec("first nonce")
+		lost.ID = w.MustCreate(lost)
+		time.Sleep(time.Millisecond)
+		w.cloud.Vanish(lost.ID)
+		w.restart()
+		lost.Userdata = []byte("second nonce")
+		requested := time.Now()
+		w.MustRun(lost)
+		if took := time.Since(requested); took < visibilityDelay {
+			t.Errorf("it was launched again after %v", took)
+		}
+		w.expectMade(s.ID, lost.ID, lost.ID)
+	})
+}
+
+// TestARequestOfAnotherProcessIsSearchedFor: the former process may have used another
+// token than the first, because a subnet rejected that one.
+func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.cloud.ForgetRejected = true
+		s := spec("nonce")
+		s.CreatedAt = time.Now().Add(time.Hour) // the clock of the former process is ahead
+		s.Subnet = cloudtest.RejectedSubnet
+		s.ID = w.MustCreate(s)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		s.Subnet = "other"
+		w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.expectMade(s.ID)
+		w.restart()
+		w.expect(s.ID)
+		// The next process finds room in a third subnet.
+		s.Subnet = "subnet"
+		w.MustRun(s)
+		time.Sleep(time.Hour)
+		w.expectMade(s.ID)
+
+		// One that was never launched is launched when it can be hidden no more.
+		fresh := spec("nonce")
+		fresh.ID = providertest.NewID(t)
+		time.Sleep(time.Millisecond)
+		w.restart()
+		w.expect(fresh.ID)
+		restarted := time.Now()
+		w.MustRun(fresh)
+		if took := time.Since(restarted); took < visibilityDelay {
+			t.Errorf("it was launched after %v", took)
+		}
+	})
+}
+
+// TestAHiddenMachineOfAnotherProcessIsDeleted: the instance stays known until its machine
+// can be hidden no more.
+func TestAHiddenMachineOfAnotherProcessIsDeleted(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		launched := w.MustCreate(spec("nonce"))
+		time.Sleep(time.Millisecond)
+		w.restart()
+		never := providertest.NewID(t)
+		w.expect(launched, never)
+		w.MustDelete(launched)
+		w.MustDelete(never)
+		want := map[string]instance.State{launched: instance.Terminating, never: instance.Terminating}
+		assert.Equal(t, want, w.States(workers))
+		w.Await(workers, map[string]instance.State{launched: providertest.Deleted, never: providertest.Deleted})
+		assert.Equal(t, []string{launched}, w.cloud.Terminated())
+		assert.Empty(t, w.cloud.Existing(), "machines that exist")
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.List(workers), "instances that have returned")
+	})
+}
+
+// TestATokenOfADeletedMachineGivesAFailedInstance: the caller needs another id.
+func TestATokenOfADeletedMachineGivesAFailedInstance(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("nonce")
+		s.ID = w.MustRun(s)
+		w.cloud.Vanish(s.ID)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		w.MustCreate(s)
+		w.Await(workers, map[string]instance.State{s.ID: instance.Failed})
+		vm, _ := w.Get(s.ID)
+		assert.Equal(t, "the machine was deleted", vm.Reason)
+		w.expectMade(s.ID)
+	})
+}
+
+// TestTheAttemptOfALostResponseIsRepeated: the subnet stays the same until the outcome is
+// known, whatever else is requested meanwhile.
+func TestTheAttemptOfALostResponseIsRepeated(t *testing.T) {
+	run(t, func(_ *testing.T, w *world) {
+		s := spec("nonce")
+		w.faults.LoseResponses(cloudtest.Launch, 3)
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		s.Subnet, s.Userdata = "other", []byte("another nonce")
+		w.MustRun(s)
+		w.expectMade(s.ID)
+		w.ExpectFailures(3, workers, s.ID)
+	})
+}
+
+// TestAPendingInstanceIsDeletedAfterALostResponse: the machine may exist, and appears late.
+func TestAPendingInstanceIsDeletedAfterALostResponse(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("nonce")
+		w.faults.LoseResponses(cloudtest.Launch, 1)
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.MustDelete(s.ID)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		assert.Empty(t, w.cloud.Existing(), "machines that exist")
+		w.expectMade(s.ID)
+	})
+}
+
+// undoing is an API that lists a machine whose launch is rejected in the end.
+type undoing struct{ cloud.API }
+
+func (u undoing) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
+	m, err := u.API.Launch(ctx, r)
+	time.Sleep(time.Minute)
+	u.Terminate(ctx, []cloud.VM{m})
+	return cloud.VM{}, &cloud.Rejection{Scope: cloud.Scope{Subnet: r.Subnet}, Err: errors.Join(err, errors.New("it did not start"))}
+}
+
+// TestALaunchInProgressIsNoMachine: only its result decides whether there is one.
+func TestALaunchInProgressIsNoMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.MustRun(spec("nonce"))
+		w.Stop()
+		w.DrainChanges()
+		h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+			return cloud.New(undoing{w.cloud.API(shard)}, cloud.Options{CallContext: callContext})
+		})
+		rejected := h.MustCreate(spec("nonce"))
+		h.MustDelete(id) // makes the lists frequent
+		time.Sleep(30 * time.Second)
+		vm, _ := h.Get(rejected)
+		assert.Equal(t, instance.VM{ID: rejected, Group: workers, State: instance.Pending}, vm)
+		h.Await(workers, map[string]instance.State{rejected: providertest.Deleted})
+		errs := h.ExpectFailures(1, workers, rejected)
+		assert.ErrorContains(t, errs[0], "it did not start")
+	})
+}
+
+// starting is an API that lists a machine as failed until its launch ends. Lists are slow.
+type starting struct {
+	cloud.API
+	launching *atomic.Bool
+}
+
+func (s starting) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
+	s.launching.Store(true)
+	defer s.launching.Store(false)
+	m, err := s.API.Launch(ctx, r)
+	time.Sleep(10 * time.Second)
+	m.State = instance.Running
+	return m, err
+}
+
+func (s starting) List(ctx context.Context) ([]cloud.VM, error) {
+	list, err := s.API.List(ctx)
+	for i := range list {
+		if s.launching.Load() {
+			list[i].State, list[i].Reason = instance.Failed, "it was never started"
+		}
+	}
+	time.Sleep(20 * time.Second)
+	return list, err
+}
+
+// TestAListThatBeganDuringALaunchSaysNothing about its machine, although the list ends later.
+func TestAListThatBeganDuringALaunchSaysNothing(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.Stop()
+		w.cloud.BootTime = 0
+		h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+			return cloud.New(starting{w.cloud.API(shard), new(atomic.Bool)}, cloud.Options{CallContext: callContext})
+		})
+		for range 10 {
+			id := h.MustCreate(spec("nonce"))
+			for range 60 {
+				time.Sleep(time.Second)
+				if vm, _ := h.Get(id); vm.State == instance.Failed {
+					t.Fatalf("instance %s is reported as failed: %s", id, vm.Reason)
+				}
+			}
+			h.MustDelete(id) // makes the lists frequent
+		}
+		assert.Empty(t, h.Failures, "failures")
+	})
+}
+
+// TestARequestThatMayHaveAMachineIsNotGivenUp although others like it are rejected.
+func TestARequestThatMayHaveAMachineIsNotGivenUp(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.faults.LoseResponses(cloudtest.Launch, 1)
+		id := w.MustCreate(spec("nonce"))
+		time.Sleep(time.Millisecond)
+		w.cloud.SetFull("medium", true)
+		rejected := w.MustCreate(spec("nonce"))
+		w.Await(workers, map[string]instance.State{rejected: providertest.Deleted})
+		w.Await(workers, map[string]instance.State{id: instance.Running})
+		w.expectMade(id)
+		assert.Len(t, w.Failures, 2, "the lost response and the rejection")
+	})
+}

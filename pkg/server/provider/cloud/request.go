@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cloud
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// Get returns an instance that was requested or whose machine is known.
+func (p *Provider) Get(id string) (instance.VM, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	if !known {
+		return instance.VM{}, false
+	}
+	return e.vm(), true
+}
+
+// List returns the instances of a group.
+func (p *Provider) List(group instance.GroupKey) []instance.VM {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var vms []instance.VM
+	for _, e := range p.table {
+		if e.group == group {
+			vms = append(vms, e.vm())
+		}
+	}
+	return vms
+}
+
+// Groups returns the groups of all instances, also of those that are being deleted.
+func (p *Provider) Groups() []instance.GroupKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	groups := map[instance.GroupKey]struct{}{}
+	for _, e := range p.table {
+		groups[e.group] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(groups))
+}
+
+// ExpectedNode returns what the options say.
+func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
+	if p.options.ExpectedNode == nil {
+		return nil
+	}
+	return p.options.ExpectedNode(spec)
+}
+
+// Create requests a machine. It rejects a request that exceeds a quota or the room of the
+// subnet, because several callers may have read the same room, and one like others that
+// the cloud has rejected recently.
+func (p *Provider) Create(ctx context.Context, spec provider.Spec) error {
+	if err := p.create(ctx, spec); err != nil {
+		return fmt.Errorf("create instance %s: %w", spec.ID, err)
+	}
+	return nil
+}
+
+func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
+	spec.Market = p.market(spec)
+	if _, known := p.Get(spec.ID); known {
+		return nil
+	}
+	if err := p.refreshRoom(ctx, spec.Subnet); err != nil {
+		return err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.table[spec.ID]; known {
+		return nil
+	}
+	if err := p.checkCapacity(spec); err != nil {
+		return err
+	}
+	now := time.Now()
+	if err := p.rejections.check(spec, now); err != nil {
+		return err
+	}
+	e := &entry{id: spec.ID, group: spec.Group, origin: spec.Origin, request: &request{spec: spec, created: now}}
+	if _, former := p.former[spec.ID]; former {
+		p.searchFormer(e.request)
+	}
+	delete(p.renewed, spec.ID)
+	p.table[spec.ID] = e
+	p.launches.Add(spec.ID)
+	return nil
+}
+
+// CheckCapacity returns an error while the quota of the type is used up, the subnet is full
+// as far as its room was read, or the cloud has rejected requests like this one for lack of
+// capacity.
+func (p *Provider) CheckCapacity(spec provider.Spec) error {
+	spec.Market = p.market(spec)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, read := p.rooms[spec.Subnet]; !read {
+		// Create reads it.
+		return nil
+	}
+	if err := p.checkCapacity(spec); err != nil {
+		return err
+	}
+	return p.rejections.outOfCapacity(spec, time.Now())
+}
+
+// checkCapacity returns an error if the quota of the type is used up or the subnet is full.
+// mu must be locked.
+func (p *Provider) checkCapacity(spec provider.Spec) error {
+	if quota := spec.Type.Quota; quota != nil && p.table.countType(spec.Type.Name) >= int(*quota) {
+		return provider.OutOfCapacity("quota of %d %s instances is used up", *quota, spec.Type.Name)
+	}
+	if p.room(spec.Subnet) == 0 {
+		return provider.OutOfCapacity("no room in subnet %s", spec.Subnet)
+	}
+	return nil
+}
+
+// market returns the market of a request.
+func (p *Provider) market(spec provider.Spec) string {
+	if p.options.Market == nil {
+		return ""
+	}
+	return p.options.Market(spec)
+}
+
+// searchFormer makes a request search for its machine first: another process may have
+// launched it, with another token than the first.
+func (p *Provider) searchFormer(r *request) {
+	r.search, r.hiddenUntil = true, p.started.Add(p.limits.VisibilityDelay)
+}
+
+// Delete requests that an instance is deleted.
+func (p *Provider) Delete(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	vm, unrequested := p.former[id]
+	if !unrequested {
+		vm, unrequested = p.renewed[id]
+		delete(p.renewed, id)
+	}
+	if unrequested && !known {
+		// Its machine may appear later, when nothing is known of its deletion any more.
+		spec := provider.Spec{ID: id, Group: vm.Group, Origin: vm.Origin}
+		e, known = &entry{id: id, group: vm.Group, origin: vm.Origin, request: &request{spec: spec}}, true
+		p.searchFormer(e.request)
+		p.table[id] = e
+	}
+	if !known || e.delete {
+		return nil
+	}
+	e.delete = true
+	if e.machine == nil {
+		p.launches.Add(id)
+		return nil
+	}
+	p.terminate.send()
+	p.poll.send()
+	return nil
+}
+
+// roomAge is how long the room of a subnet is not read again.
+const roomAge = 30 * time.Second
+
+// room is how many more machines a subnet had room for at some time.
+type room struct {
+	free int
+	at   time.Time
+	// outdated is true if there may be more room by now.
+	outdated bool
+}
+
+// Capacity returns how many more instances a subnet has room for.
+func (p *Provider) Capacity(ctx context.Context, subnet string) (int, error) {
+	if err := p.refreshRoom(ctx, subnet); err != nil {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rejections.full(subnet, time.Now()) {
+		return 0, nil
+	}
+	return p.room(subnet), nil
+}
+
+// refreshRoom reads the room of a subnet if what is known of it is old.
+func (p *Provider) refreshRoom(ctx context.Context, subnet string) error {
+	now := time.Now()
+	p.mu.Lock()
+	known, found := p.rooms[subnet]
+	p.mu.Unlock()
+	if found && !known.outdated && now.Sub(known.at) < roomAge {
+		return nil
+	}
+	var free int
+	err := p.read(ctx, func(ctx context.Context) (err error) {
+		free, err = p.api.Room(ctx, subnet)
+		return err
+	})
+	switch {
+	case errors.Is(err, ErrThrottled) && found:
+		return nil // what is known must do
+	case err != nil:
+		return fmt.Errorf("read the room of subnet %s: %w", subnet, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rooms[subnet] = room{free: free, at: now}
+	return nil
+}
+
+// room returns the room of a subnet less the machines that it does not show yet. mu must
+// be locked.
+func (p *Provider) room(subnet string) int {
+	known := p.rooms[subnet]
+	return max(0, known.free-p.table.countUnseen(subnet, known.at))
+}
