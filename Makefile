@@ -97,6 +97,10 @@ check: ## What a change needs before it is committed: the unit tests that it aff
 	hack/verify-citations.sh
 	hack/lint-change.sh
 
+.PHONY: hooks
+hooks: ## Run make check before each commit in this clone, from now on.
+	git config core.hooksPath hack/hooks
+
 .PHONY: test
 test: ## Run every test that needs neither Docker nor QEMU, at the smallest size that shows its guarantee.
 	$(FLAGS) hack/test.sh
