@@ -46,7 +46,7 @@ if [ "$(cat "$cache/packages" 2>/dev/null)" != "$suite $packages" ]; then
 	report "Debian packages: $(du -sm "$root" | cut -f1) MB"
 fi
 
-# The variables are those of the control plane (e2e/controlplane/gobuild.go).
+# The control plane sets the same variables (e2e/controlplane/programs.go).
 build() { # MODULE PACKAGE OUTPUT [VARIABLE...]
 	local module=$1 package=$2 output=$3 flags='-s -w' variable
 	shift 3

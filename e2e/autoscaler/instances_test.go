@@ -7,14 +7,25 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
+	corev1 "k8s.io/api/core/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -133,4 +144,128 @@ func filled(sizes []int, count int) []int {
 		sizes[slices.Index(sizes, slices.Min(sizes))]++
 	}
 	return sizes
+}
+
+// nodeLog records the group of every Node that ever existed. The audit log has only
+// the names of Nodes.
+type nodeLog struct {
+	mu     sync.Mutex
+	groups map[string]string
+}
+
+// watchNodes records Nodes until ctx is done.
+func watchNodes(ctx context.Context, client kubernetes.Interface) (*nodeLog, error) {
+	l := &nodeLog{groups: map[string]string{}}
+	return l, testcluster.Follow(ctx, coreinformers.NewNodeInformer(client, 0, nil), cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			if node, ok := obj.(*corev1.Node); ok {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.groups[node.Name] = node.Labels[v1beta1.LabelGroup]
+			}
+		},
+	})
+}
+
+// groupOf waits until a Node that was created is recorded, and returns its group.
+func (l *nodeLog) groupOf(t testing.TB, node string) (group string) {
+	t.Helper()
+	testcluster.Eventually(t, timeout, "Node "+node+" is recorded", func(context.Context) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		found, known := l.groups[node]
+		if !known {
+			return fmt.Errorf("%d others are", len(l.groups))
+		}
+		group = found
+		return nil
+	})
+	return group
+}
+
+// isOf reports whether an object of this name is the pool, one of its shard groups, or
+// belongs to an instance of the pool that was a Node.
+func (l *nodeLog) isOf(name, pool string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return name == pool || strings.HasPrefix(name, pool+identifier.Separator) || l.groups[name] == pool
+}
+
+// changesSince returns the successful writes since from that match, other than to
+// leases.
+func changesSince(t testing.TB, from controlplane.Position, match testcluster.Match) []controlplane.Write {
+	t.Helper()
+	return env.Writes(t, from, match, func(w controlplane.Write) bool {
+		return w.Code < http.StatusMultipleChoices && w.Resource != "leases"
+	})
+}
+
+// nodeChanges returns the names of the Nodes of a group that were created and deleted
+// since from, each once and sorted. They are those of instances.
+func nodeChanges(t testing.TB, from controlplane.Position, group string) (created, deleted []string) {
+	t.Helper()
+	for _, w := range changesSince(t, from, func(w controlplane.Write) bool { return w.Resource == "nodes" && w.Subresource == "" }) {
+		switch {
+		case w.Verb != "create" && w.Verb != "delete" || env.nodeLog.groupOf(t, w.Name) != group:
+		case w.Verb == "create":
+			created = append(created, w.Name)
+		default:
+			deleted = append(deleted, w.Name)
+		}
+	}
+	slices.Sort(created)
+	slices.Sort(deleted)
+	return created, slices.Compact(deleted)
+}
+
+// expectNodeChanges fails the test unless exactly so many Nodes of a group were
+// created since from, and exactly these were deleted.
+func expectNodeChanges(t testing.TB, from controlplane.Position, group string, created int, deleted ...string) {
+	t.Helper()
+	slices.Sort(deleted)
+	gotCreated, gotDeleted := nodeChanges(t, from, group)
+	assert.Len(t, gotCreated, created, "created Nodes")
+	assert.Equal(t, deleted, gotDeleted, "deleted Nodes")
+}
+
+// expectMachinesDeleted fails the test unless exactly these Machines of a pool were
+// deleted since from.
+func expectMachinesDeleted(t testing.TB, from controlplane.Position, pool string, want ...string) {
+	t.Helper()
+	var deleted []string
+	for _, w := range changesSince(t, from, func(w controlplane.Write) bool { return w.Verb == "delete" && w.Resource == "machines" }) {
+		if env.nodeLog.isOf(w.Name, pool) {
+			deleted = append(deleted, w.Name)
+		}
+	}
+	slices.Sort(deleted)
+	slices.Sort(want)
+	if deleted = slices.Compact(deleted); !slices.Equal(deleted, want) {
+		t.Errorf("Machines %v were deleted, want %v", deleted, want)
+	}
+}
+
+// expectNothingWritten fails the test for the operator's writes since from to objects
+// of a pool.
+func expectNothingWritten(t testing.TB, from controlplane.Position, pool string) {
+	t.Helper()
+	writes := changesSince(t, from, func(w controlplane.Write) bool { return testcluster.ByOperator(w) && env.nodeLog.isOf(w.Name, pool) })
+	if len(writes) > 0 {
+		t.Errorf("%d writes while nothing changed:%s", len(writes), testcluster.Describe(writes))
+	}
+}
+
+// watchOperator fails the test at its end when the operator made requests that the
+// shipped roles do not grant, or scaled a MachinePool.
+func watchOperator(t testing.TB) {
+	t.Helper()
+	from := env.AuditEnd(t)
+	t.Cleanup(func() {
+		bad := env.Requests(t, from, testcluster.ByOperator, func(r controlplane.Request) bool {
+			return r.Code == http.StatusForbidden || r.Action() == "patch machinepools/scale"
+		})
+		if len(bad) > 0 {
+			t.Errorf("the operator should not have made %d requests:%s", len(bad), testcluster.Describe(bad))
+		}
+	})
 }

@@ -5,16 +5,23 @@ package autoscaler
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/e2e/faultproxy"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -148,4 +155,148 @@ func nodesNamed(t testing.TB, names ...string) []*corev1.Node {
 		nodes = append(nodes, node)
 	}
 	return nodes
+}
+
+// point is the request of a scale-down that never arrives, because the operator is killed
+// before.
+type point struct{ faultproxy.Rule }
+
+func (p point) String() string {
+	if p.Resource == "" {
+		return fmt.Sprintf("after %d requests", p.After)
+	}
+	return fmt.Sprintf("before %v %s", p.Verbs, p.Resource)
+}
+
+// scaleDownWrites are the writes that a scale-down needs.
+var scaleDownWrites = []faultproxy.Rule{
+	{Verbs: []string{"patch"}, Resource: "nstanceshardgroups"},
+	{Verbs: []string{"delete"}, Resource: "machines"},
+	{Verbs: []string{"patch", "update"}, Resource: "nstancemachines"},
+}
+
+// points are where the operator is killed, at random: at its first requests, and before each
+// write that a scale-down needs.
+func points(random *rand.Rand) []point {
+	const positions = 14
+	var all []point
+	for _, after := range random.Perm(positions)[:tier.Pick(6, positions)] {
+		all = append(all, point{faultproxy.Rule{
+			Verbs: []string{"get", "list", "create", "update", "patch", "delete"}, Except: "leases", After: after,
+		}})
+	}
+	for _, write := range scaleDownWrites {
+		for range tier.Pick(1, 2) {
+			all = append(all, point{write})
+		}
+	}
+	random.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
+
+// Wherever in a scale-down the operator is killed, the selected instance is deleted,
+// and no other.
+func TestOperatorKilledDuringScaleDown(t *testing.T) {
+	const name, rest = "killed", 2
+	watchOperator(t)
+	random := newRandom(t)
+	where := points(random)
+	operator := crashingOperator{env.ReplaceOperator(t)}
+	group := createPool(t, name, int32(len(where)+rest))
+	left := untilRunning(t, name, len(where)+rest)
+	from := env.AuditEnd(t)
+	var deleted []string
+	for _, at := range where {
+		node := selectNodes(t, group, random, 1)[0]
+		deleted = append(deleted, node.Name)
+		fault := operator.Proxy.Inject(at.Rule)
+		require.NoError(t, group.deleteNodes(t.Context(), node))
+		operator.untilReached(t, at, fault, node.Name)
+		operator.crash(t)
+		untilMachinesDeleted(t, node.Name)
+		left = left.without(node.Name)
+		if got := getInstances(t, name); !maps.Equal(got, left) {
+			t.Fatalf("killed %s: besides %s, %v are lost and %v are new",
+				at, node.Name, left.without(got.ids()...).ids(), got.without(left.ids()...).ids())
+		}
+	}
+	untilRunning(t, name, rest)
+	expectInstances(t, name, left)
+	expectNodeChanges(t, from, name, 0, deleted...)
+}
+
+// crashingOperator is an operator that is killed at a point of a scale-down.
+type crashingOperator struct{ *testcluster.ProxiedOperator }
+
+// untilReached returns when the operator waits for the response to the request before which
+// it is to be killed, or when the scale-down is complete, which takes fewer requests.
+func (o crashingOperator) untilReached(t *testing.T, at point, fault *faultproxy.Fault, machine string) {
+	t.Helper()
+	testcluster.Eventually(t, timeout, "the operator is "+at.String(), func(ctx context.Context) error {
+		if fault.Met() > 0 {
+			return nil
+		}
+		return machineDeleted(ctx, machine)
+	})
+	t.Logf("killed %s; the scale-down was complete: %t", at, fault.Met() == 0)
+	if fault.Met() == 0 && (at.Resource != "" || at.After < len(scaleDownWrites)) {
+		t.Errorf("the operator made no request %s", at)
+	}
+}
+
+// crash kills the operator and starts another one.
+func (o crashingOperator) crash(t *testing.T) {
+	t.Helper()
+	require.NoError(t, o.Process.Kill(t.Context()))
+	o.Proxy.Heal()
+	env.ReleaseLease(t)
+	testcluster.Start(t, o.Process)
+}
+
+// When a shard has no more instances of a type, no other instance is deleted: the
+// autoscaler cancels the shortfall, and only the pending instance is removed.
+func TestShortfallIsCancelled(t *testing.T) {
+	t.Parallel()
+	const name = "shortfall"
+	watchOperator(t)
+	group := createPool(t, name, 3, func(_ *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) {
+		pool.Spec.InstanceType = scarceType
+	})
+	untilRunning(t, name, 3)
+	from := env.AuditEnd(t)
+	require.NoError(t, group.increaseSize(t.Context(), 3))
+	// Without the shortfall, the last of equal shards would shrink.
+	scarce := shardIDs[0]
+	testcluster.Eventually(t, timeout, "shard "+scarce+" reports its quota", func(ctx context.Context) error {
+		shardGroup, err := env.ShardGroup(ctx, name, scarce)
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(shardGroup.Status.Conditions, v1beta1.ConditionReady)
+		if ready == nil || ready.Reason != v1beta1.ReasonProviderError || !strings.Contains(ready.Message, "quota") {
+			return fmt.Errorf("condition Ready of its shard group is %+v", ready)
+		}
+		return nil
+	})
+	var before []string
+	testcluster.Eventually(t, timeout, "the other shards have their instances", func(ctx context.Context) error {
+		nodes, err := group.nodes(ctx)
+		if before = namesOfNodes(nodes); err == nil && len(nodes) != 5 {
+			err = fmt.Errorf("there are %d Nodes", len(nodes))
+		}
+		return err
+	})
+
+	if err := group.decreaseTargetSize(t.Context(), 2); err == nil {
+		t.Error("the autoscaler itself cancels existing instances")
+	}
+	require.NoError(t, group.decreaseTargetSize(t.Context(), 1))
+	after := untilRunning(t, name, 5)
+	if !slices.Equal(after.ids(), before) {
+		t.Errorf("of the Nodes %v, %v are left", before, after.ids())
+	}
+	if sizes, err := sizesOf(t.Context(), name); err != nil || fmt.Sprint(sizes) != "[1 2 2]" {
+		t.Errorf("the sizes are %v, want [1 2 2] (error %v)", sizes, err)
+	}
+	expectNodeChanges(t, from, name, 2)
 }

@@ -4,18 +4,25 @@
 package controlplane
 
 import (
+	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // How long a component may take to become ready, and to exit after SIGTERM before it
@@ -211,4 +218,100 @@ func openLog(path string) (*os.File, error) {
 		return nil, err
 	}
 	return os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+}
+
+// Probe checks whether a component is ready: a GET of URL returns 200.
+type Probe struct {
+	URL string `json:"url,omitempty"`
+	// CAFile verifies the server of an https URL.
+	CAFile string `json:"caFile,omitempty"`
+}
+
+// wait returns nil once the probe succeeded, or its last error when ctx is done.
+func (p Probe) wait(ctx context.Context) error {
+	client, err := p.client()
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+
+	var last error
+	err = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		last = p.try(ctx, client)
+		return last == nil, nil
+	})
+	if err != nil && last != nil {
+		return last
+	}
+	return err
+}
+
+func (p Probe) client() (*http.Client, error) {
+	transport := &http.Transport{}
+	if p.CAFile != "" {
+		pem, err := os.ReadFile(p.CAFile)
+		if err != nil {
+			return nil, fmt.Errorf("reading the CA for %s: %w", p.URL, err)
+		}
+		roots := x509.NewCertPool()
+		roots.AppendCertsFromPEM(pem)
+		transport.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
+	}
+	return &http.Client{Transport: transport, Timeout: 2 * time.Second}, nil
+}
+
+func (p Probe) try(ctx context.Context, client *http.Client) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.URL, nil)
+	if err != nil {
+		return err
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s answered %s", p.URL, response.Status)
+	}
+	return nil
+}
+
+// Memory returns how much memory of the running component is resident, and the
+// most that ever was since it was started, in MiB.
+func (c *Component) Memory() (resident, peak float64, err error) {
+	kib, err := c.memoryStatus()
+	return kib["VmRSS"] / 1024, kib["VmHWM"] / 1024, err
+}
+
+// AnonymousMemory returns how much memory of the running component is resident and not
+// a part of a file, in MiB. The other resident memory is its program, of which the
+// kernel maps as much as it has cached in large pages, used or not.
+func (c *Component) AnonymousMemory() (float64, error) {
+	kib, err := c.memoryStatus()
+	return kib["RssAnon"] / 1024, err
+}
+
+// memoryStatus returns the sizes in the component's /proc/PID/status, in KiB.
+func (c *Component) memoryStatus() (map[string]float64, error) {
+	pid, ok := c.PID()
+	if !ok {
+		return nil, fmt.Errorf("component %s does not run", c.Name)
+	}
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return nil, fmt.Errorf("reading the memory of component %s: %w", c.Name, err)
+	}
+	defer func() { _ = file.Close() }()
+	kib := map[string]float64{}
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		name, value, _ := strings.Cut(lines.Text(), ":")
+		value, found := strings.CutSuffix(strings.TrimSpace(value), " kB")
+		if !found {
+			continue
+		}
+		if kib[name], err = strconv.ParseFloat(value, 64); err != nil {
+			return nil, fmt.Errorf("reading the memory of component %s: %w", c.Name, err)
+		}
+	}
+	return kib, nil
 }

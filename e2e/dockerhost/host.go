@@ -13,9 +13,16 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/server/provider/docker"
 )
 
 const systemSocket = "/var/run/docker.sock"
@@ -114,4 +121,72 @@ func (h *Host) findBridge(ctx context.Context) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("interface %s has no IPv4 address", name)
+}
+
+// Nodes returns the containers of the instances of shards.
+func (h *Host) Nodes(ctx context.Context, shards ...string) ([]container.Summary, error) {
+	var nodes []container.Summary
+	for _, shard := range shards {
+		filters := client.Filters{}.
+			Add("label", docker.LabelClusterID+"="+installation.ClusterID).
+			Add("label", docker.LabelShard+"="+shard)
+		list, err := h.Client.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: filters})
+		if err != nil {
+			return nil, fmt.Errorf("list the containers of shard %s: %w", shard, err)
+		}
+		nodes = append(nodes, list.Items...)
+	}
+	return nodes, nil
+}
+
+// RemoveNodes removes the containers of the instances of shards, whose servers must have
+// stopped, and returns how many there were.
+func (h *Host) RemoveNodes(ctx context.Context, shards ...string) (int, error) {
+	nodes, err := h.Nodes(ctx, shards...)
+	if err != nil {
+		return 0, err
+	}
+	var removals errgroup.Group
+	for _, node := range nodes {
+		removals.Go(func() error {
+			_, err := h.Client.ContainerRemove(ctx, node.ID, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
+			if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
+				return fmt.Errorf("remove container %s: %w", node.ID, err)
+			}
+			return nil
+		})
+	}
+	if err := removals.Wait(); err != nil {
+		return 0, err
+	}
+	return len(nodes), nil
+}
+
+const (
+	// maxInotifyInstances is the kernel's limit for the inotify instances of a user.
+	maxInotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
+	// wantInotifyInstances is enough for a hundred nodes: containerd and the kubelet of one
+	// have eight, all of the same user. The default of many kernels, 128, is enough for 15.
+	wantInotifyInstances = 1024
+)
+
+// allowInotify raises a limit of this machine that is too low for its nodes: a kubelet that
+// gets no inotify instance exits, and its node with it.
+func allowInotify(file string) error {
+	content, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances: %w", err)
+	}
+	limit, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	if err != nil {
+		return fmt.Errorf("read the limit of inotify instances of %s: %w", file, err)
+	}
+	if limit >= wantInotifyInstances {
+		return nil
+	}
+	if err := os.WriteFile(file, []byte(strconv.Itoa(wantInotifyInstances)), 0o644); err != nil {
+		return fmt.Errorf("raise fs.inotify.max_user_instances from %d to %d, which the kubelets of the nodes need: %w",
+			limit, wantInotifyInstances, err)
+	}
+	return nil
 }

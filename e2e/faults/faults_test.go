@@ -4,15 +4,21 @@
 package faults
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -76,4 +82,105 @@ func untilPoolUnreachable(t *testing.T, name, reason string) {
 		}
 		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable, metav1.ConditionFalse, reason)
 	})
+}
+
+// faultyOperator is the only operator that runs, through a proxy that injects faults.
+type faultyOperator struct{ *testcluster.ProxiedOperator }
+
+func runFaultyOperator(t *testing.T, flags ...string) *faultyOperator {
+	t.Helper()
+	o := &faultyOperator{env.ReplaceOperator(t, slices.Concat(flags, testcluster.ShortProbe)...)}
+	// From now on it may start while its caches cannot be complete.
+	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
+	return o
+}
+
+func (o *faultyOperator) restart(t *testing.T) {
+	t.Helper()
+	require.NoError(t, o.Process.Stop(t.Context()))
+	testcluster.Start(t, o.Process)
+}
+
+// expectRefusal restarts the operator, which must exit with a message.
+func (o *faultyOperator) expectRefusal(t *testing.T, message string) {
+	t.Helper()
+	require.NoError(t, o.Process.Stop(t.Context()))
+	from := o.logSize(t)
+	// It serves /healthz until its caches are complete.
+	_ = o.Process.Start(t.Context())
+	o.untilExited(t)
+	o.untilLogged(t, from, message)
+}
+
+// ensureRunning starts the operator again if it has exited, as its Deployment does.
+func (o *faultyOperator) ensureRunning(t *testing.T) {
+	t.Helper()
+	if _, running := o.Process.PID(); !running {
+		testcluster.Start(t, o.Process)
+	}
+}
+
+// untilExited waits until the operator has exited because it cannot renew its lease.
+func (o *faultyOperator) untilExited(t *testing.T) {
+	t.Helper()
+	testcluster.UntilExited(t, o.Process)
+}
+
+// untilWorking waits until the operator leads, has queued pools, and its queues are
+// empty again.
+func (o *faultyOperator) untilWorking(t *testing.T) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator has synced the pools", func(ctx context.Context) error {
+		added, err := testcluster.QueueAdds(ctx, o.Operator, "machinepool")
+		if err != nil {
+			return err
+		}
+		waiting, err := installation.Metric(ctx, o.URL(), "workqueue_depth", nil)
+		if err == nil && (added == 0 || waiting > 0) {
+			err = fmt.Errorf("%v pools were queued, %v keys wait", added, waiting)
+		}
+		return err
+	})
+}
+
+func (o *faultyOperator) logSize(t *testing.T) int {
+	t.Helper()
+	log, err := os.ReadFile(o.Process.LogPath())
+	require.NoError(t, err)
+	return len(log)
+}
+
+func (o *faultyOperator) untilLogged(t *testing.T, from int, text string) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator logs: "+text, func(context.Context) error {
+		log, err := os.ReadFile(o.Process.LogPath())
+		if err == nil && !bytes.Contains(log[from:], []byte(text)) {
+			err = errors.New("not logged")
+		}
+		return err
+	})
+}
+
+// saveSecret returns a function that creates a Secret again.
+func saveSecret(t *testing.T, name string) (restore func()) {
+	t.Helper()
+	client := env.Kube.CoreV1().Secrets(installation.Namespace)
+	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	return func() {
+		t.Helper()
+		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
+		_, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+}
+
+func deleteSecret(t *testing.T, name string) {
+	t.Helper()
+	require.NoError(t, env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
+}
+
+func deleteConfigMap(t *testing.T, name string) {
+	t.Helper()
+	require.NoError(t, env.Kube.CoreV1().ConfigMaps(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }

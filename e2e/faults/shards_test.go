@@ -4,13 +4,27 @@
 package faults
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/server/servertest"
 )
 
 func (o *faultyOperator) shardFaults() []testcluster.Fault {
@@ -41,4 +55,258 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 			untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		})},
 	)...)
+}
+
+// A shard whose address is that of another one is unreachable. What the other server has
+// is not believed, so nothing is deleted, and nothing is sent there. The rest of the
+// shards continues.
+func TestWrongShard(t *testing.T) {
+	const name = "misled"
+	o := runFaultyOperator(t)
+	replicas := int32(7)
+	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
+	pool.Spec.Machines = v1beta1.MachinesAlways
+	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
+	env.UntilRunning(t, name, replicas)
+
+	a, b, c := shardIDs[0], shardIDs[1], shardIDs[2]
+	for _, test := range []struct {
+		name   string
+		change func(data map[string]string)
+		reason string
+		// right is a shard that grows meanwhile.
+		right string
+	}{
+		{"addresses are swapped", func(data map[string]string) { data[a], data[c] = data[c], data[a] }, v1beta1.ReasonWrongShard, b},
+		{"two shards have one address", func(data map[string]string) { data[a] = data[b] }, v1beta1.ReasonUnknownShard, c},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			restore := env.SaveConfigMap(t, "nstance-shards")
+			from, calls := env.AuditEnd(t), countCalls(t)
+			env.EditShards(t, test.change)
+			if test.reason == v1beta1.ReasonWrongShard {
+				untilPoolUnreachable(t, name, test.reason)
+			}
+			// Without a cache of the time before.
+			o.restart(t)
+			untilPoolUnreachable(t, name, test.reason)
+
+			replicas += 3
+			env.Scale(t, name, replicas)
+			testcluster.Eventually(t, time.Minute, "shard "+test.right+" grows", func(context.Context) error {
+				if now := countCalls(t)[test.right]; now == calls[test.right] {
+					return fmt.Errorf("%d calls as before", now)
+				}
+				return nil
+			})
+			if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
+				t.Errorf("%d deletions:%s", len(deletions), testcluster.Describe(deletions))
+			}
+			for _, shard := range shardIDs {
+				if received := env.Calls(t, shard)[calls[shard]:]; shard != test.right {
+					assert.Empty(t, received, "shard %s", shard)
+				}
+			}
+			restore()
+			env.UntilRunning(t, name, replicas)
+			if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
+				t.Errorf("%d deletions after the correction:%s", len(deletions), testcluster.Describe(deletions))
+			}
+		})
+	}
+}
+
+// countCalls returns how many calls that change groups each shard has received.
+func countCalls(t *testing.T) map[string]int {
+	t.Helper()
+	calls := map[string]int{}
+	for _, shard := range shardIDs {
+		calls[shard] = len(env.Calls(t, shard))
+	}
+	return calls
+}
+
+// namelessIDs are shards whose servers do not name them.
+var namelessIDs = []string{"us-west-3a", "us-west-3b", "us-west-3c"}
+
+// startNameless starts the server of a shard, whose instances are Nodes of the cluster.
+func startNameless(t *testing.T, shard string) *servertest.Server {
+	t.Helper()
+	return servertest.Start(t, servertest.Options{
+		Cluster: installation.ClusterID, Shard: shard, Nameless: true, Authority: env.Installation.Authority(), Kubernetes: env.Kube,
+	})
+}
+
+// changes returns how many calls that change something a server has received.
+func changes(server *servertest.Server) int {
+	return len(server.Calls("UpsertGroup", "DeleteGroup", "CreateInstance", "DeleteInstance", "AcknowledgeDrained", "RenewCertificate"))
+}
+
+// A wrong address is noticed without the help of the server's certificate: by the
+// instances that the operator knows, also after a restart.
+func TestWrongShardOfServersThatNameNone(t *testing.T) {
+	const name = "nameless"
+	o := runFaultyOperator(t)
+	t.Cleanup(env.SaveConfigMap(t, "nstance-shards"))
+	servers := map[string]*servertest.Server{}
+	for _, id := range namelessIDs {
+		servers[id] = startNameless(t, id)
+	}
+	a, b, c := namelessIDs[0], namelessIDs[1], namelessIDs[2]
+	connect := func(t *testing.T, servers map[string]*servertest.Server) {
+		t.Helper()
+		env.EditShards(t, func(data map[string]string) {
+			for id, server := range servers {
+				data[id] = server.Addr
+			}
+		})
+	}
+	connect(t, servers)
+	replacement := startNameless(t, "us-west-3d")
+	replicas := int32(7)
+	pool := testcluster.NewNstanceMachinePool(name, namelessIDs...)
+	pool.Spec.Machines = v1beta1.MachinesAlways
+	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
+	t.Cleanup(func() { env.DeletePools(t, name) })
+	env.UntilRunning(t, name, replicas)
+
+	from := env.AuditEnd(t)
+	expectNoDeletion := func(t *testing.T) {
+		t.Helper()
+		if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
+			t.Errorf("%d deletions:%s", len(deletions), testcluster.Describe(deletions))
+		}
+	}
+	t.Run("addresses are swapped", func(t *testing.T) {
+		before := map[string]int{a: changes(servers[a]), b: changes(servers[b]), c: changes(servers[c])}
+		connect(t, map[string]*servertest.Server{a: servers[c], c: servers[a]})
+		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		// Without a cache of the time before.
+		o.restart(t)
+		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		replicas += 3
+		env.Scale(t, name, replicas)
+		testcluster.Eventually(t, time.Minute, "shard "+b+" grows", func(context.Context) error {
+			if changes(servers[b]) == before[b] {
+				return errors.New("no call")
+			}
+			return nil
+		})
+		expectNoDeletion(t)
+		assert.Equal(t, before[a], changes(servers[a]), "calls to the server of "+a)
+		assert.Equal(t, before[c], changes(servers[c]), "calls to the server of "+c)
+		connect(t, servers)
+		env.UntilRunning(t, name, replicas)
+		expectNoDeletion(t)
+	})
+	t.Run("another server is confirmed", func(t *testing.T) {
+		servers[a].Stop()
+		connect(t, map[string]*servertest.Server{a: replacement})
+		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		expectNoDeletion(t)
+		assert.Zero(t, changes(replacement))
+		_, err := env.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(t.Context(), "nstance-shards", types.MergePatchType,
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationConfirmedAddress+a, replacement.Addr), metav1.PatchOptions{})
+		require.NoError(t, err)
+		env.UntilRunning(t, name, replicas)
+		assert.NotZero(t, changes(replacement))
+	})
+}
+
+// testZoneWithoutStock has a shard that has no more instances of a type lend those of its pool
+// to the others, and get them back when the pool grows. Nothing that runs is terminated for
+// that. A Pod gets its machine from another shard.
+func testZoneWithoutStock(t *testing.T) {
+	const name, builders, scarce = "stockless", "stockless-builders", "m7i.xlarge"
+	lender := shardIDs[0]
+	setQuota(t, lender, map[string]int{scarce: 0})
+	t.Cleanup(func() { setQuota(t, lender, nil) })
+	for pool, replicas := range map[string]int32{name: 9, builders: 0} {
+		wanted := testcluster.NewNstanceMachinePool(pool, shardIDs...)
+		wanted.Spec.InstanceType = scarce
+		wanted.Spec.OnShortfall = v1beta1.ShortfallMove
+		wanted.Spec.ShortfallAfter = &metav1.Duration{Duration: 5 * time.Second}
+		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool, replicas), wanted))
+	}
+	untilShortfall(t, name, v1beta1.ReasonMoved,
+		fmt.Sprintf("3 of 9 instances are lent by shard %s to shards %s (2), %s (1)", lender, shardIDs[1], shardIDs[2]))
+	env.UntilRunning(t, name, 9)
+	require.NoError(t, env.SizesAre(t.Context(), name, 0, 5, 4))
+	before := nodeNames(t, name)
+	from := env.AuditEnd(t)
+
+	pod, err := env.Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: builders}},
+		Spec: corev1.PodSpec{
+			NodeSelector:                 map[string]string{"example.com/none": "none"},
+			AutomountServiceAccountToken: ptr.To(false),
+			Containers:                   []corev1.Container{{Name: "main", Image: "none"}},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	testcluster.Eventually(t, 2*time.Minute, "the machine of the Pod runs", func(ctx context.Context) error {
+		machine, err := env.NstanceMachines().Get(ctx, "on-demand-"+string(pod.UID), metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if machine.Status.Shard == lender && machine.Status.InstanceID != "" {
+			t.Errorf("the instance %s is on the shard without stock", machine.Status.InstanceID)
+		}
+		return testcluster.HasCondition(machine.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady)
+	})
+
+	setQuota(t, lender, nil)
+	env.Scale(t, name, 12)
+	untilShortfall(t, name, v1beta1.ReasonMoved, fmt.Sprintf("1 of 12 instances are lent by shard %s to shard %s (1)", lender, shardIDs[1]))
+	env.UntilRunning(t, name, 12)
+	require.NoError(t, env.SizesAre(t.Context(), name, 3, 5, 4))
+	assert.Subset(t, nodeNames(t, name), before, "the Nodes from before")
+	deleted := env.Writes(t, from, func(r controlplane.Request) bool { return r.Resource == "nodes" && r.Verb == "delete" })
+	assert.Empty(t, deleted, "Nodes were deleted:%v", deleted)
+
+	env.Scale(t, name, 15)
+	env.UntilRunning(t, name, 15)
+	require.NoError(t, env.SizesAre(t.Context(), name, 5, 5, 5))
+	testcluster.Eventually(t, time.Minute, "nothing is lent", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionFalse, v1beta1.ReasonNoShortfall)
+	})
+}
+
+// untilShortfall waits for the condition Shortfall of a pool.
+func untilShortfall(t *testing.T, name, reason, message string) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, "the pool reports "+message, func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		short := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
+		if short == nil || short.Reason != reason || short.Message != message {
+			return fmt.Errorf("the condition is %+v", short)
+		}
+		return nil
+	})
+}
+
+func nodeNames(t *testing.T, group string) (names []string) {
+	t.Helper()
+	nodes, err := env.Nodes(t.Context(), group)
+	require.NoError(t, err)
+	for _, node := range nodes {
+		names = append(names, node.Name)
+	}
+	return names
+}
+
+// setQuota sets how many instances of each type a shard may have.
+func setQuota(t *testing.T, shard string, quota map[string]int) {
+	t.Helper()
+	require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }))
+	// The server reads its configuration only now and then.
+	_, err := env.ShardClient(t, shard).RefreshConfig(context.WithoutCancel(t.Context()), &emptypb.Empty{})
+	require.NoError(t, err)
 }

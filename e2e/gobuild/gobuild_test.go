@@ -5,13 +5,19 @@ package gobuild
 
 import (
 	"bytes"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
 // writeModule writes a module with a program and a package, which nobody has compiled
@@ -69,4 +75,88 @@ func TestRunReportsErrors(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "build it: exit status 1\n") || !strings.Contains(err.Error(), "broken.go:3:9: undefined: y") {
 		t.Errorf("got error %v", err)
 	}
+}
+
+func TestOtherOutputIsNoPackage(t *testing.T) {
+	var e estimate
+	for _, part := range []string{"internal/goarch\nk8s.io/ap", "i/core/v1\n# example.com/broken\n", "broken.go:1:2: undefined: x\nk8s.io/api/core/v1\ninco"} {
+		if n, err := fmt.Fprint(&e, part); n != len(part) || err != nil {
+			t.Fatalf("wrote %d bytes of %q, error %v", n, part, err)
+		}
+	}
+	if got := len(e.compiled); got != 2 {
+		t.Errorf("counted %d packages, want 2", got)
+	}
+	if got, want := e.rest.String(), "# example.com/broken\nbroken.go:1:2: undefined: x\n"; got != want {
+		t.Errorf("the other output is %q, want %q", got, want)
+	}
+}
+
+func TestNoEstimateWithoutData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var e estimate
+		expectLeft(t, &e, "package 0")
+		fmt.Fprintln(&e, "go: downloading k8s.io/api v0.36.3")
+		expectLeft(t, &e, "downloading modules")
+		fmt.Fprintln(&e, "fmt")
+		time.Sleep(time.Minute)
+		expectLeft(t, &e, "package 1") // it is not known what is left
+		e.expect(map[string]int64{"a": 1 << 20, "b": 1 << 20})
+		expectLeft(t, &e, "package 1") // none of these was compiled
+		fmt.Fprintln(&e, "a")
+		expectLeft(t, &e, "about a minute left")
+		fmt.Fprintln(&e, "b")
+		expectLeft(t, &e, "linking")
+	})
+}
+
+func expectLeft(t *testing.T, e *estimate, want string) {
+	t.Helper()
+	if got := e.left(time.Now()); got != want {
+		t.Errorf("the estimate is %q, want %q", got, want)
+	}
+}
+
+// TestEstimate compiles packages of very different sizes, some of which take twice as long as
+// their cost says. The estimate is never far from the truth, and never changes by more than a
+// minute.
+func TestEstimate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		random := rand.New(rand.NewPCG(1, 2))
+		var e estimate
+		costs, took := map[string]int64{}, map[string]time.Duration{}
+		var paths []string
+		left := time.Duration(0)
+		for i := range 1000 {
+			path := fmt.Sprintf("example.com/%d", i)
+			paths = append(paths, path)
+			costs[path] = 1 << (12 + random.IntN(10))
+			took[path] = time.Duration(costs[path]*int64(1+random.IntN(2))) * 2 * time.Microsecond
+			left += took[path]
+		}
+		e.expect(costs)
+		minutes := regexp.MustCompile(`\d+`)
+		estimates, last := 0, 0
+		for i, path := range paths {
+			fmt.Fprintln(&e, path)
+			time.Sleep(took[path])
+			left -= took[path]
+			text := e.left(time.Now())
+			got, err := strconv.Atoi(minutes.FindString(text))
+			if err != nil || i < 100 {
+				continue
+			}
+			estimates++
+			if truth := left.Minutes(); float64(got) < 0.7*truth-1 || float64(got) > 1.4*truth+1 {
+				t.Errorf("after %d packages: %q, and %.1f minutes are left", i, text, truth)
+			}
+			if last > 0 && (got-last > 1 || last-got > 1) {
+				t.Errorf("after %d packages: %q, after %d minutes", i, text, last)
+			}
+			last = got
+		}
+		if estimates < 500 {
+			t.Errorf("%d estimates in minutes", estimates)
+		}
+	})
 }

@@ -4,9 +4,13 @@
 package installation
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,8 +22,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -122,5 +130,60 @@ func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
 	}
 	if _, err := operator.Secrets("kube-system").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("the operator lists the Secrets of kube-system: %v, want it forbidden", err)
+	}
+}
+
+// testRestricted applies manifests/operator without the overlay: its namespace accepts
+// restricted Pods only, and the Deployment's are.
+func testRestricted(t *testing.T, n *Installation, client kubernetes.Interface) {
+	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
+	t.Cleanup(func() {
+		assert.NoError(t, n.applyOperator(context.WithoutCancel(t.Context()), overlay))
+	})
+	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=nstance-operator"}
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		pods, err := client.CoreV1().Pods(Namespace).List(ctx, selector)
+		return err == nil && len(pods.Items) == 2, err
+	})
+	require.NoError(t, err, "waiting for two Pods")
+
+	unrestricted := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "unrestricted"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}},
+	}
+	_, err = client.CoreV1().Pods(Namespace).Create(t.Context(), unrestricted, metav1.CreateOptions{})
+	assert.True(t, apierrors.IsForbidden(err), "a Pod that may run as root: %v", err)
+}
+
+const (
+	secondTenant    = "team"
+	secondNamespace = "nstance-team"
+)
+
+// testSecond installs a second operator, which has policies of its own.
+func testSecond(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
+	_, err := n.InstallSecond(t.Context(), secondNamespace, secondTenant)
+	require.NoError(t, err)
+	expectLimits(t, cp, map[string]string{Namespace: "nstance-operator-replicas", secondNamespace: "nstance-operator-team-replicas"})
+}
+
+// expectLimits fails unless the policy for each namespace rejects too many replicas.
+func expectLimits(t *testing.T, cp *controlplane.ControlPlane, policies map[string]string) {
+	t.Helper()
+	client, err := capi.NewForConfig(cp.AdminConfig())
+	require.NoError(t, err)
+	for namespace, policy := range policies {
+		machinePool := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Name: "large", Namespace: namespace}}
+		machinePool.Spec.ClusterName, machinePool.Spec.Replicas = "any", ptr.To[int32](10001)
+		template := &machinePool.Spec.Template.Spec
+		template.ClusterName, template.Bootstrap.DataSecretName = "any", ptr.To("")
+		template.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: "large"}
+		until(t, "the policy for "+namespace+" holds", func(ctx context.Context) error {
+			_, err := client.MachinePools(namespace).Create(ctx, machinePool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err == nil || !strings.Contains(err.Error(), "'"+policy+"' with binding '"+policy+"'") {
+				return fmt.Errorf("got %w, want it rejected by %s", cmp.Or(err, errors.New("no error")), policy)
+			}
+			return nil
+		})
 	}
 }

@@ -169,3 +169,27 @@ const (
 func address(port int) string {
 	return net.JoinHostPort(loopback, strconv.Itoa(port))
 }
+
+// AddShard runs the server of a further shard, which no operator knows yet, and returns its
+// address for operators.
+func (n *Installation) AddShard(ctx context.Context, id string) (string, error) {
+	added := []Shard{{ID: id}}
+	if err := fillInPorts(added); err != nil {
+		return "", err
+	}
+	n.options.Shards = append(n.options.Shards, added[0])
+	return address(added[0].OperatorPort), n.startShard(ctx, added[0])
+}
+
+// GiveNotice announces the termination of a machine, as the file of a notice does.
+func (n *Installation) GiveNotice(shardID, instanceID string, content []byte) error {
+	path := filepath.Join(n.noticesDir(shardID), instanceID)
+	if err := n.writeFile(path, content); err != nil {
+		return fmt.Errorf("give instance %s a notice: %w", instanceID, err)
+	}
+	return nil
+}
+
+func (n *Installation) noticesDir(shardID string) string {
+	return filepath.Join(n.dir, "notices", shardID)
+}

@@ -5,20 +5,26 @@ package ondemand
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // A Pod whose request cannot be fulfilled has one event that names the mistake, and
@@ -117,4 +123,144 @@ func createGroup(t *testing.T, name string) {
 			return testcluster.NotFound("the pool", err)
 		})
 	})
+}
+
+// A DaemonSet whose Pods have the annotation creates no machines, and neither does a Pod
+// that gets it when it runs. With a machine for each Pod there would be another Pod of the
+// DaemonSet on each, and no end.
+func TestPodsThatNeedNoMachine(t *testing.T) {
+	t.Parallel()
+	const namespace, nodes, name = "ineligible", 3, "logs"
+	watchOperator(t)
+	newNamespace(t, namespace)
+	var builders []*corev1.Pod
+	for i := range nodes {
+		builders = append(builders, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
+	}
+	var node string
+	for _, builder := range builders {
+		node = untilRuns(t, builder).node
+	}
+
+	labels := map[string]string{"app": name}
+	_, err := env.Kube.AppsV1().DaemonSets(namespace).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: group}},
+				Spec: corev1.PodSpec{
+					NodeSelector: map[string]string{installation.LabelPodNamespace: namespace},
+					Containers:   []corev1.Container{{Name: "main", Image: "none"}},
+				},
+			},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	testcluster.Eventually(t, time.Minute, "each Pod of the DaemonSet has an event", func(ctx context.Context) error {
+		events, err := podEvents(ctx, namespace, "InvalidAnnotation")
+		if err != nil {
+			return err
+		}
+		for pod, about := range events {
+			if err := oneEvent(about); err != nil {
+				return fmt.Errorf("pod %s: %w", pod, err)
+			}
+		}
+		if len(events) != nodes {
+			return fmt.Errorf("%d Pods have events, want %d", len(events), nodes)
+		}
+		return nil
+	})
+
+	running := newPod(namespace, "running")
+	running.Annotations = nil
+	running.Spec.NodeSelector = nil
+	running.Spec.NodeName = node
+	running = createPod(t, running)
+	_, err = env.Kube.CoreV1().Pods(namespace).Patch(t.Context(), running.Name, mergePatch,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationOnDemandGroup, group), metav1.PatchOptions{})
+	require.NoError(t, err)
+	testcluster.Eventually(t, time.Minute, "the running Pod has an event", func(ctx context.Context) error {
+		events, err := podEvents(ctx, namespace, "AlreadyBound")
+		if err == nil && len(events["running"]) != 1 {
+			err = fmt.Errorf("%d events, want 1", len(events["running"]))
+		}
+		return err
+	})
+	assert.NoError(t, machineCount(t.Context(), namespace, nodes))
+}
+
+// However many Pods request machines at once, there are never more machines than
+// allowed, and each rejected Pod has one event. A deleted machine makes room.
+func TestLimit(t *testing.T) {
+	const namespace, reason = "limited", "OnDemandLimit"
+	pods, limit := tier.Pick(25, 100), tier.Pick(5, 10)
+	watchOperator(t)
+	restartOperator(t, fmt.Sprintf("--on-demand-limit=%d", limit))
+	newNamespace(t, namespace)
+	from := env.AuditEnd(t)
+	created := func() int {
+		return len(env.OperatorRequests(t, from, func(r controlplane.Request) bool {
+			return r.Resource == "nstancemachines" && r.Subresource == "" && r.Code == http.StatusCreated
+		}))
+	}
+	createPods(t, namespace, pods)
+	rejectedOnce := func(ctx context.Context) error {
+		events, err := podEvents(ctx, namespace, reason)
+		if err != nil {
+			return err
+		}
+		for name, about := range events {
+			if err := oneEvent(about); err != nil {
+				return fmt.Errorf("pod %s: %w", name, err)
+			}
+			for _, part := range []string{namespace, group, fmt.Sprint(limit)} {
+				if !strings.Contains(about[0].Note, part) {
+					return fmt.Errorf("%q does not name %s", about[0].Note, part)
+				}
+			}
+		}
+		if len(events) != pods-limit {
+			return fmt.Errorf("%d Pods have events, want %d", len(events), pods-limit)
+		}
+		return nil
+	}
+	testcluster.Eventually(t, 2*time.Minute, "the limit is reached and every other Pod has an event", func(ctx context.Context) error {
+		return errors.Join(machineCount(ctx, namespace, limit), rejectedOnce(ctx))
+	})
+	if count := created(); count != limit {
+		t.Errorf("%d NstanceMachines were created, want %d", count, limit)
+	}
+
+	list, err := machinesOf(t.Context(), namespace)
+	require.NoError(t, err)
+	first := map[string]bool{}
+	for _, m := range list {
+		first[m.Name] = true
+	}
+	deleted := list[0].Annotations[v1beta1.AnnotationPodName]
+	deletePod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: deleted}})
+	testcluster.Eventually(t, 2*time.Minute, "another Pod gets a machine in place of "+deleted, func(ctx context.Context) error {
+		now, err := machinesOf(ctx, namespace)
+		if err != nil {
+			return err
+		}
+		others := 0
+		for _, m := range now {
+			if !first[m.Name] {
+				others++
+			}
+		}
+		if others != 1 {
+			return fmt.Errorf("%d other machines", others)
+		}
+		return machineCount(ctx, namespace, limit)
+	})
+	if err := rejectedOnce(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if count := created(); count != limit+1 {
+		t.Errorf("%d NstanceMachines were created, want %d", count, limit+1)
+	}
 }

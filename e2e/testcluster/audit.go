@@ -5,7 +5,10 @@ package testcluster
 
 import (
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -114,4 +117,45 @@ func CountOf(requests []controlplane.Request, resources ...string) float64 {
 		}
 	}
 	return count
+}
+
+// TrailLine is a line of the audit trail (docs/operations.md#audit-trail), by key. The key
+// "message" has what was done.
+type TrailLine map[string]string
+
+var (
+	trailMessage = regexp.MustCompile(`\] "Audit: ([^"]+)"`)
+	trailValue   = regexp.MustCompile(` (\w+)=("(?:[^"\\]|\\.)*"|\S+)`)
+)
+
+// Trail returns the lines of the audit trail that a component has logged and that match.
+func Trail(t testing.TB, component *controlplane.Component, match func(TrailLine) bool) []TrailLine {
+	t.Helper()
+	data, err := os.ReadFile(component.LogPath())
+	require.NoError(t, err)
+	var lines []TrailLine
+	for text := range strings.SplitSeq(string(data), "\n") {
+		message := trailMessage.FindStringSubmatch(text)
+		if message == nil {
+			continue
+		}
+		line := TrailLine{"message": message[1]}
+		for _, value := range trailValue.FindAllStringSubmatch(text, -1) {
+			line[value[1]] = value[2]
+			if unquoted, err := strconv.Unquote(value[2]); err == nil {
+				line[value[1]] = unquoted
+			}
+		}
+		if match(line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// IsDeletion matches requests for the deletion of Nodes and of objects of Cluster API and
+// Nstance.
+func IsDeletion(r controlplane.Request) bool {
+	return slices.Contains([]string{"delete", "deletecollection"}, r.Verb) &&
+		slices.Contains([]string{"nodes", "machines", "machinepools", "nstancemachines", "nstanceshardgroups", "nstancemachinepools"}, r.Resource)
 }

@@ -11,24 +11,17 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/rights"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // Options of a cluster.
@@ -215,116 +208,20 @@ func (o Options) programs(ctx context.Context, builder controlplane.Builder) (op
 	}
 }
 
-// Kubectl runs kubectl as the administrator, in the namespace of the
-// installation, and returns what it prints.
-func (c *Cluster) Kubectl(t testing.TB, arguments ...string) string {
-	t.Helper()
-	printed, err := c.KubectlCommand(t.Context(), arguments...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("kubectl %v: %v\n%s", arguments, err, printed)
-	}
-	return string(printed)
+// startWorkload starts the control plane of the Nodes and Pods, and leaves their parts out
+// of options, which are those of the other control plane.
+func startWorkload(ctx context.Context, options *controlplane.Options) (*controlplane.ControlPlane, error) {
+	own := *options
+	own.Dir = filepath.Join(options.Dir, "workload")
+	own.Without = append([]string{controlplane.CAPI}, options.Without...)
+	options.Without = append([]string{controlplane.Scheduler, controlplane.KWOK}, options.Without...)
+	return controlplane.Start(ctx, own)
 }
 
-// KubectlCommand returns the command that Kubectl runs.
-func (c *Cluster) KubectlCommand(ctx context.Context, arguments ...string) *exec.Cmd {
-	return exec.CommandContext(ctx, c.kubectl[0], slices.Concat(c.kubectl[1:], arguments)...)
-}
-
-// ShardServer returns the component that runs a shard's server.
-func (c *Cluster) ShardServer(id string) *controlplane.Component {
-	return c.Component(installation.Shard{ID: id}.Component())
-}
-
-// Start starts a component that was stopped or killed, also in a cleanup.
-func Start(t testing.TB, component *controlplane.Component) {
-	t.Helper()
-	require.NoError(t, component.Start(context.WithoutCancel(t.Context())))
-}
-
-// startUnlessRunning is Start for a cleanup after a test that may have started
-// the component again.
-func startUnlessRunning(t testing.TB, component *controlplane.Component) {
-	t.Helper()
-	if _, running := component.PID(); !running {
-		Start(t, component)
-	}
-}
-
-// Stop stops a component until the end of the test, unless the test starts it
-// again.
-func Stop(t testing.TB, component *controlplane.Component) {
-	t.Helper()
-	require.NoError(t, component.Stop(t.Context()))
-	t.Cleanup(func() { startUnlessRunning(t, component) })
-}
-
-// Kill kills a component until the end of the test, unless the test starts it
-// again.
-func Kill(t testing.TB, component *controlplane.Component) {
-	t.Helper()
-	require.NoError(t, component.Kill(t.Context()))
-	t.Cleanup(func() { startUnlessRunning(t, component) })
-}
-
-// UntilExited waits until the process of a component has exited.
-func UntilExited(t testing.TB, component *controlplane.Component) {
-	t.Helper()
-	Eventually(t, time.Minute, component.Name+" exits", func(context.Context) error {
-		if pid, running := component.PID(); running {
-			return fmt.Errorf("it runs as process %d", pid)
-		}
-		return nil
-	})
-}
-
-// Freeze suspends a component until thaw is called, at the latest at the end of
-// the test.
-func Freeze(t testing.TB, component *controlplane.Component) (thaw func()) {
-	t.Helper()
-	frozen := true
-	require.NoError(t, component.Freeze())
-	thaw = func() {
-		if !frozen {
-			return
-		}
-		frozen = false
-		assert.NoError(t, component.Thaw())
-	}
-	t.Cleanup(thaw)
-	return thaw
-}
-
-// NotFound returns nil when err is that an object was not found, and otherwise
-// an error: the object exists, or err.
-func NotFound(object string, err error) error {
-	if apierrors.IsNotFound(err) {
+// stopWorkload stops the control plane of the Nodes and Pods if there is one.
+func stopWorkload(ctx context.Context, workload *controlplane.ControlPlane) error {
+	if workload == nil {
 		return nil
 	}
-	return errors.Join(errors.New(object+" exists"), err)
-}
-
-// ShardClient returns a client of a shard's server, without the operator.
-func (c *Cluster) ShardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
-	t.Helper()
-	connection, err := c.Installation.Dial(shard)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = connection.Close() })
-	return nstancev1.NewOperatorServiceClient(connection)
-}
-
-// Group returns a group as the server of a shard reports it, nil when it reports none.
-func (c *Cluster) Group(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
-	connection, err := c.Installation.Dial(shard)
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	list, err := nstancev1.NewOperatorServiceClient(connection).ListGroups(ctx, &emptypb.Empty{})
-	for _, group := range list.GetGroups() {
-		if group.GetKey() == name {
-			return group, nil
-		}
-	}
-	return nil, err
+	return workload.Stop(context.WithoutCancel(ctx))
 }

@@ -13,6 +13,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Eventually repeats check until it succeeds, and fails the test with check's
@@ -78,4 +81,26 @@ func Poll(ctx context.Context, interval, timeout time.Duration, what string, che
 		return fmt.Errorf("%s: not within %s: %w", what, timeout, last)
 	}
 	return nil
+}
+
+// Follow calls a handler for the objects of an informer until ctx is done. It returns
+// after the calls for those that exist.
+func Follow(ctx context.Context, informer cache.SharedIndexInformer, handler cache.ResourceEventHandlerFuncs) error {
+	registration, err := informer.AddEventHandler(handler)
+	if err != nil {
+		return err
+	}
+	go informer.RunWithContext(ctx)
+	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return errors.New("the informer has not synced")
+	}
+	return nil
+}
+
+// SkipUnlessFull skips a test that only make test-full runs.
+func SkipUnlessFull(t testing.TB) {
+	t.Helper()
+	if !tier.Full() {
+		t.Skip("make test-full runs this test")
+	}
 }

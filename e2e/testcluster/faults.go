@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -138,73 +137,4 @@ func (c *Cluster) ExpectNoLossesAtOnce(t *testing.T, prefix string, faults []Poo
 			}
 		})
 	}
-}
-
-// Witness observes what a pool loses, whether the operator, a server, a controller or a
-// user causes it.
-type Witness struct {
-	*LossChecker
-
-	pool string
-	// from is the position of the last check.
-	from controlplane.Position
-	// ids are the provider ids of the instances that the pool had before.
-	ids []string
-}
-
-// NewWitness returns a Witness that begins now. Every shard must be up.
-func (c *Cluster) NewWitness(t testing.TB, pool string) *Witness {
-	t.Helper()
-	w := &Witness{LossChecker: c.NewLossChecker(t, pool), pool: pool, from: c.AuditEnd(t)}
-	w.Remember(t)
-	return w
-}
-
-// Remember makes the instances that the pool has now those that it must keep.
-func (w *Witness) Remember(t testing.TB) {
-	t.Helper()
-	w.ids = w.c.providerIDs(t, w.pool)
-}
-
-// ExpectNone is that of LossChecker for all that the Witness observes.
-func (w *Witness) ExpectNone(t testing.TB) int {
-	t.Helper()
-	losses, seen := w.Losses(t)
-	for _, loss := range losses {
-		t.Error(loss)
-	}
-	return seen
-}
-
-// Losses is that of LossChecker, with the deletions of Nodes and objects and the instances
-// that the pool does not have any more.
-func (w *Witness) Losses(t testing.TB) (losses []string, seen int) {
-	t.Helper()
-	losses, seen = w.LossChecker.Losses(t)
-	end := w.c.AuditEnd(t)
-	if deletions := w.c.Requests(t, w.from, IsDeletion); len(deletions) > 0 {
-		losses = append(losses, fmt.Sprintf("%d deletions:%s", len(deletions), Describe(deletions)))
-	}
-	w.from = end
-	now := w.c.providerIDs(t, w.pool)
-	for _, id := range w.ids {
-		if !slices.Contains(now, id) {
-			losses = append(losses, fmt.Sprintf("the pool does not have instance %s any more", id))
-		}
-	}
-	return losses, seen
-}
-
-func (c *Cluster) providerIDs(t testing.TB, pool string) []string {
-	t.Helper()
-	object, err := c.NstanceMachinePool(t.Context(), pool)
-	require.NoError(t, err)
-	return object.Spec.ProviderIDList
-}
-
-// IsDeletion matches requests for the deletion of Nodes and of objects of Cluster API and
-// Nstance.
-func IsDeletion(r controlplane.Request) bool {
-	return slices.Contains([]string{"delete", "deletecollection"}, r.Verb) &&
-		slices.Contains([]string{"nodes", "machines", "machinepools", "nstancemachines", "nstanceshardgroups", "nstancemachinepools"}, r.Resource)
 }

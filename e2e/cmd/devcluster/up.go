@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -172,4 +174,114 @@ func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPl
 func (d devcluster) reportExit(c *controlplane.Component, how string) {
 	fmt.Fprintf(d.out, "\n%s has exited (%s)\n  its log:  %s\n  to start: %s start %s\n",
 		c.Name, how, c.LogPath(), os.Args[0], c.Name)
+}
+
+// downTimeout is how long down waits until an up has exited.
+const downTimeout = 2 * time.Minute
+
+// down stops the up that runs in the folder, and the components that an earlier one
+// left running.
+func (d devcluster) down(ctx context.Context) error {
+	lock, err := acquire(d.dir)
+	var locked lockedError
+	if errors.As(err, &locked) {
+		fmt.Fprintf(d.out, "stopping the dev cluster of process %d\n", locked.pid)
+		lock, err = d.stopUp(ctx, locked.pid)
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	if err := d.stopComponents(ctx); err != nil {
+		return err
+	}
+	return d.removeLeftNodes(ctx)
+}
+
+func (d devcluster) stopUp(ctx context.Context, pid int) (*lock, error) {
+	up, err := os.FindProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := up.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return nil, fmt.Errorf("stop process %d: %w", pid, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, downTimeout)
+	defer cancel()
+	lock, err := acquireWhenFree(ctx, d.dir)
+	if err != nil {
+		return nil, fmt.Errorf("wait for process %d to exit: %w", pid, err)
+	}
+	return lock, nil
+}
+
+// stopComponents stops the recorded components that still run. The folder must be
+// locked.
+func (d devcluster) stopComponents(ctx context.Context) error {
+	components, err := controlplane.Components(d.dir)
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Backward(components) {
+		pid, running := c.PID()
+		if !running {
+			continue
+		}
+		fmt.Fprintf(d.out, "stopping %s, left behind as process %d\n", c.Name, pid)
+		if err := c.Stop(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drainTimeout is how long the operator may take to drain a Node.
+const drainTimeout = 5 * time.Minute
+
+// All ports of the dev cluster. They are fixed, so that a kubeconfig in a
+// user's shell stays right, and below 32768, from where the kernel hands out
+// ports of its own choice.
+var (
+	controlPlanePorts = controlplane.Ports{
+		Etcd:              26379,
+		EtcdPeer:          26380,
+		APIServer:         26443,
+		ControllerManager: 26257,
+		Scheduler:         26259,
+		CAPIWebhook:       26943,
+		CAPIHealth:        26944,
+		CAPIDiagnostics:   26945,
+		KWOK:              26247,
+	}
+	shards = []installation.Shard{
+		{
+			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963, AgentPort: 28953, MetadataPort: 28943,
+			Groups:       map[string]installation.Group{"main": {Size: 2}},
+			DrainTimeout: drainTimeout,
+		},
+		{
+			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964, AgentPort: 28954, MetadataPort: 28944,
+			Groups:       map[string]installation.Group{"main": {Size: 1}},
+			DrainTimeout: drainTimeout,
+		},
+		{
+			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965, AgentPort: 28955, MetadataPort: 28945,
+			DrainTimeout: drainTimeout,
+		},
+	}
+	operator = installation.Operator{Component: "operator", HTTPPort: 28080}
+)
+
+// Ports of the marekvs operator, and of the metrics of its simulated nodes.
+const (
+	marekvsHTTPPort = 28081
+	marekvsPort     = 28121
+)
+
+func portUses() []controlplane.PortUse {
+	uses := controlPlanePorts.Uses()
+	for _, shard := range shards {
+		uses = append(uses, shard.PortUses()...)
+	}
+	return append(uses, controlplane.PortUse{Port: operator.HTTPPort, Component: operator.Component})
 }

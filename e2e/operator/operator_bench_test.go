@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// BenchmarkChange counts what one scaling of a pool over three shards costs in
+// requests to the API server and calls to the shards, and fails when that is more than
+// the target.
+func BenchmarkChange(b *testing.B) {
+	const name = "writes"
+	env.CreatePoolForTest(b, name, 3)
+	env.UntilRunning(b, name, 3)
+	for b.Loop() {
+		untilIdle(b)
+		from, calls := env.AuditEnd(b), upserts(b)
+		env.Scale(b, name, 12)
+		env.UntilRunning(b, name, 12)
+		count := countWrites(b, from, name)
+		specs, statuses := float64(count.shardGroupSpecs)/3, float64(count.shardGroupStatuses)/3
+		if specs > 1 || statuses > 2 || count.pool > 3 {
+			b.Errorf("%v spec writes and %v status writes per shard group, and %d writes of the pool, want at most 1, 2 and 3",
+				specs, statuses, count.pool)
+		}
+		b.ReportMetric(specs, "specs/shardgroup")
+		b.ReportMetric(statuses, "statuses/shardgroup")
+		b.ReportMetric(float64(count.pool), "writes/pool")
+		b.ReportMetric((upserts(b)-calls)/3, "upserts/shard")
+	}
+}
+
+const (
+	handovers = 50
+	// mostHandover is the target for each of them.
+	mostHandover = 2 * time.Second
+)
+
+// BenchmarkHandover measures from the SIGTERM of a leader to the moment when the other
+// operator has the Lease.
+func BenchmarkHandover(b *testing.B) {
+	// The first one leads, because it was started first.
+	leader, next := env.OperatorProcess(), env.Component(env.RunStandby(b).Component)
+	took := make([]time.Duration, 0, handovers)
+	for b.Loop() {
+		for range handovers {
+			took = append(took, handOver(b, leader))
+			testcluster.Start(b, leader)
+			leader, next = next, leader
+		}
+	}
+	slices.Sort(took)
+	b.ReportMetric(milliseconds(median(took)), "p50-ms")
+	b.ReportMetric(milliseconds(took[len(took)-1]), "max-ms")
+	if most := took[len(took)-1]; most > mostHandover {
+		b.Errorf("a handover took %s, want at most %s", most, mostHandover)
+	}
+}
+
+// handOver stops the leader and returns after what time another process has the Lease.
+func handOver(b *testing.B, leader *controlplane.Component) time.Duration {
+	b.Helper()
+	leases := env.Kube.CoordinationV1().Leases(installation.Namespace)
+	lease, err := leases.Get(b.Context(), "nstance-operator-leader-election", metav1.GetOptions{})
+	require.NoError(b, err)
+	before := ptr.Deref(lease.Spec.HolderIdentity, "")
+	require.NotEmpty(b, before)
+	watcher, err := leases.Watch(b.Context(), metav1.ListOptions{
+		FieldSelector: "metadata.name=" + lease.Name, ResourceVersion: lease.ResourceVersion,
+	})
+	require.NoError(b, err)
+	defer watcher.Stop()
+	start := time.Now()
+	stopped := make(chan error, 1)
+	go func() { stopped <- leader.Stop(context.WithoutCancel(b.Context())) }()
+	for event := range watcher.ResultChan() {
+		changed, ok := event.Object.(*coordinationv1.Lease)
+		if !ok {
+			b.Fatalf("the watch of the Lease returned %v", event.Object)
+		}
+		if holder := ptr.Deref(changed.Spec.HolderIdentity, ""); holder != "" && holder != before {
+			took := time.Since(start)
+			require.NoError(b, <-stopped)
+			return took
+		}
+	}
+	b.Fatal("the watch of the Lease has ended")
+	return 0
+}
+
+// The most anonymous memory that the operator may have, without pools in MiB, and for each
+// pool in KiB.
+const (
+	maxBefore  = 13
+	maxPerPool = 30
+)
+
+// BenchmarkMemory measures the resident memory of an operator with the default flags,
+// without work, before and after 1,000 pools over three shards are created. It does not
+// delete them, so it must be the last benchmark.
+func BenchmarkMemory(b *testing.B) {
+	const pools = 1000
+	operator := env.ReplaceOperator(b).Process
+	before := readMemory(b, operator)
+	for b.Loop() {
+		var group errgroup.Group
+		group.SetLimit(8)
+		for i := range pools {
+			group.Go(func() error { return env.CreatePoolOnAllShards(b.Context(), fmt.Sprintf("many-%d", i), 0) })
+		}
+		require.NoError(b, group.Wait())
+		testcluster.Eventually(b, 15*time.Minute, "all pools are ready", func(ctx context.Context) error {
+			list, err := env.NstanceMachinePools().List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			ready := 0
+			for _, pool := range list.Items {
+				if strings.HasPrefix(pool.Name, "many-") && meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
+					ready++
+				}
+			}
+			if ready < pools {
+				return fmt.Errorf("%d of %d", ready, pools)
+			}
+			return nil
+		})
+	}
+	after := readMemory(b, operator)
+	b.ReportMetric(before.resident, "MiB-before")
+	b.ReportMetric(after.resident, "MiB-with-1000-pools")
+	b.ReportMetric(before.anonymous, "MiB-anonymous-before")
+	b.ReportMetric(after.anonymous, "MiB-anonymous-with-1000-pools")
+	perPool := (after.anonymous - before.anonymous) * 1024 / pools
+	b.ReportMetric(perPool, "KiB/pool")
+	if before.anonymous > maxBefore || perPool > maxPerPool {
+		b.Errorf("%.0f MiB without pools and %.0f KiB for each, want at most %d and %d", before.anonymous, perPool, maxBefore, maxPerPool)
+	}
+}
+
+// memory is the operator's memory in MiB. The part that is anonymous is its own; the
+// other part is its program, and differs by kernel and file system.
+type memory struct{ resident, anonymous float64 }
+
+func readMemory(b *testing.B, operator *controlplane.Component) memory {
+	b.Helper()
+	untilIdle(b)
+	resident, _, err := operator.Memory()
+	require.NoError(b, err)
+	anonymous, err := operator.AnonymousMemory()
+	require.NoError(b, err)
+	return memory{resident: resident, anonymous: anonymous}
+}
