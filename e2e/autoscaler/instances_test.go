@@ -156,7 +156,7 @@ type nodeLog struct {
 // watchNodes records Nodes until ctx is done.
 func watchNodes(ctx context.Context, client kubernetes.Interface) (*nodeLog, error) {
 	l := &nodeLog{groups: map[string]string{}}
-	return l, testcluster.Follow(ctx, coreinformers.NewNodeInformer(client, 0, nil), cache.ResourceEventHandlerFuncs{
+	return l, testcluster.RunInformer(ctx, coreinformers.NewNodeInformer(client, 0, nil), cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if node, ok := obj.(*corev1.Node); ok {
 				l.mu.Lock()

@@ -99,7 +99,7 @@ func deleted(ctx context.Context, name string) error {
 
 func patchPool(t testing.TB, name, patch string) {
 	t.Helper()
-	_, err := env.NstanceMachinePools().Patch(t.Context(), name, mergePatch, []byte(patch), metav1.PatchOptions{})
+	_, err := env.PatchNstanceMachinePool(t.Context(), name, patch)
 	require.NoError(t, err)
 }
 

@@ -40,7 +40,7 @@ func BenchmarkScaleDown500(b *testing.B) {
 				}
 				writesPerDown[size] = float64(len(writes)) / downs
 				perDown := func(resources ...string) float64 {
-					return testcluster.CountOf(writes, resources...) / downs
+					return testcluster.CountResources(writes, resources...) / downs
 				}
 				b.ReportMetric(writesPerDown[size], "writes/down")
 				b.ReportMetric(perDown("nstanceshardgroups"), "shardgroup-writes/down")

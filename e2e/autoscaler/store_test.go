@@ -122,13 +122,7 @@ func deleteStore(t *testing.T, store *marekvsstore.Store, clusters marekvsclient
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	_ = clusters.Delete(ctx, "db", metav1.DeleteOptions{})
-	testcluster.Eventually(t, timeout, "no Pod of the store is left", func(ctx context.Context) error {
-		pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(ctx, metav1.ListOptions{})
-		if err == nil && len(pods.Items) > 0 {
-			err = fmt.Errorf("%d Pods are left", len(pods.Items))
-		}
-		return err
-	})
+	env.UntilNoPods(t, timeout, storeNamespace)
 	assert.NoError(t, env.Kube.CoreV1().Namespaces().Delete(ctx, storeNamespace, metav1.DeleteOptions{}))
 	assert.NoError(t, store.DeleteVolumes(ctx))
 }

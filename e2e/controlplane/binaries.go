@@ -22,8 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Modules whose programs or files the control plane takes. Their versions are
-// those of e2e/cmd/kube/go.mod.
+// Modules whose programs or files the control plane uses, in the versions of e2e/cmd/kube/go.mod.
 const (
 	kubernetesModule = "k8s.io/kubernetes"
 	capiModule       = "sigs.k8s.io/cluster-api"
@@ -33,7 +32,7 @@ const (
 // Binaries are the programs of a control plane and the source folders of the
 // modules whose manifests it applies.
 type Binaries struct {
-	Kube       string // etcd, the API server and its like, kubectl
+	Kube       string // etcd, the components of Kubernetes, and kubectl
 	CAPI       string
 	KWOK       string
 	CAPIModule string
@@ -58,9 +57,8 @@ type stamp struct {
 	Binaries Binaries `json:"binaries"`
 }
 
-// ControlPlane builds the third-party programs. It takes minutes the first
-// time and nothing when none of their inputs has changed since. Concurrent
-// builds wait for one another.
+// ControlPlane builds the third-party programs. It takes minutes the first time, and returns at
+// once if their inputs have not changed since. Concurrent builds wait for one another.
 func (b Builder) ControlPlane(ctx context.Context) (Binaries, error) {
 	prebuilt, err := b.built(ControlPlaneInput)
 	if err != nil {
@@ -144,7 +142,7 @@ func (b Builder) stamp() (stamp, error) {
 	return s, nil
 }
 
-// upToDate returns what was built from the same inputs and is still there.
+// upToDate returns the binaries if they were built from these inputs and still exist.
 func (b Builder) upToDate(inputs string) (Binaries, bool) {
 	s, err := b.stamp()
 	if err != nil || s.Inputs != inputs {
@@ -160,12 +158,12 @@ func (b Builder) upToDate(inputs string) (Binaries, bool) {
 	return s.Binaries, true
 }
 
-// kubeModule is the module of the third-party programs, which require much that the
-// tests do not.
+// kubeModule is the folder of the module of the third-party programs, whose requirements the tests
+// do not need.
 func (b Builder) kubeModule() string { return filepath.Join(b.Root, "e2e", "cmd", "kube") }
 
-// inputs is a digest of all that decides what the third-party programs are:
-// the versions of all modules, our few lines around them, and the compiler.
+// inputs returns a digest of everything that the third-party programs are built from: the versions
+// of all modules, our few lines around them, and the compiler.
 func (b Builder) inputs() (string, error) {
 	paths, err := filepath.Glob(filepath.Join(b.kubeModule(), "*.go"))
 	if err != nil {
@@ -216,22 +214,23 @@ var parts = []struct{ name, module, version string }{
 	{"kubectl", kubernetesModule, "version --client"},
 }
 
-// ControlPlaneAtHand is ControlPlane, but builds no kube if all its parts are in the folder
-// KUBEBUILDER_ASSETS or in PATH, in the same minor versions.
-func (b Builder) ControlPlaneAtHand(ctx context.Context) (Binaries, error) {
-	b, err := b.withKubeAtHand(ctx)
+// ControlPlaneWithInstalledKube is ControlPlane without a build of kube, if all its parts are
+// installed in the folder KUBEBUILDER_ASSETS (https://book.kubebuilder.io/reference/envtest.html)
+// or in PATH, in the same minor versions.
+func (b Builder) ControlPlaneWithInstalledKube(ctx context.Context) (Binaries, error) {
+	b, err := b.withInstalledKube(ctx)
 	if err != nil {
 		return Binaries{}, err
 	}
 	return b.ControlPlane(ctx)
 }
 
-// withKubeAtHand returns a builder that uses the parts that are at hand, or the same builder.
-func (b Builder) withKubeAtHand(ctx context.Context) (Builder, error) {
+// withInstalledKube returns a builder that uses the installed parts, or b if a part is missing.
+func (b Builder) withInstalledKube(ctx context.Context) (Builder, error) {
 	script := "#!/bin/sh\n# Runs a part like e2e/cmd/kube.\ncase ${0##*/} in kubectl) part=kubectl ;; *) part=$1; shift ;; esac\ncase $part in\n"
 	var found []string
 	for _, part := range parts {
-		path := b.findAtHand(part.name)
+		path := b.findInstalled(part.name)
 		if path == "" {
 			return b, nil
 		}
@@ -247,7 +246,7 @@ func (b Builder) withKubeAtHand(ctx context.Context) (Builder, error) {
 		script += fmt.Sprintf("%s) exec '%s' \"$@\" ;;\n", part.name, path)
 	}
 	fmt.Fprintf(b.Progress, "using %s\n", strings.Join(found, ", "))
-	// What the tests use stays as it is.
+	// The programs of the tests stay as they are, in another folder.
 	b.CacheDir = filepath.Join(b.cache(), "athand")
 	b.kube = filepath.Join(b.CacheDir, "kube")
 	if err := os.MkdirAll(b.CacheDir, 0o755); err != nil {
@@ -256,8 +255,9 @@ func (b Builder) withKubeAtHand(ctx context.Context) (Builder, error) {
 	return b, os.WriteFile(b.kube, []byte(script+"esac\n"), 0o755)
 }
 
-// findAtHand returns the path of a program that is not one of ours, "" if there is none.
-func (b Builder) findAtHand(name string) string {
+// findInstalled returns the path of a program that this package has not built, "" if it is not
+// found.
+func (b Builder) findInstalled(name string) string {
 	dirs := append(filepath.SplitList(os.Getenv("KUBEBUILDER_ASSETS")), filepath.SplitList(os.Getenv("PATH"))...)
 	for _, dir := range dirs {
 		path, err := filepath.Abs(filepath.Join(dir, name))

@@ -39,7 +39,7 @@ func TestKubeAtHand(t *testing.T) {
 	found := func() (*Builder, string) {
 		var progress strings.Builder
 		b.Progress = &progress
-		used, err := b.withKubeAtHand(t.Context())
+		used, err := b.withInstalledKube(t.Context())
 		require.NoError(t, err)
 		return &used, progress.String()
 	}

@@ -25,7 +25,7 @@ func TestAuditTrailOfADrain(t *testing.T) {
 	const name = "audited"
 	nodes := createGroup(t, steadyShard, name, 2)
 	env.CreateNamespace(t, name)
-	createPods(t, newPod(name, "pod", nodes[0]))
+	env.CreatePods(t, timeout, newPod(name, "pod", nodes[0]))
 	env.Scale(t, name, 1)
 	instance := nodes[0] // the oldest
 	deadline := untilDrained(t, instance).DeleteAt
@@ -46,7 +46,7 @@ func TestAuditTrailOfADrain(t *testing.T) {
 	})
 	shrink := only(t, operator, "shrink group", "group", name)
 	assert.NotEmpty(t, shrink["requestID"])
-	for _, line := range []testcluster.TrailLine{
+	for _, line := range []testcluster.AuditTrailLine{
 		only(t, server, "shrink group", "group", name),
 		only(t, server, "drain instance", "instance", instance),
 		only(t, server, "terminate instance", "instance", instance),
@@ -73,15 +73,15 @@ func TestAuditTrailOfADrain(t *testing.T) {
 }
 
 // trail returns the lines with a message in which a key has a value.
-func trail(t testing.TB, component *controlplane.Component, message, key, value string) []testcluster.TrailLine {
+func trail(t testing.TB, component *controlplane.Component, message, key, value string) []testcluster.AuditTrailLine {
 	t.Helper()
-	return testcluster.Trail(t, component, func(line testcluster.TrailLine) bool {
+	return testcluster.AuditTrail(t, component, func(line testcluster.AuditTrailLine) bool {
 		return line["message"] == message && line[key] == value
 	})
 }
 
 // only returns the only line of trail.
-func only(t testing.TB, component *controlplane.Component, message, key, value string) testcluster.TrailLine {
+func only(t testing.TB, component *controlplane.Component, message, key, value string) testcluster.AuditTrailLine {
 	t.Helper()
 	lines := trail(t, component, message, key, value)
 	require.Len(t, lines, 1, "lines %q with %s %s", message, key, value)

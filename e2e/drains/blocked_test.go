@@ -44,7 +44,7 @@ func TestBlockedDrains(t *testing.T) {
 	}
 	released, slow := pods[0], pods[1]
 	slow.Finalizers = []string{testFinalizer}
-	createPods(t, pods...)
+	env.CreatePods(t, timeout, pods...)
 	protect(t, name, released.Name)
 	isOther := func(d *drain) bool {
 		return d.Group == name && !slices.Contains(nodes[:2], d.Instance)
@@ -107,7 +107,7 @@ func TestDrainTimesOut(t *testing.T) {
 	const name = "stuck"
 	stuck := newPod(name, "pod", createGroup(t, impatientShard, name, 1)[0])
 	env.CreateNamespace(t, name)
-	createPods(t, stuck)
+	env.CreatePods(t, timeout, stuck)
 	protect(t, name, stuck.Name)
 	env.Scale(t, name, 0)
 	expectTimedOut(t, stuck)
@@ -249,7 +249,7 @@ func TestAttachedVolumes(t *testing.T) {
 	mirror.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "data"},
 	}}}
-	createPods(t, mirror)
+	env.CreatePods(t, timeout, mirror)
 	attach(t, staying, node)
 	attach(t, left, node)
 
@@ -322,7 +322,7 @@ func TestWithdrawnDrains(t *testing.T) {
 	for _, name := range []string{ours, admins} {
 		old[name] = createGroup(t, forgetfulShard, name, 1)[0]
 		env.CreateNamespace(t, name)
-		createPods(t, newPod(name, "stuck", old[name]))
+		env.CreatePods(t, timeout, newPod(name, "stuck", old[name]))
 		protect(t, name, "stuck")
 	}
 	patchNode(t, old[admins], `{"spec":{"unschedulable":true}}`)

@@ -87,7 +87,7 @@ func TestDashboard(t *testing.T) {
 	env.CreateNamespace(t, name)
 	for i, node := range nodes {
 		pod := newPod(name, fmt.Sprintf("pod-%d", i), node)
-		createPods(t, pod)
+		env.CreatePods(t, timeout, pod)
 		protect(t, name, pod.Name)
 	}
 	env.Scale(t, name, replicas+1)
@@ -122,7 +122,7 @@ func expectOnlyReads(t *testing.T, from controlplane.Position) {
 	t.Helper()
 	requests := env.Requests(t, from, func(r controlplane.Request) bool { return r.User == dashboardUser })
 	for _, resource := range []string{"nstancemachinepools", "nodes", "pods", "poddisruptionbudgets", "events"} {
-		if testcluster.CountOf(requests, resource) == 0 {
+		if testcluster.CountResources(requests, resource) == 0 {
 			t.Errorf("the dashboard has not listed %s", resource)
 		}
 	}

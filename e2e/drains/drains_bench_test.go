@@ -33,7 +33,7 @@ func BenchmarkDrains200(b *testing.B) {
 			pods, nodeOf[pod.Name] = append(pods, pod), node
 		}
 	}
-	createPods(b, pods...)
+	env.CreatePods(b, timeout, pods...)
 
 	for b.Loop() {
 		from := env.AuditEnd(b)
@@ -70,14 +70,14 @@ func BenchmarkDrains200(b *testing.B) {
 		}
 		b.ReportMetric(drains[count-1].Reported.Sub(drains[0].Reported).Seconds()*1000, "ms-between-notices")
 		delays := sortedDelays(b, "cordon", drains, cordons)
-		b.ReportMetric(milliseconds(delays, 50), "cordon-p50-ms")
-		b.ReportMetric(milliseconds(delays, 99), "cordon-p99-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "cordon-p50-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "cordon-p99-ms")
 		delays = sortedDelays(b, "eviction", drains, firstEvictions)
-		b.ReportMetric(milliseconds(delays, 50), "eviction-p50-ms")
-		b.ReportMetric(milliseconds(delays, 99), "eviction-p99-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "eviction-p50-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "eviction-p99-ms")
 		perDrain := func(verb string, resources ...string) float64 {
 			ofVerb := slices.DeleteFunc(slices.Clone(requests), func(r controlplane.Request) bool { return r.Verb != verb })
-			return testcluster.CountOf(ofVerb, resources...) / count
+			return testcluster.CountResources(ofVerb, resources...) / count
 		}
 		b.ReportMetric(perDrain("create", "pods"), "evictions/drain")
 		b.ReportMetric(perDrain("create", "events"), "events/drain")
@@ -108,9 +108,4 @@ func sortedDelays(b *testing.B, what string, drains []drain, times map[string]ti
 	}
 	slices.Sort(delays)
 	return delays
-}
-
-func milliseconds(sorted []time.Duration, percent int) float64 {
-	at := sorted[(len(sorted)-1)*percent/100]
-	return float64(at.Microseconds()) / 1000
 }

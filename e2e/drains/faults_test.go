@@ -40,7 +40,7 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 		slow.Finalizers = []string{testFinalizer}
 		pods = append(pods, newPod(name, fmt.Sprintf("first-%d", i), node), newPod(name, fmt.Sprintf("second-%d", i), node), slow)
 	}
-	createPods(t, pods...)
+	env.CreatePods(t, timeout, pods...)
 
 	// The leaders are killed after none of the requests of a drain, after one, and so on.
 	const points = 8
@@ -153,7 +153,7 @@ func TestWrongClocks(t *testing.T) {
 			nodes := createGroup(t, steadyShard, name, 2)
 			env.CreateNamespace(t, name)
 			protected, other := newPod(name, "protected", nodes[0]), newPod(name, "other", nodes[1])
-			createPods(t, protected, other)
+			env.CreatePods(t, timeout, protected, other)
 			protect(t, name, protected.Name)
 
 			from := env.AuditEnd(t)

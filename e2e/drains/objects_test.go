@@ -10,12 +10,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
@@ -165,34 +163,6 @@ func podSpec(node string) corev1.PodSpec {
 	}
 }
 
-// createPods creates Pods and returns when they all run.
-func createPods(t testing.TB, pods ...*corev1.Pod) {
-	t.Helper()
-	group, ctx := errgroup.WithContext(t.Context())
-	group.SetLimit(8)
-	for _, pod := range pods {
-		group.Go(func() error {
-			_, err := env.Kube.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
-			return err
-		})
-	}
-	require.NoError(t, group.Wait())
-	testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
-		list, err := env.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		for _, pod := range pods {
-			if !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool {
-				return p.Namespace == pod.Namespace && p.Name == pod.Name && p.Status.Phase == corev1.PodRunning
-			}) {
-				return fmt.Errorf("Pod %s/%s does not run", pod.Namespace, pod.Name)
-			}
-		}
-		return nil
-	})
-}
-
 // budgetOf is the name of the budget of one Pod.
 func budgetOf(pod string) string { return "keep-" + pod }
 
@@ -231,17 +201,6 @@ func unprotect(t testing.TB, namespace, pod string) {
 	_, err := env.Kube.PolicyV1().PodDisruptionBudgets(namespace).
 		Patch(t.Context(), budgetOf(pod), types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
-}
-
-// podsOn lists the Pods of a Node.
-func podsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
-	list, err := env.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-	})
-	if err != nil {
-		return nil, err
-	}
-	return list.Items, nil
 }
 
 // evictable reports whether a drain has to wait until a Pod is deleted. It does not

@@ -58,7 +58,7 @@ func TestPlugin(t *testing.T) {
 	env.CreateNamespace(t, name)
 	for i, node := range nodes {
 		pod := newPod(name, fmt.Sprintf("pod-%d", i), node)
-		createPods(t, pod)
+		env.CreatePods(t, timeout, pod)
 		protect(t, name, pod.Name)
 	}
 	env.Scale(t, name, replicas-1)

@@ -74,7 +74,7 @@ func (r *drainRecorder) recordRequest(ctx context.Context, message proto.Message
 		return nil
 	}
 	at := time.Now()
-	pods, err := podsOn(ctx, request.GetInstanceId())
+	pods, err := env.PodsOn(ctx, request.GetInstanceId())
 	if err != nil {
 		return status.Errorf(codes.Unavailable, "list the Pods of Node %s: %v", request.GetInstanceId(), err)
 	}
@@ -140,7 +140,7 @@ type forcedDeletions struct {
 // watchForcedDeletions watches every Pod until ctx is done.
 func watchForcedDeletions(ctx context.Context, client kubernetes.Interface) (*forcedDeletions, error) {
 	d := &forcedDeletions{}
-	return d, testcluster.Follow(ctx, coreinformers.NewPodInformer(client, metav1.NamespaceAll, 0, nil), cache.ResourceEventHandlerFuncs{
+	return d, testcluster.RunInformer(ctx, coreinformers.NewPodInformer(client, metav1.NamespaceAll, 0, nil), cache.ResourceEventHandlerFuncs{
 		// The first grace period counts: the last one is 0 for every Pod.
 		UpdateFunc: func(before, after any) {
 			was, ok := before.(*corev1.Pod)

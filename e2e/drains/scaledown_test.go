@@ -40,7 +40,7 @@ func TestPodKinds(t *testing.T) {
 	mirror.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "mirror"}
 	emptyDir := newPod(name, "empty-dir", node)
 	emptyDir.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
-	createPods(t, newPod(name, "ownerless", node), emptyDir, mirror, newPod(name, "finished", node))
+	env.CreatePods(t, timeout, newPod(name, "ownerless", node), emptyDir, mirror, newPod(name, "finished", node))
 	finish(t, name, "finished")
 	createBudget(t, name, "web", policyv1.PodDisruptionBudgetSpec{
 		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: selector("web"),
@@ -48,7 +48,7 @@ func TestPodKinds(t *testing.T) {
 	owned := func(app string) []string {
 		t.Helper()
 		var names []string
-		pods, err := podsOn(t.Context(), node)
+		pods, err := env.PodsOn(t.Context(), node)
 		require.NoError(t, err)
 		for _, pod := range pods {
 			if pod.Labels["app"] == app {
@@ -246,7 +246,7 @@ func TestGuardedScaleDown(t *testing.T) {
 	env.CreateNamespace(t, name)
 	// The oldest instance is removed first.
 	blocking := newPod(name, "pod-0", nodes[0])
-	createPods(t, blocking)
+	env.CreatePods(t, timeout, blocking)
 	protect(t, name, blocking.Name)
 
 	watching, stop := context.WithCancel(t.Context())

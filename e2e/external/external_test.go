@@ -79,7 +79,7 @@ func testDrain(t *testing.T) {
 	assert.Equal(t, 1, count, "events about the Node in the workload cluster")
 
 	unprotect(t, name)
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, timeout, name)
 	expectPodDeleted(t, name, "web")
 }
 
@@ -157,7 +157,7 @@ func TestWorkloadClusterNotReachable(t *testing.T) {
 
 	from := end(t, env.Workload)
 	testcluster.Start(t, server)
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, timeout, name)
 	expectPodDeleted(t, name, "web")
 	assert.Contains(t, operatorRequests(t, env.Workload, from), "create pods/eviction", "the Node was drained")
 }
@@ -260,18 +260,6 @@ func onlyNode(t *testing.T, name string) corev1.Node {
 	require.NoError(t, err)
 	require.Len(t, nodes, 1)
 	return nodes[0]
-}
-
-// untilNoNodes waits until a group has no Nodes.
-func untilNoNodes(t *testing.T, name string) {
-	t.Helper()
-	testcluster.Eventually(t, timeout, name+" has no Nodes", func(ctx context.Context) error {
-		nodes, err := env.Nodes(ctx, name)
-		if err == nil && len(nodes) > 0 {
-			err = fmt.Errorf("%d are left", len(nodes))
-		}
-		return err
-	})
 }
 
 // expectInstance fails unless the shard has the instance of a group and has not begun to

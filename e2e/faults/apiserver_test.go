@@ -32,7 +32,7 @@ func (o *faultyOperator) apiServerFaults() []testcluster.Fault {
 			}
 			untilMet(t, fault, 20)
 		})},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "etcd is killed", Happen: o.exitsWhile(killed(controlplane.Etcd))},
 		testcluster.Fault{Name: "etcd hangs", Happen: o.exitsWhile(frozen(controlplane.Etcd))},
 		testcluster.Fault{Name: "the token is rejected", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusUnauthorized}))},

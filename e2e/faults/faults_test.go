@@ -20,7 +20,6 @@ import (
 	"nstance.dev/operator/e2e/faultproxy"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // faultyPool is the pool that must not lose instances.
@@ -70,18 +69,7 @@ func met(times int, faults ...*faultproxy.Fault) error {
 // reachable.
 func untilUnreachable(t *testing.T, reason string) {
 	t.Helper()
-	untilPoolUnreachable(t, faultyPool, reason)
-}
-
-func untilPoolUnreachable(t *testing.T, name, reason string) {
-	t.Helper()
-	testcluster.Eventually(t, 2*time.Minute, "pool "+name+" reports "+reason, func(ctx context.Context) error {
-		pool, err := env.NstanceMachinePool(ctx, name)
-		if err != nil {
-			return err
-		}
-		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable, metav1.ConditionFalse, reason)
-	})
+	env.UntilShardsReachable(t, faultyPool, metav1.ConditionFalse, reason)
 }
 
 // faultyOperator is the only operator that runs, through a proxy that injects faults.

@@ -101,7 +101,7 @@ func (o *faultyOperator) controllerFaults() []testcluster.Fault {
 			scaleUp.Begin(t)
 			scaleUp.UntilShardsRun(t)
 		}},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "Cluster API hangs", Happen: continuesWhile(frozen(controlplane.CAPI))},
 		testcluster.Fault{Name: "the controller manager is killed", Happen: continuesWhile(killed(controlplane.ControllerManager))},
 	)...)
@@ -156,7 +156,7 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 				testcluster.Start(t, o.Process)
 			}
 		})},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "another process has the lease, with a clock that is an hour behind", Happen: o.exitsWhenTaken(-time.Hour)},
 		// TestPausedLeader has another operator that leads meanwhile.
 		testcluster.Fault{Name: "the operator hangs until its lease has expired", Happen: testcluster.During(func(t *testing.T) {

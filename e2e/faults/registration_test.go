@@ -200,7 +200,7 @@ func TestRenewal(t *testing.T) {
 	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), drained, 6))
 	env.UntilRunning(t, drained, 6)
 	env.BlockDrains(t, drained)
-	certificate := untilShortLived(t, ttl)
+	certificate := env.UntilCertificateTTL(t, ttl)
 	pid, _ := o.Process.PID()
 	from, audit := o.logSize(t), env.AuditEnd(t)
 
@@ -243,26 +243,6 @@ func blockedDrains(ctx context.Context, name string, want int32) error {
 		return fmt.Errorf("%d drains, %d of them blocked, want %d", draining, blocked, want)
 	}
 	return nil
-}
-
-// untilShortLived waits until the operator has a certificate of the configured lifetime,
-// and returns it.
-func untilShortLived(t *testing.T, ttl time.Duration) *x509.Certificate {
-	t.Helper()
-	var certificate *x509.Certificate
-	testcluster.Eventually(t, 2*time.Minute, "the operator has a certificate that lives for seconds", func(ctx context.Context) (err error) {
-		if certificate, err = env.OperatorCertificate(ctx); err != nil {
-			return err
-		}
-		if time.Until(certificate.NotAfter) <= ttl {
-			return nil
-		}
-		// It registers again with the same key and nonce. The server may not have read its
-		// configuration yet.
-		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, testcluster.CertificateSecret, metav1.DeleteOptions{})
-		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
-	})
-	return certificate
 }
 
 // registerAgain succeeds when the operator has a certificate that lives for longer than

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -43,7 +42,7 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 			o.restart(t)
 			untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		})},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		// The kernel accepts the connections of a process that is suspended.
 		testcluster.Fault{Name: "a shard accepts connections and never reads", Happen: testcluster.During(func(t *testing.T) {
 			defer env.SaveConfigMap(t, "nstance-shards")()
@@ -85,11 +84,11 @@ func TestWrongShard(t *testing.T) {
 			from, calls := env.AuditEnd(t), countCalls(t)
 			env.EditShards(t, test.change)
 			if test.reason == v1beta1.ReasonWrongShard {
-				untilPoolUnreachable(t, name, test.reason)
+				env.UntilShardsReachable(t, name, metav1.ConditionFalse, test.reason)
 			}
 			// Without a cache of the time before.
 			o.restart(t)
-			untilPoolUnreachable(t, name, test.reason)
+			env.UntilShardsReachable(t, name, metav1.ConditionFalse, test.reason)
 
 			replicas += 3
 			env.Scale(t, name, replicas)
@@ -180,10 +179,10 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 	t.Run("addresses are swapped", func(t *testing.T) {
 		before := map[string]int{a: changes(servers[a]), b: changes(servers[b]), c: changes(servers[c])}
 		connect(t, map[string]*servertest.Server{a: servers[c], c: servers[a]})
-		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		env.UntilShardsReachable(t, name, metav1.ConditionFalse, v1beta1.ReasonWrongShard)
 		// Without a cache of the time before.
 		o.restart(t)
-		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		env.UntilShardsReachable(t, name, metav1.ConditionFalse, v1beta1.ReasonWrongShard)
 		replicas += 3
 		env.Scale(t, name, replicas)
 		testcluster.Eventually(t, time.Minute, "shard "+b+" grows", func(context.Context) error {
@@ -202,7 +201,7 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 	t.Run("another server is confirmed", func(t *testing.T) {
 		servers[a].Stop()
 		connect(t, map[string]*servertest.Server{a: replacement})
-		untilPoolUnreachable(t, name, v1beta1.ReasonWrongShard)
+		env.UntilShardsReachable(t, name, metav1.ConditionFalse, v1beta1.ReasonWrongShard)
 		expectNoDeletion(t)
 		assert.Zero(t, changes(replacement))
 		_, err := env.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(t.Context(), "nstance-shards", types.MergePatchType,
@@ -219,8 +218,8 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 func testZoneWithoutStock(t *testing.T) {
 	const name, builders, scarce = "stockless", "stockless-builders", "m7i.xlarge"
 	lender := shardIDs[0]
-	setQuota(t, lender, map[string]int{scarce: 0})
-	t.Cleanup(func() { setQuota(t, lender, nil) })
+	env.SetQuota(t, lender, map[string]int{scarce: 0})
+	t.Cleanup(func() { env.SetQuota(t, lender, nil) })
 	for pool, replicas := range map[string]int32{name: 9, builders: 0} {
 		wanted := testcluster.NewNstanceMachinePool(pool, shardIDs...)
 		wanted.Spec.InstanceType = scarce
@@ -232,7 +231,7 @@ func testZoneWithoutStock(t *testing.T) {
 		fmt.Sprintf("3 of 9 instances are lent by shard %s to shards %s (2), %s (1)", lender, shardIDs[1], shardIDs[2]))
 	env.UntilRunning(t, name, 9)
 	require.NoError(t, env.SizesAre(t.Context(), name, 0, 5, 4))
-	before := nodeNames(t, name)
+	before := env.NodeNames(t, name)
 	from := env.AuditEnd(t)
 
 	pod, err := env.Kube.CoreV1().Pods(metav1.NamespaceDefault).Create(t.Context(), &corev1.Pod{
@@ -255,12 +254,12 @@ func testZoneWithoutStock(t *testing.T) {
 		return testcluster.HasCondition(machine.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady)
 	})
 
-	setQuota(t, lender, nil)
+	env.SetQuota(t, lender, nil)
 	env.Scale(t, name, 12)
 	untilShortfall(t, name, v1beta1.ReasonMoved, fmt.Sprintf("1 of 12 instances are lent by shard %s to shard %s (1)", lender, shardIDs[1]))
 	env.UntilRunning(t, name, 12)
 	require.NoError(t, env.SizesAre(t.Context(), name, 3, 5, 4))
-	assert.Subset(t, nodeNames(t, name), before, "the Nodes from before")
+	assert.Subset(t, env.NodeNames(t, name), before, "the Nodes from before")
 	deleted := env.Writes(t, from, func(r controlplane.Request) bool { return r.Resource == "nodes" && r.Verb == "delete" })
 	assert.Empty(t, deleted, "Nodes were deleted:%v", deleted)
 
@@ -290,23 +289,4 @@ func untilShortfall(t *testing.T, name, reason, message string) {
 		}
 		return nil
 	})
-}
-
-func nodeNames(t *testing.T, group string) (names []string) {
-	t.Helper()
-	nodes, err := env.Nodes(t.Context(), group)
-	require.NoError(t, err)
-	for _, node := range nodes {
-		names = append(names, node.Name)
-	}
-	return names
-}
-
-// setQuota sets how many instances of each type a shard may have.
-func setQuota(t *testing.T, shard string, quota map[string]int) {
-	t.Helper()
-	require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }))
-	// The server reads its configuration only now and then.
-	_, err := env.ShardClient(t, shard).RefreshConfig(context.WithoutCancel(t.Context()), &emptypb.Empty{})
-	require.NoError(t, err)
 }

@@ -63,7 +63,7 @@ func TestDrainWaitsForABudget(t *testing.T) {
 	assert.Empty(t, containers.stopped(t, name), "stopped containers")
 
 	require.NoError(t, env.Kube.PolicyV1().PodDisruptionBudgets(name).Delete(t.Context(), "web", metav1.DeleteOptions{}))
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, 3*time.Minute, name)
 	containers.expectCounts(t, name, 1, 1)
 	containers.expectDrained(t, name, 1)
 }
@@ -82,7 +82,7 @@ func TestDrainTimesOutForAHungKubelet(t *testing.T) {
 	untilEvent(t, pod.Spec.NodeName, "Pod "+name+"/web is being deleted")
 	assert.Empty(t, containers.stopped(t, name), "stopped containers")
 
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, 3*time.Minute, name)
 	containers.expectCounts(t, name, 1, 1)
 	assert.Equal(t, []string{name + "/web Running"}, containers.atStop(pod.Spec.NodeName), "Pods on the Node when its container was stopped")
 }
@@ -95,7 +95,7 @@ func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
 	newPodOnStaticPool(t, name, func(pod *corev1.Pod) { pod.Finalizers = []string{"example.com/keep"} })
 
 	env.Scale(t, name, 0)
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, 3*time.Minute, name)
 	containers.expectCounts(t, name, 1, 1)
 	containers.expectDrained(t, name, 1)
 	kept := pods(t.Context(), t, name)
@@ -116,7 +116,7 @@ func TestDrainKillsAPodThatIgnoresItsTermination(t *testing.T) {
 	})
 
 	env.Scale(t, name, 0)
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, 3*time.Minute, name)
 	containers.expectCounts(t, name, 1, 1)
 	containers.expectDrained(t, name, 1)
 	const killed = 128 + 9
@@ -201,7 +201,7 @@ func followPod(t *testing.T, namespace string) func() *corev1.Pod {
 		}
 	}
 	informer := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithNamespace(namespace)).Core().V1().Pods().Informer()
-	require.NoError(t, testcluster.Follow(t.Context(), informer, cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(t.Context(), informer, cache.ResourceEventHandlerFuncs{
 		AddFunc: set, UpdateFunc: func(_, now any) { set(now) }, DeleteFunc: set,
 	}))
 	return func() *corev1.Pod {

@@ -16,9 +16,6 @@ import (
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/testcluster"
@@ -206,15 +203,13 @@ func ids(t testing.TB, group string) map[string]string {
 
 // podsOn returns the Pods on a Node whose containers have not exited for good.
 func podsOn(ctx context.Context, node string) ([]string, error) {
-	list, err := env.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-	})
+	list, err := env.PodsOn(ctx, node)
 	if err != nil {
-		return nil, fmt.Errorf("list the Pods on Node %s: %w", node, err)
+		return nil, err
 	}
-	pods := make([]string, 0, len(list.Items))
-	for _, pod := range list.Items {
-		if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+	pods := make([]string, 0, len(list))
+	for _, pod := range list {
+		if !testcluster.HasExited(pod) {
 			pods = append(pods, fmt.Sprintf("%s/%s %s", pod.Namespace, pod.Name, pod.Status.Phase))
 		}
 	}

@@ -67,7 +67,7 @@ func TestPodHasAMachine(t *testing.T) {
 	assert.Len(t, ids(t, name), 1)
 	require.NoError(t, client.Delete(t.Context(), "build", metav1.DeleteOptions{}))
 	containers.untilRemoved(t, name, len(started))
-	untilNoNodes(t, name)
+	env.UntilNoNodes(t, 3*time.Minute, name)
 	containers.expectCounts(t, name, len(started), len(started))
 }
 

@@ -60,7 +60,7 @@ func newServiceClient(t *testing.T, namespace string) *serviceClient {
 	slices := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithNamespace(namespace)).
 		Discovery().V1().EndpointSlices().Informer()
 	update := func() { c.setAddresses(slices.GetStore().List()) }
-	require.NoError(t, testcluster.Follow(ctx, slices, cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(ctx, slices, cache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { update() }, UpdateFunc: func(any, any) { update() }, DeleteFunc: func(any) { update() },
 	}))
 	var workers sync.WaitGroup

@@ -19,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
@@ -109,7 +108,7 @@ func follow(t *testing.T, pool string) *timeline {
 	factory := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.LabelSelector = v1beta1.LabelGroup + "=" + pool
 	}))
-	require.NoError(t, testcluster.Follow(ctx, factory.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(ctx, factory.Core().V1().Nodes().Informer(), cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, changed any) {
 			if node := changed.(*corev1.Node); node.Spec.Unschedulable {
 				l.add(ctx, cordoned, node.Name)
@@ -136,15 +135,11 @@ func follow(t *testing.T, pool string) *timeline {
 // podsOnNode returns how many Pods that have not exited are on a Node, -1 if that is not
 // known.
 func podsOnNode(ctx context.Context, node string) int {
-	list, err := env.Kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
-	})
+	list, err := env.PodsOn(ctx, node)
 	if err != nil {
 		return -1
 	}
-	return len(slices.DeleteFunc(list.Items, func(p corev1.Pod) bool {
-		return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
-	}))
+	return len(slices.DeleteFunc(list, testcluster.HasExited))
 }
 
 // TestSpotNotices: the machines of all nodes of a pool are announced to be terminated at
@@ -157,7 +152,7 @@ func TestSpotNotices(t *testing.T) {
 	env.Scale(t, name, replicas)
 	env.UntilRunning(t, name, replicas)
 	createDeployment(t, name, replicas)
-	old := nodesOf(t, name)
+	old := env.NodeNames(t, name)
 	require.Len(t, old, replicas)
 
 	l := follow(t, name)
@@ -175,7 +170,7 @@ func TestSpotNotices(t *testing.T) {
 	assert.ElementsMatch(t, old, l.nodes(cordoned))
 	replacements := l.nodes(created)
 	assert.Len(t, replacements, replicas)
-	assert.ElementsMatch(t, nodesOf(t, name), replacements)
+	assert.ElementsMatch(t, env.NodeNames(t, name), replacements)
 	for i, node := range old {
 		// Each shard has one node, so the replacements were requested for them.
 		assert.True(t, l.at(cordoned, node).Before(l.at(stopped, node)), "%s was cordoned before it was stopped", node)
@@ -207,7 +202,7 @@ func TestSpotNotices(t *testing.T) {
 // were deleted.
 func nodeWithPod(t *testing.T, pool string) string {
 	t.Helper()
-	nodes := nodesOf(t, pool)
+	nodes := env.NodeNames(t, pool)
 	found := ""
 	testcluster.Eventually(t, time.Minute, "a server runs on a Node of "+pool, func(ctx context.Context) error {
 		for _, pod := range pods(ctx, t, pool) {
@@ -228,16 +223,4 @@ func giveNotices(t *testing.T, nodes []string, content string) {
 		shard := strings.TrimSpace(runDocker(t, "inspect", "--format", `{{index .Config.Labels "nstance.dev/shard"}}`, node))
 		require.NoError(t, env.Installation.GiveNotice(shard, node, []byte(content)))
 	}
-}
-
-// nodesOf returns the names of the Nodes of a pool, which are those of their containers.
-func nodesOf(t *testing.T, pool string) []string {
-	t.Helper()
-	list, err := env.Nodes(t.Context(), pool)
-	require.NoError(t, err)
-	var names []string
-	for _, node := range list {
-		names = append(names, node.Name)
-	}
-	return names
 }

@@ -152,13 +152,7 @@ func deleteStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface) {
 	t.Helper()
 	ctx := context.WithoutCancel(t.Context())
 	assert.NoError(t, clusters.Delete(ctx, storeCluster, metav1.DeleteOptions{}))
-	testcluster.Eventually(t, storeTimeout, "no Pod of the store is left", func(ctx context.Context) error {
-		list, err := env.Kube.CoreV1().Pods(storeName).List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%d Pods are left", len(list.Items))
-		}
-		return err
-	})
+	env.UntilNoPods(t, storeTimeout, storeName)
 	claims := env.Kube.CoreV1().PersistentVolumeClaims(storeName)
 	assert.NoError(t, claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
 }
@@ -225,7 +219,7 @@ func followStorePods(t *testing.T) *storePods {
 	informer := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithNamespace(storeName)).Core().V1().Pods().Informer()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	t.Cleanup(cancel)
-	require.NoError(t, testcluster.Follow(ctx, informer, cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(ctx, informer, cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(object any) { p.set(object.(*corev1.Pod)) },
 		UpdateFunc: func(_, object any) { p.set(object.(*corev1.Pod)) },
 		DeleteFunc: func(object any) {

@@ -128,13 +128,7 @@ func deleteDeployment(t *testing.T, pool string) {
 	assert.NoError(t, env.Kube.AppsV1().Deployments(pool).Delete(ctx, "web", metav1.DeleteOptions{}))
 	// A Node may be drained and deleted after the containers of a Pod have terminated and before
 	// its kubelet deletes the Pod. kube-controller-manager does after a minute.
-	testcluster.Eventually(t, 3*time.Minute, "the Pods of the Deployment are deleted", func(ctx context.Context) error {
-		list, err := env.Kube.CoreV1().Pods(pool).List(ctx, metav1.ListOptions{})
-		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%d Pods", len(list.Items))
-		}
-		return err
-	})
+	env.UntilNoPods(t, 3*time.Minute, pool)
 }
 
 func pods(ctx context.Context, t *testing.T, namespace string) []corev1.Pod {
@@ -148,16 +142,5 @@ func pods(ctx context.Context, t *testing.T, namespace string) []corev1.Pod {
 func untilScaledToZero(t *testing.T, pool string) {
 	t.Helper()
 	env.Scale(t, pool, 0)
-	untilNoNodes(t, pool)
-}
-
-func untilNoNodes(t *testing.T, pool string) {
-	t.Helper()
-	testcluster.Eventually(t, 3*time.Minute, "no Node of "+pool+" is left", func(ctx context.Context) error {
-		nodes, err := env.Nodes(ctx, pool)
-		if err == nil && len(nodes) > 0 {
-			err = fmt.Errorf("%d Nodes", len(nodes))
-		}
-		return err
-	})
+	env.UntilNoNodes(t, 3*time.Minute, pool)
 }

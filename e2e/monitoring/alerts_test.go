@@ -14,10 +14,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -146,10 +144,10 @@ func drainBlocked(t *testing.T) (end func()) {
 func noStock(t *testing.T) (end func()) {
 	t.Helper()
 	const name = "drilled-stock"
-	setQuota(t, map[string]int{scarceType: 0})
+	env.SetQuota(t, slowShard, map[string]int{scarceType: 0})
 	createScarcePool(t, name, 1, slowShard)
 	return func() {
-		setQuota(t, nil)
+		env.SetQuota(t, slowShard, nil)
 		env.UntilRunning(t, name, 1)
 		env.DeletePools(t, name)
 	}
@@ -292,15 +290,6 @@ func createScarcePool(t *testing.T, name string, replicas int32, shards ...strin
 	pool := testcluster.NewNstanceMachinePool(name, shards...)
 	pool.Spec.InstanceType = scarceType
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
-}
-
-// setQuota sets how many instances of each type the slow shard may have.
-func setQuota(t *testing.T, quota map[string]int) {
-	t.Helper()
-	require.NoError(t, env.Installation.Reconfigure(slowShard, func(s *installation.Shard) { s.Quota = quota }))
-	// The server reads its configuration only now and then.
-	_, err := env.ShardClient(t, slowShard).RefreshConfig(context.WithoutCancel(t.Context()), &emptypb.Empty{})
-	require.NoError(t, err)
 }
 
 // changeGroup changes the size of a group on the slow shard without the operator.

@@ -214,8 +214,8 @@ func namesLostShard(t *testing.T, o *onCall, command string) {
 
 func namesShortfall(t *testing.T, o *onCall, command string) {
 	const name = "stockless"
-	setQuota(t, map[string]int{scarceType: 0})
-	t.Cleanup(func() { setQuota(t, nil) })
+	env.SetQuota(t, slowShard, map[string]int{scarceType: 0})
+	t.Cleanup(func() { env.SetQuota(t, slowShard, nil) })
 	createScarcePool(t, name, 2, steadyShard, slowShard)
 	t.Cleanup(func() { env.DeletePools(t, name) })
 	testcluster.Eventually(t, timeout, "the pool has a shortfall", func(ctx context.Context) error {
@@ -339,8 +339,8 @@ func hasTimesOfConfigurations(t *testing.T, o *onCall, query string) {
 	want := o.query(t.Context(), t, query)
 	require.Contains(t, want, steadyShard)
 	before := want[slowShard]
-	setQuota(t, map[string]int{scarceType: 100})
-	t.Cleanup(func() { setQuota(t, nil) })
+	env.SetQuota(t, slowShard, map[string]int{scarceType: 100})
+	t.Cleanup(func() { env.SetQuota(t, slowShard, nil) })
 	info, err := os.Stat(filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.ConfigKey(slowShard))))
 	require.NoError(t, err)
 	want[slowShard] = float64(info.ModTime().Unix())

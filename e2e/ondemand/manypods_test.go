@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/testing/tier"
@@ -36,7 +35,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 	const stall = 5 * time.Minute
 	watchOperator(t)
 	newNamespace(t, namespace)
-	before := countCreations(t)
+	before := env.CountCreations(t)
 	begin := time.Now()
 	createPods(t, namespace, pods, func(pod *corev1.Pod) {
 		pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
@@ -50,7 +49,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 
-	created := before.expectOneEach(t, namespace)
+	created := expectOneEach(t, namespace, before)
 	t.Logf("instances on the shards: %v", created)
 	// A placement that arrives in the cache while the next machine is placed counts twice.
 	// Without that the shares are equal (TestManyNstanceMachinesAreSpreadEvenly).
@@ -125,29 +124,10 @@ func allRun(ctx context.Context, namespace string, count int) error {
 	return nil
 }
 
-// creationCount is how many on-demand instances each shard had created at a moment.
-type creationCount map[string]int
-
-func countCreations(t *testing.T) creationCount {
-	t.Helper()
-	count := creationCount{}
-	for _, shard := range shardIDs {
-		count[shard] = len(creationsOn(t, shard))
-	}
-	return count
-}
-
-func creationsOn(t *testing.T, shard string) []installation.Creation {
-	t.Helper()
-	creations, err := env.Installation.Creations(shard)
-	require.NoError(t, err)
-	return creations
-}
-
 // expectOneEach fails the test unless every Pod of a namespace has one machine, every
-// machine one instance, and no shard has created another one since. It returns how
-// many each shard has created.
-func (c creationCount) expectOneEach(t *testing.T, namespace string) map[string]int {
+// machine one instance, and no shard has created another instance since it had created as
+// many as before has (CountCreations). It returns how many each shard has created.
+func expectOneEach(t *testing.T, namespace string, before map[string]int) map[string]int {
 	t.Helper()
 	pods, err := env.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
@@ -171,7 +151,7 @@ func (c creationCount) expectOneEach(t *testing.T, namespace string) map[string]
 	}
 	created := map[string]int{}
 	for _, shard := range shardIDs {
-		for _, creation := range creationsOn(t, shard)[c[shard]:] {
+		for _, creation := range env.Creations(t, shard)[before[shard]:] {
 			created[shard]++
 			if !wanted[shard+"/"+creation.Instance] {
 				t.Errorf("shard %s has created instance %s, which belongs to no machine", shard, creation.Instance)
@@ -195,7 +175,7 @@ func TestOperatorKilledWhileCreatingMachines(t *testing.T) {
 	const maxWrites = 10
 	watchOperator(t)
 	newNamespace(t, namespace)
-	before := countCreations(t)
+	before := env.CountCreations(t)
 	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 	for i := range kills {
 		for j := range podsPerKill {
@@ -215,5 +195,5 @@ func TestOperatorKilledWhileCreatingMachines(t *testing.T) {
 	testcluster.EventuallyEvery(t, time.Second, 3*time.Minute, "all Pods run on their machines", func(ctx context.Context) error {
 		return allRun(ctx, namespace, kills*podsPerKill)
 	})
-	t.Logf("instances on the shards: %v", before.expectOneEach(t, namespace))
+	t.Logf("instances on the shards: %v", expectOneEach(t, namespace, before))
 }

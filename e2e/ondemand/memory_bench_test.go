@@ -5,13 +5,11 @@ package ondemand
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/testcluster"
@@ -33,7 +31,9 @@ func BenchmarkMemoryWithManyPods(b *testing.B) {
 		creating.SetLimit(32)
 		for i := range pods {
 			creating.Go(func() error {
-				_, err := env.Kube.CoreV1().Pods("default").Create(b.Context(), bystander(i), metav1.CreateOptions{})
+				pod := testcluster.NewUnrelatedPod("bystander", i)
+				pod.Spec.SchedulerName = "none" // no scheduler has this name
+				_, err := env.Kube.CoreV1().Pods("default").Create(b.Context(), pod, metav1.CreateOptions{})
 				return err
 			})
 		}
@@ -48,19 +48,5 @@ func BenchmarkMemoryWithManyPods(b *testing.B) {
 		}
 		b.ReportMetric(resident, "MiB-with-150000-Pods")
 		b.ReportMetric(peak, "MiB-peak")
-	}
-}
-
-// bystander returns a Pod that no scheduler schedules.
-func bystander(i int) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:   fmt.Sprintf("bystander-%d", i),
-			Labels: map[string]string{"app.kubernetes.io/name": "bystander", "app.kubernetes.io/instance": fmt.Sprint(i)},
-		},
-		Spec: corev1.PodSpec{
-			SchedulerName: "none",
-			Containers:    []corev1.Container{{Name: "main", Image: "example.com/bystander:1.0.0"}},
-		},
 	}
 }

@@ -49,21 +49,7 @@ func newNamespace(t *testing.T, name string) {
 
 // newPod returns a Pod that requests a machine, and selects the Node of that machine.
 func newPod(namespace, name string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace:   namespace,
-			Name:        name,
-			Annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: group},
-		},
-		Spec: corev1.PodSpec{
-			NodeSelector: map[string]string{
-				installation.LabelPodNamespace: namespace,
-				installation.LabelPodName:      name,
-			},
-			AutomountServiceAccountToken: ptr.To(false),
-			Containers:                   []corev1.Container{{Name: "main", Image: "none"}},
-		},
-	}
+	return testcluster.NewOnDemandPod(namespace, name, group)
 }
 
 func createPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {

@@ -23,14 +23,14 @@ import (
 const audited = "audited"
 
 // auditLines returns the lines about the pool that a component has logged.
-func auditLines(t testing.TB, component *controlplane.Component) []testcluster.TrailLine {
+func auditLines(t testing.TB, component *controlplane.Component) []testcluster.AuditTrailLine {
 	t.Helper()
-	return testcluster.Trail(t, component, func(line testcluster.TrailLine) bool { return line["group"] == audited })
+	return testcluster.AuditTrail(t, component, func(line testcluster.AuditTrailLine) bool { return line["group"] == audited })
 }
 
 // withMessage returns the lines with a message and a shard.
-func withMessage(lines []testcluster.TrailLine, message, shard string) []testcluster.TrailLine {
-	var found []testcluster.TrailLine
+func withMessage(lines []testcluster.AuditTrailLine, message, shard string) []testcluster.AuditTrailLine {
+	var found []testcluster.AuditTrailLine
 	for _, line := range lines {
 		if line["message"] == message && line["shard"] == shard {
 			found = append(found, line)
@@ -73,7 +73,7 @@ func TestAuditTrail(t *testing.T) {
 			assert.Contains(t, lines[0]["writer"], ", certificate ", message)
 		}
 		accepted := withMessage(ofServer, "shrink group", id)[0]
-		for _, line := range []testcluster.TrailLine{shrinks[0], accepted} {
+		for _, line := range []testcluster.AuditTrailLine{shrinks[0], accepted} {
 			assert.Equal(t, "1 0", line["from"]+" "+line["to"])
 		}
 		untilEvent(t, audited+"--"+id, "GroupShrunk", "from 1 to 0 instances; requestID "+request+"; MachinePool audited, spec.replicas: ")

@@ -110,7 +110,7 @@ func TestCreationAtOnce(t *testing.T) {
 	createUneven(t, group)
 	t.Cleanup(func() { deletePools(t, group) })
 	losses := env.NewLossChecker(t, group)
-	losses.BesideOthers = true
+	losses.IgnoreOtherGroups = true
 	var users errgroup.Group
 	for _, who := range []string{userPool, userMachinePool} {
 		users.Go(func() error { return tryApplyAs(t.Context(), who, group) })

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -190,20 +189,12 @@ func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove f
 // configureGroup changes the static groups of one server.
 func configureGroup(t *testing.T, shard string, change func(map[string]installation.Group)) {
 	t.Helper()
-	reconfigure(t, shard, func(s *installation.Shard) {
+	env.Reconfigure(t, shard, func(s *installation.Shard) {
 		if s.Groups == nil {
 			s.Groups = map[string]installation.Group{}
 		}
 		change(s.Groups)
 	})
-}
-
-// reconfigure changes the configuration of one server, and has it read at once.
-func reconfigure(t *testing.T, shard string, change func(*installation.Shard)) {
-	t.Helper()
-	require.NoError(t, env.Installation.Reconfigure(shard, change))
-	_, err := env.ShardClient(t, shard).RefreshConfig(context.WithoutCancel(t.Context()), &emptypb.Empty{})
-	require.NoError(t, err)
 }
 
 // staticSize succeeds when a server has a static group of that size.

@@ -51,7 +51,7 @@ func BenchmarkLatency(b *testing.B) {
 	// Each shard has a server of its own, because the operator calls none of another shard.
 	servers := map[string]*servertest.Server{}
 	for _, name := range []string{"latency", "floor"} {
-		servers[name] = servertest.Start(silent{b}, servertest.Options{
+		servers[name] = servertest.Start(testcluster.WithoutLog(b), servertest.Options{
 			Cluster: installation.ClusterID, Shard: name, Authority: env.Installation.Authority(),
 		})
 		configureShard(b, name, servers[name].Addr)
@@ -117,11 +117,6 @@ func everySecond(values []time.Duration, first int) []time.Duration {
 	}
 	return kept
 }
-
-// silent keeps the server's log out of the results: a benchmark shows all of it.
-type silent struct{ testing.TB }
-
-func (silent) Log(...any) {}
 
 // excludeFromWebhook makes the API server not call the operator's webhook for the
 // MachinePool of that name until the end of the benchmark: while the operator is

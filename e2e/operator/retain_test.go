@@ -70,7 +70,7 @@ func (r retained) run(t *testing.T) {
 	require.Len(t, instances, replicas)
 
 	losses, from := env.NewLossChecker(t, r.name), env.AuditEnd(t)
-	losses.BesideOthers = true
+	losses.IgnoreOtherGroups = true
 	require.NoError(t, r.remove(t.Context(), r.name))
 	testcluster.Eventually(t, 3*time.Minute, "the group has another pool", func(ctx context.Context) error {
 		// The operator imports the group. A pool that a user creates first is as good.

@@ -137,7 +137,7 @@ func TestReplicasAreRequired(t *testing.T) {
 	env.CreatePoolForTest(t, name, 5)
 	env.UntilRunning(t, name, 5)
 	losses := env.NewLossChecker(t, name)
-	losses.BesideOthers = true
+	losses.IgnoreOtherGroups = true
 
 	removeReplicas := func() error {
 		_, err := env.ClusterAPI("machinepools").

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -139,8 +138,8 @@ func TestShardProblemsAreReported(t *testing.T) {
 	t.Run("quota", func(t *testing.T) {
 		t.Parallel()
 		const name = "quota"
-		setQuota(t, shard, map[string]int{scarce: 1})
-		end := sync.OnceFunc(func() { setQuota(t, shard, nil) })
+		env.SetQuota(t, shard, map[string]int{scarce: 1})
+		end := sync.OnceFunc(func() { env.SetQuota(t, shard, nil) })
 		t.Cleanup(end)
 		pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
 		pool.Spec.InstanceType = scarce
@@ -215,11 +214,6 @@ func expectOneEvent(t *testing.T, name, shard, reason string) {
 			t.Errorf("%d events on %s, error %v, want 1", count, object, err)
 		}
 	}
-}
-
-func setQuota(t *testing.T, shard string, quota map[string]int) {
-	t.Helper()
-	reconfigure(t, shard, func(s *installation.Shard) { s.Quota = quota })
 }
 
 // createWith creates a pool with a MachinePool, and deletes both at the end of the test.

@@ -17,12 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // The fields of a static pool that the servers' configuration sets cannot be edited,
@@ -59,7 +57,7 @@ func TestStaticPoolIsProtected(t *testing.T) {
 	t.Run("removed from the configuration", func(t *testing.T) {
 		configureGroup(t, "us-west-2a", func(groups map[string]installation.Group) { delete(groups, name) })
 		testcluster.Eventually(t, time.Minute, "the pool is dynamic", func(ctx context.Context) error { return isStatic(ctx, name, false) })
-		if _, err := patchPool(t.Context(), name, `{"spec":{"template":"worker"}}`); err != nil {
+		if _, err := env.PatchNstanceMachinePool(t.Context(), name, `{"spec":{"template":"worker"}}`); err != nil {
 			t.Error(err)
 		}
 		testcluster.Eventually(t, time.Minute, "deleting it is accepted", func(ctx context.Context) error {
@@ -76,7 +74,7 @@ func expectEditsRejected(t *testing.T, name string) {
 		{patch: `{"spec":{"subnets":["default"]}}`, field: "spec.subnets: Forbidden"},
 		{patch: `{"spec":{"shards":["us-west-2b"]}}`, field: "spec.shards: Forbidden"},
 	} {
-		_, err := patchPool(t.Context(), name, edit.patch)
+		_, err := env.PatchNstanceMachinePool(t.Context(), name, edit.patch)
 		if !apierrors.IsInvalid(err) {
 			t.Errorf("%s: got error %v, want it invalid", edit.patch, err)
 			continue
@@ -92,7 +90,7 @@ func expectEditsRejected(t *testing.T, name string) {
 // expectEditsAccepted changes the fields that the user sets.
 func expectEditsAccepted(t *testing.T, name, value string) {
 	t.Helper()
-	after, err := patchPool(t.Context(), name, fmt.Sprintf(`{"spec":{"instanceType":"m7i.large","vars":{"operator":%q}}}`, value))
+	after, err := env.PatchNstanceMachinePool(t.Context(), name, fmt.Sprintf(`{"spec":{"instanceType":"m7i.large","vars":{"operator":%q}}}`, value))
 	require.NoError(t, err)
 	if after.Spec.InstanceType != "m7i.large" || after.Spec.Vars["operator"] != value {
 		t.Errorf("the spec is %+v", after.Spec)
@@ -127,11 +125,6 @@ func editPool(t *testing.T, name, line string) string {
 	return string(content)
 }
 
-func patchPool(ctx context.Context, name, patch string) (*v1beta1.NstanceMachinePool, error) {
-	return env.NstanceMachinePools().
-		Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-}
-
 // isStatic succeeds when a pool reports as wanted whether it is static.
 func isStatic(ctx context.Context, name string, want bool) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
@@ -155,14 +148,23 @@ func deleteMachinePoolDry(ctx context.Context, name string) error {
 	return env.MachinePools().Delete(ctx, name, dry)
 }
 
-// forbidden succeeds when err forbids something with a reason that has all parts.
+// forbidden succeeds when err is Forbidden with a message that has all parts.
 func forbidden(err error, parts ...string) error {
-	if !apierrors.IsForbidden(err) {
-		return fmt.Errorf("got error %w, want it forbidden", cmp.Or(err, errors.New("none")))
+	return rejectedFor(metav1.StatusReasonForbidden, err, parts)
+}
+
+// invalid succeeds when err is Invalid with a message that has all parts.
+func invalid(err error, parts ...string) error {
+	return rejectedFor(metav1.StatusReasonInvalid, err, parts)
+}
+
+func rejectedFor(reason metav1.StatusReason, err error, parts []string) error {
+	if apierrors.ReasonForError(err) != reason {
+		return fmt.Errorf("got error %w, want the reason %s", cmp.Or(err, errors.New("none")), reason)
 	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
-			return fmt.Errorf("%w: does not say %q", err, part)
+			return fmt.Errorf("%w: does not contain %q", err, part)
 		}
 	}
 	return nil

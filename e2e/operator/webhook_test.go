@@ -5,7 +5,6 @@ package operator
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -20,7 +19,6 @@ import (
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -42,20 +40,6 @@ func createDry(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
 	return err
 }
 
-// invalid succeeds when err is that an object is invalid, with a message that has all
-// parts.
-func invalid(err error, parts ...string) error {
-	if !apierrors.IsInvalid(err) {
-		return fmt.Errorf("got error %w, want it invalid", cmp.Or(err, errors.New("none")))
-	}
-	for _, part := range parts {
-		if !strings.Contains(err.Error(), part) {
-			return fmt.Errorf("%w: does not say %q", err, part)
-		}
-	}
-	return nil
-}
-
 // webhookWorks succeeds when the API server calls the webhook.
 func webhookWorks(ctx context.Context) error {
 	return invalid(createDry(ctx, testcluster.NewNstanceMachinePool("nowhere", "us-west-9z")),
@@ -75,7 +59,7 @@ func TestWebhookRejectsGroupsAndShards(t *testing.T) {
 		return invalid(createDry(ctx, double), `spec.group: Invalid value: "validated"`, "pool validated")
 	})
 	testcluster.Eventually(t, time.Minute, "a shard that is added and not configured is rejected", func(ctx context.Context) error {
-		_, err := patchPool(ctx, name, `{"spec":{"shards":["us-west-2a","us-west-9z"]}}`)
+		_, err := env.PatchNstanceMachinePool(ctx, name, `{"spec":{"shards":["us-west-2a","us-west-9z"]}}`)
 		return invalid(err, `spec.shards[1]: Invalid value: "us-west-9z"`)
 	})
 	// It does not validate other namespaces.

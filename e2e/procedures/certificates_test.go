@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -117,16 +116,7 @@ func shortCertificate(t *testing.T, ttl time.Duration) *x509.Certificate {
 	t.Helper()
 	setCertificateTTL(t, ttl)
 	t.Cleanup(func() { setCertificateTTL(t, 0) })
-	var certificate *x509.Certificate
-	testcluster.Eventually(t, 2*time.Minute, "the certificate has the lifetime", func(ctx context.Context) (err error) {
-		if certificate, err = env.OperatorCertificate(ctx); err != nil || time.Until(certificate.NotAfter) <= ttl {
-			return err
-		}
-		// The operator registers again. The server may not have read its configuration yet.
-		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, testcluster.CertificateSecret, metav1.DeleteOptions{})
-		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
-	})
-	return certificate
+	return env.UntilCertificateTTL(t, ttl)
 }
 
 // setCertificateTTL configures how long certificates of operators are valid; 0 is the

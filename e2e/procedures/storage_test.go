@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
@@ -62,7 +61,7 @@ func TestStorageRestore(t *testing.T) {
 	untilRuns(t, late)
 	loseInstance(t, kept)
 	env.UntilRunning(t, kept, 4)
-	before, creations := nodes(t), countCreations(t)
+	before, creations := nodes(t), env.CountCreations(t)
 	require.Len(t, before, 12+2+4+4+2)
 
 	p := env.StartProcedure(t, "Restore the storage of the servers", map[string]string{
@@ -108,7 +107,7 @@ func TestStorageRestore(t *testing.T) {
 	}
 	made := env.Writes(t, from, func(r controlplane.Request) bool { return r.Action() == "create nodes" })
 	assert.Len(t, made, 4, "created Nodes: %s", testcluster.Describe(made))
-	assert.Equal(t, creations, countCreations(t), "on-demand instances that were created")
+	assert.Equal(t, creations, env.CountCreations(t), "on-demand instances that were created")
 
 	p.Run("Delete once more")
 	require.NoError(t, env.PoolDeleted(t.Context(), dropped))
@@ -263,18 +262,6 @@ func loseInstance(t *testing.T, group string) {
 	})
 }
 
-// countCreations returns how many on-demand instances each shard has created.
-func countCreations(t *testing.T) map[string]int {
-	t.Helper()
-	counts := map[string]int{}
-	for _, id := range env.ShardIDs {
-		creations, err := env.Installation.Creations(id)
-		require.NoError(t, err)
-		counts[id] = len(creations)
-	}
-	return counts
-}
-
 // untilConfirmed waits until a shard has a size and the revision of the shard group.
 func untilConfirmed(t *testing.T, shard, name string, size int32) {
 	t.Helper()
@@ -308,15 +295,8 @@ func expectDeletions(t *testing.T, from controlplane.Position) {
 // the end of the test.
 func createPod(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
-	pods := env.Kube.CoreV1().Pods(podNamespace)
-	pod, err := pods.Create(t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: builders}},
-		Spec: corev1.PodSpec{
-			NodeSelector:                 map[string]string{installation.LabelPodNamespace: podNamespace, installation.LabelPodName: name},
-			AutomountServiceAccountToken: ptr.To(false),
-			Containers:                   []corev1.Container{{Name: "main", Image: "none"}},
-		},
-	}, metav1.CreateOptions{})
+	pod, err := env.Kube.CoreV1().Pods(podNamespace).
+		Create(t.Context(), testcluster.NewOnDemandPod(podNamespace, name, builders), metav1.CreateOptions{})
 	require.NoError(t, err)
 	return pod
 }

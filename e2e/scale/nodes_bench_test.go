@@ -159,7 +159,9 @@ func createPods(b *testing.B) {
 	for _, node := range nodes.Items[:groups*nodesPerGroup] {
 		creating.Go(func() error {
 			for i := range podsPerNode {
-				if _, err := env.NodeKube.CoreV1().Pods("default").Create(b.Context(), newPod(node.Name, i), metav1.CreateOptions{}); err != nil {
+				pod := testcluster.NewUnrelatedPod(node.Name, i)
+				pod.Spec.NodeName = node.Name
+				if _, err := env.NodeKube.CoreV1().Pods("default").Create(b.Context(), pod, metav1.CreateOptions{}); err != nil {
 					return err
 				}
 			}
@@ -167,19 +169,6 @@ func createPods(b *testing.B) {
 		})
 	}
 	require.NoError(b, creating.Wait())
-}
-
-func newPod(node string, i int) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{
-			Name:   fmt.Sprintf("%s-%d", node, i),
-			Labels: map[string]string{"app.kubernetes.io/name": "bystander", "app.kubernetes.io/instance": fmt.Sprint(i)},
-		},
-		Spec: corev1.PodSpec{
-			NodeName:   node,
-			Containers: []corev1.Container{{Name: "main", Image: "example.com/bystander:1.0.0"}},
-		},
-	}
 }
 
 // kubelets are those of all Nodes.

@@ -42,7 +42,7 @@ func networkFaults() []testcluster.Fault {
 			}
 		}},
 		{Name: "a shard responds late", Happen: slow},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "the network loses all packets to a shard", Happen: lost((*tcpproxy.Proxy).Cut, shardIDs[0])},
 	)...)
 }
@@ -105,7 +105,7 @@ func throughProxies(t *testing.T, shards ...string) []*tcpproxy.Proxy {
 	}
 	useAddresses(t, addresses)
 	untilConnected(t, proxies...)
-	untilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
+	env.UntilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
 	return proxies
 }
 
@@ -161,7 +161,7 @@ func slow(t *testing.T, scaleUp testcluster.ScaleUp) {
 		}
 	}}
 	throughRelay(t, relay)
-	untilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
+	env.UntilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
 	scaleUp.Begin(t)
 	scaleUp.UntilShardsRun(t)
 }

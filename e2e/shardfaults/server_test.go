@@ -33,7 +33,7 @@ func serverFaults() []testcluster.Fault {
 			}
 		})},
 		{Name: "all servers hang", Happen: testcluster.During(func(t *testing.T) { hang(t, shardIDs...) })},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "a server is killed", Happen: testcluster.During(func(t *testing.T) { killAndStart(t, shardIDs[1]) })},
 		testcluster.Fault{Name: "a server hangs", Happen: testcluster.During(func(t *testing.T) { hang(t, shardIDs[2]) })},
 	)...)
@@ -66,7 +66,7 @@ func configurationFaults() []testcluster.Fault {
 			return replaceInFile(path, `"worker"`, `"other"`)
 		})},
 		{Name: "the provider of a shard is unreachable", Happen: unreachableProvider},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "the configuration of a server is damaged", Happen: withConfiguration(func(path string) error {
 			return os.WriteFile(path, []byte(`{"shard":`), 0o600)
 		})},
@@ -151,7 +151,7 @@ func clockFaults() []testcluster.Fault {
 	run := func(t *testing.T, scaleUp testcluster.ScaleUp) { scaleUp.UntilShardsRun(t) }
 	// A certificate that is not valid yet is not accepted.
 	unreachable := func(t *testing.T, _ testcluster.ScaleUp) {
-		untilShardsReachable(t, timeless, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
+		env.UntilShardsReachable(t, timeless, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
 	}
 	return []testcluster.Fault{
 		{Name: "the clock of a server is an hour ahead", Happen: wrongClock(time.Hour, server, unreachable)},

@@ -30,21 +30,9 @@ func TestShardFaults(t *testing.T) {
 	), nil)
 }
 
-// untilShardsReachable waits until a pool reports whether all of its shards are reachable.
-func untilShardsReachable(t *testing.T, name string, status metav1.ConditionStatus, reason string) {
-	t.Helper()
-	testcluster.Eventually(t, 2*time.Minute, fmt.Sprintf("the pool has ShardsReachable=%s, %s", status, reason), func(ctx context.Context) error {
-		object, err := env.NstanceMachinePool(ctx, name)
-		if err != nil {
-			return err
-		}
-		return testcluster.HasCondition(object.Status.Conditions, v1beta1.ConditionShardsReachable, status, reason)
-	})
-}
-
 func untilUnreachable(t *testing.T) {
 	t.Helper()
-	untilShardsReachable(t, pool, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
+	env.UntilShardsReachable(t, pool, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
 }
 
 // The witness of the faults reports each kind of loss that it is there for. All of them are

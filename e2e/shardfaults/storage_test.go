@@ -43,7 +43,7 @@ func storageFaults() []testcluster.Fault {
 			damageFiles(t, cacheDir(shardIDs[0]))
 			testcluster.Start(t, server)
 		})},
-	}, testcluster.InFull(
+	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "the cache of a server is deleted", Happen: testcluster.During(func(t *testing.T) {
 			require.NoError(t, os.RemoveAll(cacheDir(shardIDs[2])))
 			killAndStart(t, shardIDs[2])

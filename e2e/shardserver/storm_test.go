@@ -137,7 +137,7 @@ type identities struct {
 func watchIdentities(t *testing.T) *identities {
 	t.Helper()
 	seen := &identities{uids: map[string]types.UID{}}
-	require.NoError(t, testcluster.Follow(t.Context(), coreinformers.NewNodeInformer(env.Kube, 0, nil), cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(t.Context(), coreinformers.NewNodeInformer(env.Kube, 0, nil), cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { seen.add(obj.(*corev1.Node)) },
 		UpdateFunc: func(_, obj any) { seen.add(obj.(*corev1.Node)) },
 	}))

@@ -58,7 +58,7 @@ func follow(ctx context.Context, t testing.TB, group string) *history {
 	nodes := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 		o.LabelSelector = v1beta1.LabelGroup + "=" + group
 	})).Core().V1().Nodes().Informer()
-	require.NoError(t, testcluster.Follow(ctx, nodes, cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(ctx, nodes, cache.ResourceEventHandlerFuncs{
 		AddFunc: func(object any) { record(h.created, object.(*corev1.Node).Name) },
 		UpdateFunc: func(_, object any) {
 			if node := object.(*corev1.Node); node.Spec.Unschedulable {
@@ -71,7 +71,7 @@ func follow(ctx context.Context, t testing.TB, group string) *history {
 		},
 	}))
 	pods := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithNamespace(group)).Core().V1().Pods().Informer()
-	require.NoError(t, testcluster.Follow(ctx, pods, cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.RunInformer(ctx, pods, cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, object any) {
 			if pod := object.(*corev1.Pod); pod.DeletionTimestamp != nil {
 				record(h.evicted, pod.Spec.NodeName)
@@ -114,7 +114,15 @@ func announce(t testing.TB, log testing.TB, name string, machines int) announced
 	env.UntilRunning(t, name, int32(machines))
 	old := slices.Sorted(maps.Keys(server.Created()))
 	require.Len(t, old, machines)
-	createPods(t, name, old)
+	env.CreateNamespace(t, name)
+	pods := make([]*corev1.Pod, len(old))
+	for i, node := range old {
+		pods[i] = &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: node},
+			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/none"}}},
+		}
+	}
+	env.CreatePods(t, timeout, pods...)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -154,26 +162,6 @@ func announce(t testing.TB, log testing.TB, name string, machines int) announced
 	return result
 }
 
-// createPods creates a Pod on each Node, and returns when they run.
-func createPods(t testing.TB, namespace string, nodes []string) {
-	t.Helper()
-	env.CreateNamespace(t, namespace)
-	for _, node := range nodes {
-		_, err := env.Kube.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: node},
-			Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Image: "example.com/none"}}},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
-	}
-	testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
-		list, err := env.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
-		if err == nil && len(list.Items) < len(nodes) {
-			err = fmt.Errorf("%d do", len(list.Items))
-		}
-		return err
-	})
-}
-
 // TestManyNotices: each machine is replaced once, and cordoned and drained before it is
 // terminated. There are never fewer machines than before.
 func TestManyNotices(t *testing.T) {
@@ -192,25 +180,13 @@ const mostDelay = 5 * time.Second
 // server has the cordoned Nodes, and the Nodes of the requested replacements.
 func BenchmarkSpotNotices50(b *testing.B) {
 	for b.Loop() {
-		result := announce(b, silent{b}, "bench", fullMachines)
-		b.ReportMetric(milliseconds(result.cordons, 50), "cordon-p50-ms")
-		b.ReportMetric(milliseconds(result.cordons, 99), "cordon-p99-ms")
-		b.ReportMetric(milliseconds(result.replacements, 50), "replacement-p50-ms")
-		b.ReportMetric(milliseconds(result.replacements, 99), "replacement-p99-ms")
+		result := announce(b, testcluster.WithoutLog(b), "bench", fullMachines)
+		b.ReportMetric(testcluster.PercentileMilliseconds(result.cordons, 50), "cordon-p50-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(result.cordons, 99), "cordon-p99-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(result.replacements, 50), "replacement-p50-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(result.replacements, 99), "replacement-p99-ms")
 		most := float64(mostDelay.Milliseconds())
-		require.LessOrEqual(b, milliseconds(result.cordons, 99), most, "ms until the Nodes were cordoned")
-		require.LessOrEqual(b, milliseconds(result.replacements, 99), most, "ms until the replacements were requested")
+		require.LessOrEqual(b, testcluster.PercentileMilliseconds(result.cordons, 99), most, "ms until the Nodes were cordoned")
+		require.LessOrEqual(b, testcluster.PercentileMilliseconds(result.replacements, 99), most, "ms until the replacements were requested")
 	}
 }
-
-// milliseconds returns a percentile: the smallest delay that so many percent do not exceed.
-func milliseconds(sorted []time.Duration, percent int) float64 {
-	rank := (len(sorted)*percent + 99) / 100
-	return float64(sorted[rank-1].Microseconds()) / 1000
-}
-
-// silent discards the log of the server, which would be part of the result.
-type silent struct{ testing.TB }
-
-// Log does nothing.
-func (silent) Log(...any) {}

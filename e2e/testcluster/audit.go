@@ -67,9 +67,10 @@ func (c *Cluster) OperatorWrites(t testing.TB, from controlplane.Position, match
 
 func notPeriodic(r controlplane.Request) bool { return r.Resource != "leases" && r.Verb != "watch" }
 
-// Reads returns the reads among the requests of a client other than for leases, without
-// watches. It leaves out the list before a watch that was opened again: the API server had
-// forgotten where the one before ended.
+// Reads returns the reads among the requests of a client other than for leases, without watches.
+// It leaves out the list before a watch that was opened again: the resource version of the watch
+// before it had expired
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#410-gone-responses).
 func Reads(requests []controlplane.Request) []controlplane.Request {
 	watched := map[string]time.Time{}
 	for _, r := range requests {
@@ -107,9 +108,8 @@ func Describe(requests []controlplane.Request) string {
 	return lines.String()
 }
 
-// CountOf returns how many of the requests are for one of the resources, subresources
-// included.
-func CountOf(requests []controlplane.Request, resources ...string) float64 {
+// CountResources counts the requests for the resources, subresources included.
+func CountResources(requests []controlplane.Request, resources ...string) float64 {
 	count := 0.0
 	for _, r := range requests {
 		if slices.Contains(resources, r.Resource) {
@@ -119,27 +119,27 @@ func CountOf(requests []controlplane.Request, resources ...string) float64 {
 	return count
 }
 
-// TrailLine is a line of the audit trail (docs/operations.md#audit-trail), by key. The key
+// AuditTrailLine is a line of the audit trail (docs/operations.md#audit-trail), by key. The key
 // "message" has what was done.
-type TrailLine map[string]string
+type AuditTrailLine map[string]string
 
 var (
 	trailMessage = regexp.MustCompile(`\] "Audit: ([^"]+)"`)
 	trailValue   = regexp.MustCompile(` (\w+)=("(?:[^"\\]|\\.)*"|\S+)`)
 )
 
-// Trail returns the lines of the audit trail that a component has logged and that match.
-func Trail(t testing.TB, component *controlplane.Component, match func(TrailLine) bool) []TrailLine {
+// AuditTrail returns the lines of the audit trail that a component has logged and that match.
+func AuditTrail(t testing.TB, component *controlplane.Component, match func(AuditTrailLine) bool) []AuditTrailLine {
 	t.Helper()
 	data, err := os.ReadFile(component.LogPath())
 	require.NoError(t, err)
-	var lines []TrailLine
+	var lines []AuditTrailLine
 	for text := range strings.SplitSeq(string(data), "\n") {
 		message := trailMessage.FindStringSubmatch(text)
 		if message == nil {
 			continue
 		}
-		line := TrailLine{"message": message[1]}
+		line := AuditTrailLine{"message": message[1]}
 		for _, value := range trailValue.FindAllStringSubmatch(text, -1) {
 			line[value[1]] = value[2]
 			if unquoted, err := strconv.Unquote(value[2]); err == nil {

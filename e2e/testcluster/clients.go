@@ -30,8 +30,8 @@ import (
 	infrastructureclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 )
 
-// Clients are the administrator's clients. Those of one kind are for the
-// namespace of the installation.
+// Clients are the administrator's clients. The clients of a kind are for the namespace of the
+// installation.
 type Clients struct {
 	Kube kubernetes.Interface
 	// NodeKube is the client of Nodes and Pods, which may be in another cluster.
@@ -149,6 +149,11 @@ func (c Clients) NstanceMachinePool(ctx context.Context, name string) (*v1beta1.
 	return c.NstanceMachinePools().Get(ctx, name, metav1.GetOptions{})
 }
 
+// PatchNstanceMachinePool merges a patch into a pool, and returns the patched pool.
+func (c Clients) PatchNstanceMachinePool(ctx context.Context, name, patch string) (*v1beta1.NstanceMachinePool, error) {
+	return c.NstanceMachinePools().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+}
+
 // ShardGroup reads the shard group of a group on a shard.
 func (c Clients) ShardGroup(ctx context.Context, group, shard string) (*v1beta1.NstanceShardGroup, error) {
 	return c.NstanceShardGroups().Get(ctx, v1beta1.ShardGroupName(group, shard), metav1.GetOptions{})
@@ -207,8 +212,8 @@ func (c Clients) SetShardAddress(ctx context.Context, shard, address string) err
 	return err
 }
 
-// MachineDeleted succeeds when a Machine, its NstanceMachine and its Node are deleted. node is
-// "" if there never was one.
+// MachineDeleted succeeds when a Machine, its NstanceMachine and its Node are deleted. node is ""
+// if the machine never had a Node.
 func (c Clients) MachineDeleted(ctx context.Context, name, node string) error {
 	_, err := c.Machines().Get(ctx, name, metav1.GetOptions{})
 	if err := NotFound("the Machine", err); err != nil {
@@ -222,8 +227,8 @@ func (c Clients) MachineDeleted(ctx context.Context, name, node string) error {
 	return NotFound("the Node", err)
 }
 
-// CreateMachine creates a Machine and its NstanceMachine, as a user does who wants one
-// instance of a group. An empty instance type is the group's.
+// CreateMachine creates a Machine and its NstanceMachine, as a user does who wants a single
+// instance of a group. An empty instance type means the group's.
 func (c Clients) CreateMachine(t testing.TB, name, group, instanceType string) {
 	t.Helper()
 	named := metav1.ObjectMeta{Name: name, Namespace: installation.Namespace}
@@ -271,8 +276,7 @@ func (c Clients) CountEvents(ctx context.Context, name, reason string) (int, err
 	return count, nil
 }
 
-// NotFound returns nil when err is that an object was not found, and otherwise
-// an error: the object exists, or err.
+// NotFound returns nil if err is NotFound, and otherwise an error: the object exists, or err.
 func NotFound(object string, err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil

@@ -28,39 +28,41 @@ import (
 type Options struct {
 	// Without names parts of the control plane to leave out.
 	Without []string
-	// External has the Nodes and Pods in a second control plane, the workload cluster. The
-	// first one then has neither kubelets nor a scheduler.
+	// External puts the Nodes and Pods into a second control plane, the workload cluster. The
+	// first control plane then has neither kubelets nor a scheduler.
 	External bool
 	// AuditReads are the users besides the operator whose reads the audit log contains too.
 	AuditReads []string
-	// Shards are those of the installation. Their servers are started.
+	// Shards are the shards of the installation. Main starts their servers.
 	Shards []installation.Shard
 	// Prepare is called with the cluster set, before an operator is started. Optional.
 	Prepare func(context.Context) error
-	// Machines makes each instance a container that runs a kubelet, of this Docker.
+	// Machines is the Docker in which each instance is a container that runs a kubelet. Nil means
+	// that kwok simulates the kubelets.
 	Machines *dockerhost.Host
 	// PodNetwork is the range of the addresses of Pods on such nodes, and ClusterDNS the address
-	// of the DNS that they use, "" for none.
+	// of their DNS. Optional.
 	PodNetwork, ClusterDNS string
 	// MachineVolumes are mounted in the containers, as the provider docker has them.
 	MachineVolumes []string
-	// Closed is called in the end, when nothing runs any more. Optional.
+	// Closed is called after all processes have exited. Optional.
 	Closed func() error
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
 	Clocks bool
 	// CAPIFlags are further flags of Cluster API's manager.
 	CAPIFlags []string
-	// OperatorFlags are those of the operator that is started; nil starts none.
+	// OperatorFlags are the flags of the operator that Main starts; nil means that it starts no
+	// operator.
 	OperatorFlags []string
 	// NoOperator is set if the tests run no operator: they do not depend on its program then.
 	NoOperator bool
 }
 
-// Cluster is what the tests of a package share.
+// Cluster is the control plane with Nstance that the tests of a package share.
 type Cluster struct {
 	*controlplane.ControlPlane
 	Clients
-	// Workload is the control plane of the Nodes and Pods if they are in a second one.
+	// Workload is the control plane of the Nodes and Pods if Options.External is set.
 	Workload     *controlplane.ControlPlane
 	Installation *installation.Installation
 	// ShardIDs are the shards, in the order in which pools list them.
@@ -208,8 +210,8 @@ func (o Options) programs(ctx context.Context, builder controlplane.Builder) (op
 	}
 }
 
-// startWorkload starts the control plane of the Nodes and Pods, and leaves their parts out
-// of options, which are those of the other control plane.
+// startWorkload starts the control plane of the Nodes and Pods, and leaves their parts out of
+// options, the options of the other control plane.
 func startWorkload(ctx context.Context, options *controlplane.Options) (*controlplane.ControlPlane, error) {
 	own := *options
 	own.Dir = filepath.Join(options.Dir, "workload")

@@ -18,13 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/installation"
 )
-
-// ShardServer returns the component that runs a shard's server.
-func (c *Cluster) ShardServer(id string) *controlplane.Component {
-	return c.Component(installation.Shard{ID: id}.Component())
-}
 
 // Start starts a component that was stopped or killed, also in a cleanup.
 func Start(t testing.TB, component *controlplane.Component) {
@@ -85,9 +79,9 @@ func Freeze(t testing.TB, component *controlplane.Component) (thaw func()) {
 	return thaw
 }
 
-// FreezeUnlocked suspends a server at a moment when it has no lock of a folder of the
-// storage bucket. With a lock, which takes microseconds, it would block the others for as
-// long as it is suspended: that is a limit of a storage that is a folder.
+// FreezeUnlocked suspends a server at a moment when it has no lock of a folder of the storage
+// bucket. A suspended server would keep the lock, which a write has for microseconds, and block
+// the other servers: a limitation of the storage in a folder.
 func FreezeUnlocked(server *controlplane.Component, bucket string) error {
 	for {
 		if err := server.Freeze(); err != nil {
@@ -107,7 +101,7 @@ func FreezeUnlocked(server *controlplane.Component, bucket string) error {
 func anyLocked(dir string) (locked bool, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // The servers write meanwhile.
+			return nil // the servers write at the same time
 		}
 		if err != nil || entry.Name() != ".lock" {
 			return err

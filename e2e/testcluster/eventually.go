@@ -14,8 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
-
-	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Eventually repeats check until it succeeds, and fails the test with check's
@@ -59,8 +57,7 @@ func pollByProgress(ctx context.Context, stall time.Duration, what string, check
 	})
 }
 
-// attemptTimeout limits one attempt: a process that was killed or suspended may
-// never answer.
+// attemptTimeout limits one attempt: a process that was killed or suspended may never respond.
 const attemptTimeout = 20 * time.Second
 
 // Poll is Eventually for goroutines other than the test's.
@@ -83,9 +80,9 @@ func Poll(ctx context.Context, interval, timeout time.Duration, what string, che
 	return nil
 }
 
-// Follow calls a handler for the objects of an informer until ctx is done. It returns
-// after the calls for those that exist.
-func Follow(ctx context.Context, informer cache.SharedIndexInformer, handler cache.ResourceEventHandlerFuncs) error {
+// RunInformer calls a handler for the objects of an informer until ctx is done. It returns after
+// the calls for the objects that exist.
+func RunInformer(ctx context.Context, informer cache.SharedIndexInformer, handler cache.ResourceEventHandlerFuncs) error {
 	registration, err := informer.AddEventHandler(handler)
 	if err != nil {
 		return err
@@ -95,12 +92,4 @@ func Follow(ctx context.Context, informer cache.SharedIndexInformer, handler cac
 		return errors.New("the informer has not synced")
 	}
 	return nil
-}
-
-// SkipUnlessFull skips a test that only make test-full runs.
-func SkipUnlessFull(t testing.TB) {
-	t.Helper()
-	if !tier.Full() {
-		t.Skip("make test-full runs this test")
-	}
 }

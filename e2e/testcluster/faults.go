@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -23,9 +25,9 @@ type Fault struct {
 	Happen func(*testing.T, ScaleUp)
 }
 
-// InFull returns the faults in make test-full, and none in make test: these are faults
-// that the operator cannot distinguish from others of the same table.
-func InFull(faults ...Fault) []Fault {
+// OnlyInFull returns the faults in make test-full, and nil in make test: the operator cannot
+// distinguish these faults from others of the same table.
+func OnlyInFull(faults ...Fault) []Fault {
 	if !tier.Full() {
 		return nil
 	}
@@ -79,7 +81,7 @@ func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, reco
 	for _, fault := range faults {
 		t.Run(fault.Name, func(t *testing.T) {
 			before := witness.ExpectNone(t)
-			witness.Remember(t)
+			witness.SetBaseline(t)
 			replicas += perFault
 			fault.Happen(t, ScaleUp{c, pool, replicas})
 			Eventually(t, 3*time.Minute, fmt.Sprintf("%s runs with %d replicas", pool, replicas), func(ctx context.Context) error {
@@ -89,7 +91,7 @@ func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, reco
 				return c.Running(ctx, pool, replicas)
 			})
 			if witness.ExpectNone(t) == before {
-				t.Error("no call was checked, not even those of the scale-up")
+				t.Error("no call was checked, not even the calls of the scale-up")
 			}
 		})
 	}
@@ -133,8 +135,141 @@ func (c *Cluster) ExpectNoLossesAtOnce(t *testing.T, prefix string, faults []Poo
 		t.Run(fault.Name, func(t *testing.T) {
 			c.UntilRunning(t, pools[i], 2*replicas)
 			if witnesses[i].ExpectNone(t) == 0 {
-				t.Error("no call was checked, not even those of the scale-up")
+				t.Error("no call was checked, not even the calls of the scale-up")
 			}
 		})
 	}
+}
+
+// LossChecker checks whether operators have scaled a group down since it was created,
+// by every call that the shards' servers have received.
+type LossChecker struct {
+	c *Cluster
+	// Group is the id of the group.
+	Group string
+	// IgnoreOtherGroups ignores deletions of other groups, for tests that run at the same time as
+	// others.
+	IgnoreOtherGroups bool
+	// sizes and calls are the size of the group on each shard, and the number of calls
+	// that the shard had received, at the last check.
+	sizes map[string]int32
+	calls map[string]int
+	// seen is how many UpsertGroups there were for the group.
+	seen int
+}
+
+// NewLossChecker returns a LossChecker that begins now. Every shard must be up.
+func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
+	t.Helper()
+	l := &LossChecker{c: c, Group: group, sizes: map[string]int32{}, calls: map[string]int{}}
+	for _, shard := range c.ShardIDs {
+		l.calls[shard] = len(c.Calls(t, shard))
+		status, err := c.Group(t.Context(), shard, group)
+		require.NoError(t, err)
+		l.sizes[shard] = status.GetSize()
+	}
+	return l
+}
+
+// ExpectNone fails the test for every loss since the last check. It returns how many
+// UpsertGroups there were for the group since the beginning.
+func (l *LossChecker) ExpectNone(t testing.TB) int {
+	t.Helper()
+	losses, seen := l.Losses(t)
+	for _, loss := range losses {
+		t.Error(loss)
+	}
+	return seen
+}
+
+// Losses returns every call since the last check that requested a smaller size than before, the
+// deletion of any group (see IgnoreOtherGroups), or the deletion of an instance of the group, and
+// how many UpsertGroups there were for the group since the beginning.
+func (l *LossChecker) Losses(t testing.TB) (losses []string, seen int) {
+	t.Helper()
+	report := func(format string, arguments ...any) { losses = append(losses, fmt.Sprintf(format, arguments...)) }
+	for _, shard := range l.c.ShardIDs {
+		size := l.sizes[shard]
+		calls := l.c.Calls(t, shard)
+		for _, call := range calls[l.calls[shard]:] {
+			switch {
+			case call.Method == installation.DeleteGroup && (call.Group == l.Group || !l.IgnoreOtherGroups):
+				report("shard %s received DeleteGroup of %s", shard, call.Group)
+			case call.Group != l.Group:
+			case call.Method != installation.UpsertGroup:
+				report("shard %s received %s of %s", shard, call.Method, call.Instance)
+			case call.Size < size:
+				report("shard %s received UpsertGroup of %s with size %d, it had %d", shard, call.Group, call.Size, size)
+				fallthrough
+			default:
+				size = call.Size
+				l.seen++
+			}
+		}
+		l.sizes[shard], l.calls[shard] = size, len(calls)
+	}
+	return losses, l.seen
+}
+
+// Witness observes what a pool loses, whether the operator, a server, a controller or a
+// user causes it.
+type Witness struct {
+	*LossChecker
+
+	pool string
+	// from is the position of the last check.
+	from controlplane.Position
+	// ids are the provider ids of the instances that the pool had before.
+	ids []string
+}
+
+// NewWitness returns a Witness that begins now. Every shard must be up.
+func (c *Cluster) NewWitness(t testing.TB, pool string) *Witness {
+	t.Helper()
+	w := &Witness{LossChecker: c.NewLossChecker(t, pool), pool: pool, from: c.AuditEnd(t)}
+	w.SetBaseline(t)
+	return w
+}
+
+// SetBaseline makes the Witness expect that the pool keeps the instances that it has now.
+func (w *Witness) SetBaseline(t testing.TB) {
+	t.Helper()
+	w.ids = w.c.providerIDs(t, w.pool)
+}
+
+// ExpectNone fails the test for every loss that the Witness has observed, like
+// LossChecker.ExpectNone.
+func (w *Witness) ExpectNone(t testing.TB) int {
+	t.Helper()
+	losses, seen := w.Losses(t)
+	for _, loss := range losses {
+		t.Error(loss)
+	}
+	return seen
+}
+
+// Losses adds to LossChecker.Losses the deletions of Nodes and objects, and the instances that the
+// pool does not have any more.
+func (w *Witness) Losses(t testing.TB) (losses []string, seen int) {
+	t.Helper()
+	losses, seen = w.LossChecker.Losses(t)
+	end := w.c.AuditEnd(t)
+	if deletions := w.c.Requests(t, w.from, IsDeletion); len(deletions) > 0 {
+		losses = append(losses, fmt.Sprintf("%d deletions:%s", len(deletions), Describe(deletions)))
+	}
+	w.from = end
+	now := w.c.providerIDs(t, w.pool)
+	for _, id := range w.ids {
+		if !slices.Contains(now, id) {
+			losses = append(losses, fmt.Sprintf("the pool does not have instance %s any more", id))
+		}
+	}
+	return losses, seen
+}
+
+func (c *Cluster) providerIDs(t testing.TB, pool string) []string {
+	t.Helper()
+	object, err := c.NstanceMachinePool(t.Context(), pool)
+	require.NoError(t, err)
+	return object.Spec.ProviderIDList
 }

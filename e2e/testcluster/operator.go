@@ -68,8 +68,8 @@ type ProxiedOperator struct {
 	Proxy   *faultproxy.Proxy
 }
 
-// ReplaceOperator stops the operator and runs one that uses a proxy in its place,
-// until the end of the test.
+// ReplaceOperator stops the operator and runs in its place an operator that uses a proxy, until
+// the end of the test.
 func (c *Cluster) ReplaceOperator(t testing.TB, flags ...string) *ProxiedOperator {
 	t.Helper()
 	Stop(t, c.OperatorProcess())
@@ -87,9 +87,8 @@ func (c *Cluster) ReplaceOperator(t testing.TB, flags ...string) *ProxiedOperato
 	return &ProxiedOperator{Operator: operator, Process: c.Component(operator.Component), Proxy: proxy}
 }
 
-// ReleaseLease lets the next operator lead at once: how long it waits for the
-// lease of one that was killed is not what the tests show. An API server that was
-// suspended may need a moment.
+// ReleaseLease lets the next operator lead at once: the tests do not measure how long it waits for
+// the lease of a killed operator. An API server that was suspended may need a moment.
 func (c *Cluster) ReleaseLease(t testing.TB) {
 	t.Helper()
 	Eventually(t, time.Minute, "the lease is released", func(ctx context.Context) error {
@@ -99,7 +98,7 @@ func (c *Cluster) ReleaseLease(t testing.TB) {
 	})
 }
 
-// QueueAdds returns how many keys an operator has added to one of its queues.
+// QueueAdds returns how many keys an operator has added to a queue.
 func QueueAdds(ctx context.Context, o installation.Operator, queue string) (float64, error) {
 	return installation.Metric(ctx, o.URL(), "workqueue_adds_total", map[string]string{"name": queue})
 }
@@ -133,4 +132,20 @@ func (c *Cluster) OperatorCertificate(ctx context.Context) (*x509.Certificate, e
 		return nil, errors.New("the Secret has no certificate")
 	}
 	return x509.ParseCertificate(block.Bytes)
+}
+
+// UntilCertificateTTL waits until the operator has a certificate that expires within ttl, and
+// returns it. It deletes other certificates, so that the operator registers again with the
+// same key and nonce: the server may not have read its configuration yet.
+func (c *Cluster) UntilCertificateTTL(t testing.TB, ttl time.Duration) *x509.Certificate {
+	t.Helper()
+	var certificate *x509.Certificate
+	Eventually(t, 2*time.Minute, "the operator has a certificate that expires within "+ttl.String(), func(ctx context.Context) (err error) {
+		if certificate, err = c.OperatorCertificate(ctx); err != nil || time.Until(certificate.NotAfter) <= ttl {
+			return err
+		}
+		err = c.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, CertificateSecret, metav1.DeleteOptions{})
+		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
+	})
+	return certificate
 }

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,7 +21,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // CreatePoolForTest creates a MachinePool and its pool over all shards, and deletes both at the
@@ -44,8 +42,8 @@ func (c *Cluster) CreatePoolOn(ctx context.Context, name string, replicas int32,
 	return c.CreatePool(ctx, NewMachinePool(name, replicas), NewNstanceMachinePool(name, shards...))
 }
 
-// DeletePools scales pools to zero before it deletes them, so that the next test finds
-// none of their Nodes.
+// DeletePools scales pools to zero before it deletes them, so that the next test does not find
+// their Nodes.
 func (c *Cluster) DeletePools(t testing.TB, names ...string) {
 	for _, name := range names {
 		c.Scale(t, name, 0)
@@ -61,9 +59,9 @@ func (c *Cluster) DeletePools(t testing.TB, names ...string) {
 	}
 }
 
-// DeleteMachinePool deletes a MachinePool if it exists. It waits until the API server
-// accepts that: for about 30 seconds after its start, it has not discovered the parameters
-// of the policy for deletions, and rejects them all.
+// DeleteMachinePool deletes a MachinePool if it exists. It waits until the API server accepts
+// that: for about 30 seconds after its start, it has not discovered the parameters of the policy
+// for deletions, and rejects every deletion.
 func (c *Cluster) DeleteMachinePool(t testing.TB, name string) {
 	t.Helper()
 	Eventually(t, 2*time.Minute, "the deletion of "+name+" is accepted", func(ctx context.Context) error {
@@ -179,8 +177,8 @@ func (c *Cluster) ReadyNodeIDs(ctx context.Context, group string) ([]string, err
 // blockingBudget is the name of the disruption budget of BlockDrains.
 const blockingBudget = "all"
 
-// BlockDrains puts a Pod on each Node of a group, none of which may be evicted. The Pods
-// are in a new namespace of the name of the group.
+// BlockDrains puts a Pod that may not be evicted on each Node of a group. The Pods are in a new
+// namespace of the name of the group.
 func (c *Cluster) BlockDrains(t testing.TB, group string) {
 	t.Helper()
 	c.CreateNamespace(t, group)
@@ -221,27 +219,15 @@ func (c *Cluster) UnblockDrains(t testing.TB, group string) {
 		Delete(context.WithoutCancel(t.Context()), blockingBudget, metav1.DeleteOptions{}))
 }
 
-// ShardClient returns a client of a shard's server, without the operator.
-func (c *Cluster) ShardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
+// UntilShardsReachable waits until a pool reports whether all of its shards are reachable.
+func (c *Cluster) UntilShardsReachable(t testing.TB, name string, status metav1.ConditionStatus, reason string) {
 	t.Helper()
-	connection, err := c.Installation.Dial(shard)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = connection.Close() })
-	return nstancev1.NewOperatorServiceClient(connection)
-}
-
-// Group returns a group as the server of a shard reports it, nil when it reports none.
-func (c *Cluster) Group(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
-	connection, err := c.Installation.Dial(shard)
-	if err != nil {
-		return nil, err
-	}
-	defer connection.Close()
-	list, err := nstancev1.NewOperatorServiceClient(connection).ListGroups(ctx, &emptypb.Empty{})
-	for _, group := range list.GetGroups() {
-		if group.GetKey() == name {
-			return group, nil
+	what := fmt.Sprintf("pool %s has ShardsReachable=%s, %s", name, status, reason)
+	Eventually(t, 2*time.Minute, what, func(ctx context.Context) error {
+		pool, err := c.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
 		}
-	}
-	return nil, err
+		return HasCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable, status, reason)
+	})
 }

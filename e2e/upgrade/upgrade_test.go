@@ -76,7 +76,7 @@ func TestUpgradeAndRollBack(t *testing.T) {
 			}
 			t.Run(verb+" "+component.Name, func(t *testing.T) {
 				seen := witness.ExpectNone(t)
-				witness.Remember(t)
+				witness.SetBaseline(t)
 				added += int32(len(shardIDs))
 				env.Scale(t, pool, replicas+added)
 				run(t, component, program)

@@ -99,7 +99,8 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		p.replaced = p.replaced || chosen != p.instanceType
 		p.instanceType = chosen
 		retry(t, "edit "+p.name, func(ctx context.Context) error {
-			return patchPool(ctx, p.name, fmt.Sprintf(`{"spec":{"instanceType":%q}}`, p.instanceType))
+			_, err := env.PatchNstanceMachinePool(ctx, p.name, fmt.Sprintf(`{"spec":{"instanceType":%q}}`, p.instanceType))
+			return err
 		})
 		return fmt.Sprintf("set the instance type of %s to %s", p.name, p.instanceType)
 	case kind < 9:
@@ -156,7 +157,8 @@ func (p *poolModel) pause(t *testing.T, paused bool) {
 		value = `""`
 	}
 	retry(t, "pause "+p.name, func(ctx context.Context) error {
-		return patchPool(ctx, p.name, fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, clusterv1.PausedAnnotation, value))
+		_, err := env.PatchNstanceMachinePool(ctx, p.name, fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, clusterv1.PausedAnnotation, value))
+		return err
 	})
 	p.paused = paused
 }
@@ -274,11 +276,6 @@ func listed(ctx context.Context, pool string) ([]string, error) {
 func retry(t *testing.T, what string, request func(context.Context) error) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, what, request)
-}
-
-func patchPool(ctx context.Context, name, patch string) error {
-	_, err := env.NstanceMachinePools().Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	return err
 }
 
 func ignoreExists(err error) error {

@@ -30,10 +30,10 @@ func (d devcluster) up(ctx context.Context) (err error) {
 		return err
 	}
 	if err := d.removeLeftNodes(ctx); err != nil {
-		// Maybe its Docker is not used any more.
+		// Its Docker may not run any more.
 		fmt.Fprintf(d.out, "the nodes of an earlier cluster were not removed: %v\n", err)
 	}
-	// Before a build of minutes, and again afterwards.
+	// Checked before a build of minutes, and again afterwards.
 	if err := controlplane.CheckPorts(portUses()); err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ func (d devcluster) up(ctx context.Context) (err error) {
 	return errors.Join(err, cp.Stop(context.WithoutCancel(ctx)))
 }
 
-// programs are what a cluster consists of.
+// programs are the paths of the programs that a cluster runs.
 type programs struct {
 	controlPlane     controlplane.Binaries
 	operator, server string
@@ -92,7 +92,7 @@ func (d devcluster) build(ctx context.Context) (programs, error) {
 	// others meanwhile.
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
-		p.controlPlane, err = builder.ControlPlaneAtHand(ctx)
+		p.controlPlane, err = builder.ControlPlaneWithInstalledKube(ctx)
 		return err
 	})
 	group.Go(func() (err error) {
@@ -135,7 +135,8 @@ func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlan
 	case err == nil:
 		d.printReady(time.Since(begin))
 	case errors.As(err, &unready):
-		// It may still become ready, and its logs and objects show why it is not.
+		// The cluster continues: it may still become ready, and its logs and objects show why it
+		// is not.
 		fmt.Fprintf(d.out, "\n%v\nlogs: %s\n", err, filepath.Join(d.dir, "logs"))
 	default:
 		return errors.Join(ctx.Err(), err)
