@@ -36,8 +36,8 @@ type Options struct {
 	Dir string
 	// Room is how many machines the subnets have room for. Others have no limit.
 	Room map[string]int
-	// Environment returns environment variables of the agents in a subnet. They replace
-	// those of the userdata. Optional.
+	// Environment returns environment variables of the agents in a subnet. They replace the
+	// variables that the userdata sets. Optional.
 	Environment func(subnet string) []string
 }
 
@@ -50,15 +50,14 @@ type Cloud struct {
 	options Options
 	server  *http.Server
 
-	// mu serializes what starts and stops machines. It guards machines, which has those
-	// that run by provider id, most, which is how many there have been at once, and rejected,
-	// which is how many requests were rejected.
+	// mu serializes starts and stops of machines, and guards the next three fields: the running
+	// machines by provider id, how many have run at once, and how many requests were rejected.
 	mu             sync.Mutex
 	machines       map[string]*machine
 	most, rejected int
 }
 
-// Start serves at a free port of this machine until Close.
+// Start serves the calls of shard servers at a free port of this machine until Close.
 func Start(ctx context.Context, o Options) (*Cloud, error) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("start the cloud: %w", err)
@@ -128,7 +127,7 @@ func (c *Cloud) Subnet(name string) []string {
 	return ids
 }
 
-// api are the calls for the machines of one shard.
+// api serves the calls for the machines of one shard.
 type api struct {
 	cloud.API
 	cloud *Cloud
@@ -161,10 +160,10 @@ func (a api) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	a.cloud.mu.Lock()
 	defer a.cloud.mu.Unlock()
 	errs := a.API.Terminate(ctx, list)
-	for _, one := range list {
-		if m := a.cloud.machines[one.ProviderID]; m != nil && errs[one.ID] == nil {
+	for _, vm := range list {
+		if m := a.cloud.machines[vm.ProviderID]; m != nil && errs[vm.ID] == nil {
 			m.stop()
-			delete(a.cloud.machines, one.ProviderID)
+			delete(a.cloud.machines, vm.ProviderID)
 		}
 	}
 	return errs
@@ -197,10 +196,11 @@ func (c *Cloud) Running() []int {
 	return pids
 }
 
-// Names of files in the folder of a machine.
+// Files in the folder of a machine.
 const (
 	userdataFile = "userdata"
-	// environmentFile is what userdata writes for the agent. Without it no agent starts.
+	// environmentFile is the file in which userdata leaves the environment of the agent. Without
+	// it no agent starts.
 	environmentFile = "agent.env"
 	logFile         = "log"
 )
@@ -208,7 +208,7 @@ const (
 // machine is a folder, in which userdata runs once as a script, and the process of an agent.
 type machine struct {
 	id, subnet, folder string
-	// agent is nil if none was started.
+	// agent is nil if no agent was started.
 	agent  *exec.Cmd
 	exited chan struct{}
 }
@@ -228,7 +228,7 @@ func (m *machine) boot(userdata []byte, o Options) error {
 	defer func() { _ = log.Close() }()
 	script := m.command(log, "/bin/sh", userdataFile)
 	if err := script.Run(); err != nil {
-		// As on a real machine, only its log shows that.
+		// As on a real machine, only its log shows the failure.
 		_, err = fmt.Fprintln(log, "userdata failed:", err)
 		return err
 	}

@@ -38,7 +38,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 	return &providerOptions{o.String("url")}
 }
 
-// Validate returns every rule that the options break.
+// Validate returns an error for every rule that the options break.
 func (o *providerOptions) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList {
 	return validation.Required(path.Child("url"), o.url)
 }
@@ -53,10 +53,10 @@ func (o *providerOptions) Catalogue() provider.Catalogue {
 	}}
 }
 
-// RunsAgent returns true.
+// RunsAgent returns true: every machine is an agent.
 func (o *providerOptions) RunsAgent() bool { return true }
 
-// ImmutableFields returns the option, which needs a restart to change.
+// ImmutableFields returns the URL: a change of it needs a restart.
 func (o *providerOptions) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{{Path: path.Child("url"), Value: o.url}}
 }
@@ -178,9 +178,9 @@ type request struct {
 type response struct {
 	Machines []cloud.VM `json:"machines,omitempty"`
 	Room     int        `json:"room,omitempty"`
-	// Errors are those of Terminate.
+	// Errors are the errors of Terminate by instance id.
 	Errors map[string]string `json:"errors,omitempty"`
-	// Error is that of the call, with what callers distinguish.
+	// Error is the error of the call. The next fields say which of the errors of cloud.API it is.
 	Error     string     `json:"error,omitempty"`
 	TokenUsed bool       `json:"tokenUsed,omitempty"`
 	Rejection *rejection `json:"rejection,omitempty"`
@@ -191,7 +191,7 @@ type rejection struct {
 	RetryAfter time.Duration `json:"retryAfter"`
 }
 
-// handler serves all calls.
+// handler serves the calls at their paths.
 func (c *Cloud) handler() http.Handler {
 	calls := map[string]func(context.Context, cloud.API, request) (response, error){
 		launchPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
@@ -248,7 +248,7 @@ func (r *response) setError(err error) {
 	}
 }
 
-// err returns what setError was called with.
+// err returns the error that setError was called with.
 func (r *response) err() error {
 	switch {
 	case r.Error == "":

@@ -54,7 +54,7 @@ func BenchmarkAgents(b *testing.B) {
 		b.ReportMetric(sh.processorTime()-cpu, "storm-cpu-s")
 
 		cpu, begin = sh.processorTime(), time.Now()
-		// Nothing is called meanwhile.
+		// The test calls nothing while it measures.
 		<-time.After(idleReports * fullInterval)
 		used := sh.processorTime() - cpu
 		b.ReportMetric(used/time.Since(begin).Seconds()*100, "idle-cpu-%")

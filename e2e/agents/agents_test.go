@@ -30,15 +30,15 @@ import (
 const (
 	// fullAgents is how many agents there are in make test-full and in the benchmark.
 	fullAgents = 200
-	// fullInterval is how often so many agents report: the minute of the default and
-	// everything that is counted in reports is 7.5 times as long.
+	// fullInterval is how often so many agents report: the default of a minute, and every time
+	// that is counted in reports, is 7.5 times as long.
 	fullInterval = 8 * time.Second
 	// partitionIntervals is how many reports are lost in the partition: five minutes of the
 	// default.
 	partitionIntervals = 5
 )
 
-// startAgents starts a shard, and lets all machines register in the same moment. They are
+// startAgents starts a shard, and lets all machines register at the same moment. The machines are
 // in five groups and two subnets.
 func startAgents(t testing.TB, s settings, agents int, reportInterval time.Duration) *shard {
 	t.Helper()
@@ -98,8 +98,7 @@ func TestManyAgents(t *testing.T) {
 	sh.checkSecrets()
 }
 
-// partition loses what half of the agents and the servers send each other. Nothing is
-// replaced.
+// partition loses the packets between half of the agents and the servers. Nothing is replaced.
 func (s *shard) partition(all []string) {
 	s.t.Helper()
 	failures := s.watchErrors()
@@ -123,7 +122,7 @@ func (s *shard) partition(all []string) {
 	require.NoError(s.t, err)
 	assert.Len(s.t, seen, agents)
 	for _, id := range cut {
-		// A report may have been on its way.
+		// The partition may have begun during a report.
 		assert.Less(s.t, seen[id].lastSeen.Sub(begin), (partitionIntervals-2)*s.reportInterval, "%s reports", id)
 		assert.Equal(s.t, "running", seen[id].status, id)
 	}
@@ -136,8 +135,8 @@ func (s *shard) partition(all []string) {
 	assert.Empty(s.t, without(all, s.cloud.Existing()), "machines that were replaced")
 }
 
-// loseMachines deletes the machines of instances while something happens, and returns them
-// when exactly they are replaced.
+// loseMachines deletes the machines of instances while something happens, and returns the
+// instances once exactly these are replaced.
 func (s *shard) loseMachines(ids []string, what string, happen func(lose func())) []string {
 	s.t.Helper()
 	before := s.cloud.Existing()
@@ -165,8 +164,8 @@ func (s *shard) killLeader(lose func()) {
 	require.NoError(s.t, leader.Start(s.t.Context()))
 }
 
-// pauseLeader suspends the leader when machines are lost, and resumes it when all agents
-// report to the other server. It changes nothing then.
+// pauseLeader suspends the leader when machines are lost, and resumes it when all agents report to
+// the other server. The resumed server changes nothing.
 func (s *shard) pauseLeader(lose func()) {
 	s.t.Helper()
 	leader, err := s.leader()
@@ -235,9 +234,9 @@ var badUserdata = strings.Replace(userdata, "'{{.Nonce}}'", "'not {{.Nonce}}'", 
 func TestBadUserdataStopsARotation(t *testing.T) {
 	t.Parallel()
 	const size = 10
-	// A busy machine starts an agent in that time.
+	// The timeout is long enough to start an agent on a busy machine.
 	const registrationTimeout = 30 * time.Second
-	// badTimeout is that of agents that cannot register.
+	// badTimeout is the registration timeout of agents that cannot register.
 	const badTimeout = 10 * time.Second
 	require.NotEqual(t, userdata, badUserdata)
 	begin := time.Now()

@@ -16,7 +16,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// timeout is how long a test waits for what must happen.
+// timeout is how long a test waits for an expected state.
 const timeout = 3 * time.Minute
 
 // agentProgram and serverProgram are the paths of nstance-agent and agentserver.

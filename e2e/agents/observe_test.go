@@ -26,13 +26,13 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// reported is what the leader reports of one instance.
+// reported has the status of an instance that the leader reports.
 type reported struct {
 	status   string
 	lastSeen time.Time
 }
 
-// observe returns what the leader reports of all instances, by id.
+// observe returns the status of all instances that the leader reports, by id.
 func (s *shard) observe(ctx context.Context) (map[string]reported, error) {
 	leader, err := s.leader()
 	if err != nil {
@@ -67,9 +67,9 @@ func (s *shard) observe(ctx context.Context) (map[string]reported, error) {
 	return all, calls.Wait()
 }
 
-// settled returns nil when there are as many instances as the groups have to have, all of
-// them run and have reported to the leader since a time, and machines and records are
-// exactly theirs.
+// settled returns nil when there are as many instances as the groups have to have, all of them run
+// and have reported to the leader since a time, and each has a machine and a record and there are
+// no others.
 func (s *shard) settled(ctx context.Context, since time.Time) error {
 	all, err := s.observe(ctx)
 	if err != nil {
@@ -127,7 +127,7 @@ func (s *shard) records() []instance.Record {
 		}
 		data, err := os.ReadFile(filepath.Join(folder, entry.Name()))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it was removed meanwhile
+			continue // it was removed since the list
 		}
 		require.NoError(s.t, err)
 		var record instance.Record
@@ -137,8 +137,8 @@ func (s *shard) records() []instance.Record {
 	return records
 }
 
-// checkMade checks that so many machines were ever created, each for another instance, and
-// that the servers have terminated none.
+// checkMade checks that so many machines were ever created, each for another instance, and that
+// the servers have not terminated any.
 func (s *shard) checkMade(count int) {
 	s.t.Helper()
 	made := s.cloud.Made()

@@ -25,7 +25,7 @@ const secretValue = "hunter2-5b0c7f1e"
 // patchLine is in the log of an agent once for each patch that it has applied.
 const patchLine = "applied a patch of files"
 
-// pushedFiles are of all kinds.
+// pushedFiles returns files of all kinds.
 func pushedFiles() object {
 	return object{
 		"app.env":     object{"kind": "env", "env": object{"ID": "{{.Instance.ID}}", "GENERATION": "{{.Vars.generation}}"}},
@@ -37,7 +37,7 @@ func pushedFiles() object {
 	}
 }
 
-// pushSettings have files for all machines.
+// pushSettings returns settings with files for all machines.
 func pushSettings() settings {
 	return settings{
 		files:        pushedFiles(),
@@ -46,7 +46,7 @@ func pushSettings() settings {
 	}
 }
 
-// addPushed adds the secret and the object that files are made of.
+// addPushed adds the secret and the object in the storage whose contents are pushed as files.
 func (s *shard) addPushed() {
 	s.t.Helper()
 	require.NoError(s.t, s.secrets.Create(s.t.Context(), "app/token", []byte(strconv.Quote(secretValue))))
@@ -66,7 +66,7 @@ func (s *shard) received(id, name string) string {
 	return string(data)
 }
 
-// generation returns that of all files of an instance, empty if it has not received any.
+// generation returns the generation of the files of an instance, empty if it has not received any.
 // Files of two generations fail the test.
 func (s *shard) generation(id string) string {
 	s.t.Helper()
@@ -77,7 +77,7 @@ func (s *shard) generation(id string) string {
 	read := func(name string) string { return s.received(id, filepath.Join(folder, name)) }
 	text, env, encoded := read("text.json"), read("app.env"), read("app.json")
 	if now, err := os.Readlink(filepath.Join(s.cloud.Folder(id), "recv", "..data")); err != nil || now != folder {
-		return s.generation(id) // the folder may have been removed meanwhile
+		return s.generation(id) // the folder may have been removed in between
 	}
 	assert.Equal(s.t, "GENERATION="+text+"\nID="+id+"\n", env, id)
 	assert.Contains(s.t, encoded, `"generation": "`+text+`"`, id)
@@ -108,7 +108,7 @@ func (s *shard) push(times int) []time.Duration {
 		s.untilApplied(ids)
 		for _, id := range ids {
 			assert.Equal(s.t, patches[id]+n+1, s.patches(id), "patches of %s", id)
-			// It is written last.
+			// The agent writes this file last.
 			marker, err := os.Stat(filepath.Join(s.cloud.Folder(id), "recv", "write-files.last"))
 			require.NoError(s.t, err)
 			took = append(took, marker.ModTime().Sub(begin))

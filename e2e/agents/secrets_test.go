@@ -34,7 +34,7 @@ func (f *finder) check(where string, data []byte) {
 	}
 }
 
-// files looks in all files below a folder but those that skip returns true for.
+// files looks in all files below a folder, except if skip returns true.
 func (f *finder) files(dir string, skip func(path string) bool) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if os.IsNotExist(err) {
@@ -86,7 +86,7 @@ func (s *shard) checkSecrets() {
 		f.secrets = append(f.secrets, nonce)
 	}
 	require.Len(s.t, machines, len(s.cloud.Made()))
-	// Only a machine has its userdata, its keys and what it has received.
+	// Only a machine has its userdata, its keys and the files that it has received.
 	require.NoError(s.t, f.files(s.dir, func(path string) bool {
 		if path == s.encryptionKeyFile() {
 			return true

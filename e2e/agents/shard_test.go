@@ -39,7 +39,7 @@ const (
 type server struct {
 	*controlplane.Component
 	operator nstancev1.OperatorServiceClient
-	// host is its own: all servers have the same ports.
+	// host differs between the servers, which have the same ports.
 	host string
 }
 
@@ -50,10 +50,10 @@ type shard struct {
 	settings
 	cloud   *agentcloud.Cloud
 	secrets secrets.Store
-	// servers are by the id of the server.
+	// servers has the servers by id.
 	servers map[string]server
-	// registrations is how all machines register. subnets is how the agents of a subnet reach
-	// the server.
+	// registrations is the proxy through which all machines register, and subnets the proxies
+	// through which the agents of a subnet reach the server.
 	registrations *tcpproxy.Proxy
 	subnets       map[string]*tcpproxy.Proxy
 	ports         ports
@@ -166,11 +166,11 @@ type object = map[string]any
 
 // settings are the variable part of the configuration.
 type settings struct {
-	// groups has sizes.
+	// groups has the size of each group.
 	groups map[string]int
-	// userdata is that of all machines.
+	// userdata is the userdata of all machines.
 	userdata string
-	// files and vars are those of the template, and certificates are certificate templates.
+	// files and vars are fields of the template, and certificates are certificate templates.
 	files, certificates object
 	vars                map[string]string
 	// reportInterval is how often agents report, and registrationTimeout how long they may
@@ -187,7 +187,8 @@ func (s *settings) size() int {
 	return size
 }
 
-// userdata writes what an agent needs. The folder of the machine is the working directory.
+// userdata writes the files that an agent needs. The folder of the machine is the working
+// directory.
 const userdata = `set -eu
 umask 077
 mkdir identity
@@ -232,7 +233,7 @@ func (s *shard) configuration() object {
 	for name, size := range s.groups {
 		groups[name] = object{"template": "worker", "size": size}
 	}
-	// JSON has null for nil, which is not an empty object.
+	// A nil map would be null in JSON, not an empty object.
 	files, certificates, vars := object{}, object{}, map[string]string{}
 	maps.Copy(files, s.files)
 	maps.Copy(certificates, s.certificates)

@@ -22,10 +22,12 @@ import (
 	"nstance.dev/operator/e2e/installation"
 )
 
-// nodeGroup makes the requests that the cluster autoscaler makes for a node group, in
-// the same order and with the same rights, for one MachinePool.
+// nodeGroup makes the requests of the cluster autoscaler for a node group, in the same order and
+// with the same rights
+// (https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/clusterapi).
+// The node group is a MachinePool.
 type nodeGroup struct {
-	// name is that of the MachinePool.
+	// name is the name of the MachinePool.
 	name string
 }
 
@@ -89,8 +91,8 @@ func (g nodeGroup) increaseSize(ctx context.Context, delta int64) error {
 	return g.setSize(ctx, size+delta)
 }
 
-// decreaseTargetSize cancels the request for so many instances that were not created
-// yet. It selects none for deletion.
+// decreaseTargetSize cancels the request for so many instances that were not created yet. It
+// selects no instance for deletion.
 func (g nodeGroup) decreaseTargetSize(ctx context.Context, delta int64) error {
 	size, err := g.targetSize(ctx)
 	if err != nil {

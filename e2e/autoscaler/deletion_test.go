@@ -86,8 +86,8 @@ func TestInstanceIsLost(t *testing.T) {
 	expectMachinesDeleted(t, from, name, machine)
 }
 
-// A pool is deleted with all its objects, whichever of its two is deleted: its
-// Machines first, so that Pods are evicted.
+// A pool is deleted with all its objects, whether a user deletes the MachinePool or the
+// NstanceMachinePool. Its Machines are deleted first, so that Pods are evicted.
 func TestPoolIsDeleted(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, resource string }{
@@ -136,7 +136,7 @@ func expectReplaced(t *testing.T, before, after instances, machine string) {
 	}
 }
 
-// podOn returns the name of the one Pod that a test has on a Node.
+// podOn returns the name of the only Pod that a test has on a Node.
 func podOn(pool, node string) string { return pool + "-on-" + node }
 
 // runPod creates a Pod that is bound to a Node and that no controller replaces, and

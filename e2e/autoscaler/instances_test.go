@@ -53,7 +53,8 @@ func instancesOf(ctx context.Context, group string) (instances, error) {
 	return found, nil
 }
 
-// groupOn returns a group as the server of a shard reports it, nil when it reports none.
+// groupOn returns a group as the server of a shard reports it, nil if the server does not report
+// it.
 func groupOn(ctx context.Context, shardID, name string) (*nstancev1.GroupStatus, error) {
 	list, err := env.shards[shardID].ListGroups(ctx, &emptypb.Empty{})
 	for _, group := range list.GetGroups() {
@@ -74,7 +75,7 @@ func getInstances(t testing.TB, group string) instances {
 // ids returns the ids of the instances, sorted.
 func (i instances) ids() []string { return slices.Sorted(maps.Keys(i)) }
 
-// on returns the ids of those on a shard, sorted.
+// on returns the ids of the instances on a shard, sorted.
 func (i instances) on(shardID string) []string {
 	var ids []string
 	for _, id := range i.ids() {
@@ -85,7 +86,7 @@ func (i instances) on(shardID string) []string {
 	return ids
 }
 
-// sizes returns how many there are on each shard of a pool.
+// sizes returns how many instances there are on each shard of a pool.
 func (i instances) sizes() []int {
 	sizes := make([]int, len(shardIDs))
 	for n, shardID := range shardIDs {
@@ -136,8 +137,8 @@ func expectInstances(t testing.TB, group string, want instances) {
 	}
 }
 
-// filled returns the sizes after so many instances were added, one by one, each to the
-// smallest shard, the first of equal ones.
+// filled returns the sizes after so many instances were added one by one, each to the smallest
+// shard. Among equal shards it is the first.
 func filled(sizes []int, count int) []int {
 	sizes = slices.Clone(sizes)
 	for range count {
@@ -200,8 +201,8 @@ func changesSince(t testing.TB, from controlplane.Position, match testcluster.Ma
 	})
 }
 
-// nodeChanges returns the names of the Nodes of a group that were created and deleted
-// since from, each once and sorted. They are those of instances.
+// nodeChanges returns the names of the Nodes of a group that were created and deleted since from,
+// each once and sorted. In this cluster, Nodes and instances have the same names.
 func nodeChanges(t testing.TB, from controlplane.Position, group string) (created, deleted []string) {
 	t.Helper()
 	for _, w := range changesSince(t, from, func(w controlplane.Write) bool { return w.Resource == "nodes" && w.Subresource == "" }) {

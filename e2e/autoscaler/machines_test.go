@@ -138,7 +138,7 @@ func TestSwitchingModes(t *testing.T) {
 	untilRunning(t, name, 3)
 	expectInstances(t, name, first)
 
-	// Instances with a Machine keep it, new ones get none.
+	// Instances with a Machine keep it, new instances get no Machine.
 	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
 	never := func(ctx context.Context) error {
 		return machinesAre(ctx, name, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled)
@@ -203,7 +203,7 @@ func startOldServer(ctx context.Context, shardID string) error {
 	return env.SetShardAddress(ctx, shardID, address)
 }
 
-// dropExtensions removes from a message what a peer without extensions does not know.
+// dropExtensions removes the fields from a message that a peer without extensions does not know.
 func dropExtensions(message protoreflect.Message) {
 	message.SetUnknown(nil)
 	message.Range(func(field protoreflect.FieldDescriptor, value protoreflect.Value) bool {
@@ -257,8 +257,8 @@ func TestOldServer(t *testing.T) {
 	expectNodeChanges(t, from, name, 0)
 }
 
-// A pool that requests Machines gets none on an old server either, and gets them when
-// that shard is removed from the pool.
+// A pool that requests Machines gets no Machines while one of its shards has an old server, and
+// gets them when that shard is removed from the pool.
 func TestOldServerLeavesPool(t *testing.T) {
 	t.Parallel()
 	const name = "leaves"

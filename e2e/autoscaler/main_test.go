@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package autoscaler shows that the cluster autoscaler can rely on pools: only the
-// instance that it selected is deleted, also when something fails meanwhile, and a pool without
-// instances reports what its Nodes will be like. Everything is real but the machines'
-// kubelets and the autoscaler, whose requests the tests make.
+// Package autoscaler shows that the cluster autoscaler can rely on pools: only the instance that
+// it selected is deleted, even during a failure, and a pool without instances reports what its
+// Nodes will be like. Everything is real but the machines' kubelets and the autoscaler, whose
+// requests the tests make.
 //
-// Each test has a pool of its own, and expects nothing of others. Tests that stop
-// shared components run before the parallel ones.
+// Each test has a pool of its own, and does not depend on other pools. Tests that stop shared
+// components run before the parallel tests.
 package autoscaler
 
 import (
@@ -35,7 +35,7 @@ const (
 	// oldShard has a server that seems to know no extension of the protocol.
 	oldShard = "us-west-2d"
 
-	// scarceType is an instance type of which the first shard has one.
+	// scarceType is an instance type of which the first shard has a single instance.
 	scarceType = "m7i.xlarge"
 
 	// drainTimeout is longer than the tests wait: a test whose drain times out fails.
@@ -44,7 +44,7 @@ const (
 	// resync is short, so that resyncs happen while a test expects no writes.
 	resync = 5 * time.Second
 
-	// timeout is how long a test waits for what must happen.
+	// timeout is how long a test waits for an expected state.
 	timeout = 3 * time.Minute
 
 	// capiUser is Cluster API in the audit log when it works on Nodes and their
@@ -60,13 +60,14 @@ var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 // env is the cluster that all tests of this package share.
 var env struct {
 	*testcluster.Cluster
-	// autoscaler has the rights of the cluster autoscaler, as they are shipped.
+	// autoscaler has clients with the rights in the shipped manifests of the cluster autoscaler.
 	autoscaler struct {
 		kube    kubernetes.Interface
 		dynamic dynamic.Interface
 	}
 	nodeLog *nodeLog
-	// shards are clients of the servers, by shard: the tests ask them many times a second.
+	// shards are clients of the servers, by shard. They are kept open, because the tests call them
+	// many times a second.
 	shards map[string]nstancev1.OperatorServiceClient
 }
 

@@ -31,8 +31,8 @@ func notScaled(machinePool *clusterv1.MachinePool, _ *v1beta1.NstanceMachinePool
 	machinePool.Annotations = nil
 }
 
-// createPool creates a pool on all shards but the old one that the autoscaler scales,
-// with a group of the same name, and deletes it at the end of the test.
+// createPool creates a pool that the autoscaler scales, on all shards but the old shard, with a
+// group of the same name, and deletes it at the end of the test.
 func createPool(t testing.TB, name string, replicas int32, changes ...poolChange) nodeGroup {
 	t.Helper()
 	t.Cleanup(func() { deletePool(t, name) })
@@ -187,8 +187,8 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 	return found, nil
 }
 
-// stable succeeds when a pool is ready, and the pool and the Nodes are exactly these
-// instances. It does not check Machines.
+// stable succeeds when a pool is ready, and the pool and the Nodes list exactly these instances.
+// It does not check Machines.
 func stable(ctx context.Context, name string, want instances) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
@@ -222,9 +222,8 @@ func stable(ctx context.Context, name string, want instances) error {
 	return nil
 }
 
-// untilCounted waits until Cluster API counts so many replicas. It does not reconcile a
-// MachinePool when one of its Machines changes, but when a Node does: at the latest
-// with its next heartbeat.
+// untilCounted waits until Cluster API counts so many replicas. It reconciles a MachinePool not
+// when a Machine changes, but when a Node changes: at the latest with its next heartbeat.
 func untilCounted(t testing.TB, pool string, replicas int32) {
 	t.Helper()
 	testcluster.Eventually(t, timeout, fmt.Sprintf("Cluster API counts %d replicas of %s", replicas, pool), func(ctx context.Context) error {
@@ -300,9 +299,9 @@ func expectContract(t *testing.T, pool string, found instances) {
 	}
 }
 
-// untilResynced waits until the operator has synced as many shard groups as exist,
-// twice, and two resync periods are over: time enough for all that it does without a
-// change. Other tests trigger syncs, too.
+// untilResynced waits until the operator has synced as many shard groups as exist, twice, and two
+// resync periods are over: time enough for everything that it does on a resync. Other tests
+// trigger syncs, too.
 func untilResynced(t testing.TB) {
 	t.Helper()
 	groups, err := env.NstanceShardGroups().List(t.Context(), metav1.ListOptions{})

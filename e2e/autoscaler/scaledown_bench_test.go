@@ -15,9 +15,9 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// BenchmarkScaleDown500 deletes one instance after the other from a pool of 50 and from
-// one of 500, as the autoscaler does, and counts the operator's writes for each, which
-// must not be more in the larger pool. It does not delete its pools.
+// BenchmarkScaleDown500 deletes one instance after the other from a pool of 50 and from a pool of
+// 500, as the autoscaler does, and counts the operator's writes for each, which must not be more
+// in the larger pool. It does not delete its pools.
 func BenchmarkScaleDown500(b *testing.B) {
 	const downs = 5
 	writesPerDown := map[int]float64{}
@@ -52,7 +52,7 @@ func BenchmarkScaleDown500(b *testing.B) {
 			}
 		})
 	}
-	// One of them may have been left out on the command line.
+	// The command line may select only one of the sub-benchmarks.
 	small, large := writesPerDown[50], writesPerDown[500]
 	if small > 0 && large > small+1 {
 		b.Errorf("one scale-down costs %v writes in a pool of 500, and %v in one of 50", large, small)

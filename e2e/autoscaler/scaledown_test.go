@@ -25,8 +25,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// Only the instances that the autoscaler selects are deleted, however many at once. The
-// others stay on their shards, until the pool is scaled up again.
+// Only the instances that the autoscaler selects are deleted, however many at once. The other
+// instances stay on their shards, until the pool is scaled up again.
 func TestScaleDownDeletesSelectedInstances(t *testing.T) {
 	t.Parallel()
 	const name = "selected"
@@ -109,8 +109,8 @@ func selectNodes(t testing.TB, group nodeGroup, random *rand.Rand, count int) []
 	return nodes[:count]
 }
 
-// deleteInBursts deletes Nodes, up to 5 at a time. It waits for some bursts; others
-// come while earlier instances are still being deleted.
+// deleteInBursts deletes Nodes, up to 5 at a time. It waits for some bursts; the other bursts
+// begin while earlier instances are still being deleted.
 func deleteInBursts(t *testing.T, group nodeGroup, random *rand.Rand, nodes []*corev1.Node) {
 	t.Helper()
 	const maxBurst = 5
@@ -175,8 +175,8 @@ var scaleDownWrites = []faultproxy.Rule{
 	{Verbs: []string{"patch", "update"}, Resource: "nstancemachines"},
 }
 
-// points are where the operator is killed, at random: at its first requests, and before each
-// write that a scale-down needs.
+// points returns the requests before which the operator is killed, at random: at its first
+// requests, and before each write that a scale-down needs.
 func points(random *rand.Rand) []point {
 	const positions = 14
 	var all []point
@@ -244,7 +244,7 @@ func (o crashingOperator) untilReached(t *testing.T, at point, fault *faultproxy
 	}
 }
 
-// crash kills the operator and starts another one.
+// crash kills the operator and starts another.
 func (o crashingOperator) crash(t *testing.T) {
 	t.Helper()
 	require.NoError(t, o.Process.Kill(t.Context()))

@@ -19,12 +19,12 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// annotationLabels has the labels of the Nodes that a pool without instances would
-// have.
+// annotationLabels has the labels of the Nodes that a pool without instances would have
+// (https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/clusterapi).
 const annotationLabels = "capacity.cluster-autoscaler.kubernetes.io/labels"
 
-// A pool without instances reports to the autoscaler what a Node would be like, without
-// configuration by its user, and the Nodes on every shard are like that.
+// A pool without instances reports the capacity and labels of a Node to the autoscaler, without
+// configuration by its user, and the Nodes on every shard have them.
 func TestScaleFromZeroAndBack(t *testing.T) {
 	t.Parallel()
 	const name = "zero"
@@ -86,8 +86,8 @@ func reportedLabels(ctx context.Context, name string) (map[string]string, error)
 	return labels, nil
 }
 
-// expectAsReported fails the test unless every Node of a pool is as the pool reports,
-// and has these labels.
+// expectAsReported fails the test unless every Node of a pool has the reported capacity and these
+// labels.
 func expectAsReported(t *testing.T, name string, labels map[string]string) {
 	t.Helper()
 	if labels[corev1.LabelArchStable] != "amd64" || labels[corev1.LabelInstanceTypeStable] == "" {

@@ -26,12 +26,12 @@ import (
 	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 )
 
-// storeNamespace is that of the store's Pods.
+// storeNamespace is the namespace of the store's Pods.
 const storeNamespace = "store"
 
-// The Pods of a store are on the Nodes of a pool, and its operator runs beside. Of two Nodes
-// that the autoscaler deletes, the second one is drained when the Pod of the first is ready
-// elsewhere, and every partition has a copy on a node that runs, all the time.
+// The Pods of a store are on the Nodes of a pool, and the operator of the store runs too. If the
+// autoscaler deletes two Nodes, the second is drained when the Pod of the first is ready
+// elsewhere, and every partition has a copy on a running node all the time.
 func TestNodesOfAStore(t *testing.T) {
 	t.Parallel()
 	const name = "stored"
@@ -51,7 +51,7 @@ func TestNodesOfAStore(t *testing.T) {
 	untilStoreHealthy(t, clusters, 4)
 	store.Fill("db")
 
-	// With every Node cordoned, the Pod that is evicted first stays without one.
+	// With every Node cordoned, the Pod that is evicted first stays without a Node.
 	from := env.AuditEnd(t)
 	nodes := nodesNamed(t, nodeOf(t, "db-0"), nodeOf(t, "db-1"))
 	cordon(t, name, true)

@@ -21,8 +21,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// The age of an object differs from run to run, and with it the width of its
-// column, behind which only Cluster API has another one, without a value.
+// The age of an object differs from run to run, and with it the width of its column. Only Cluster
+// API has another column behind it, without a value.
 var (
 	age     = regexp.MustCompile(`(?m)[0-9]+[smh][0-9smh]* *$`)
 	heading = regexp.MustCompile(`AGE +VERSION *`)

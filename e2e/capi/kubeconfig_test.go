@@ -100,9 +100,8 @@ func TestMissingServiceAccountIsReported(t *testing.T) {
 	})
 }
 
-// Cluster API reads the kubeconfig when it connects. When the token of that moment
-// expires, it continues with the one that the operator has written to the Secret
-// meanwhile.
+// Cluster API reads the kubeconfig when it connects. When this token expires, it continues with
+// the token that the operator has written to the Secret since.
 func TestCAPIStaysConnectedWhenTheTokenIsReplaced(t *testing.T) {
 	const name = "token"
 	env.CreatePoolForTest(t, name, 1)
@@ -198,7 +197,7 @@ func probedSince(t testing.TB) metav1.Time {
 	return meta.FindStatusCondition(cluster.Status.Conditions, clusterv1.ClusterRemoteConnectionProbeCondition).LastTransitionTime
 }
 
-// tokenLeeway is for how long the API server accepts a token that has expired.
+// tokenLeeway is for how long the API server accepts an expired token.
 const tokenLeeway = time.Minute
 
 // putToken writes a token of this lifetime to the kubeconfig Secret.

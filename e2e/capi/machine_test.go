@@ -59,7 +59,7 @@ func TestNodeOfMachineWithoutClusterAPI(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, object.Status.InstanceID, node)
 
-	// It is what Cluster API finds later.
+	// Cluster API finds the same Node later.
 	testcluster.Start(t, capi)
 	testcluster.Eventually(t, 2*time.Minute, "the Machine runs", m.hasNode)
 	assert.Equal(t, node, m.node)
@@ -99,9 +99,11 @@ func untilGarbageIsCollected(t *testing.T) {
 	})
 }
 
-// With "kubectl delete machine --cascade=foreground" the garbage collector deletes what a
-// Machine owns first. Cluster API does not drain a Machine whose infrastructure is being
-// deleted, so the policy rejects that until Cluster API has drained the Node.
+// With "kubectl delete machine --cascade=foreground" the garbage collector first deletes the
+// objects that a Machine owns
+// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#foreground-deletion).
+// Cluster API does not drain a Machine whose infrastructure is being deleted, so the policy
+// rejects that until Cluster API has drained the Node.
 func TestForegroundDeletionOfAMachineDrainsItsNode(t *testing.T) {
 	t.Parallel()
 	const name = "foreground"
@@ -165,8 +167,8 @@ type machine struct {
 	node string
 }
 
-// createMachine creates an instance of a group that a shard has. The end of the test
-// deletes what a failure left.
+// createMachine creates an instance of a group that a shard has. It is deleted at the end of the
+// test, if the test has not deleted it.
 func createMachine(t testing.TB, name, group string) *machine {
 	t.Helper()
 	m := &machine{name: name}
@@ -195,8 +197,8 @@ func (m *machine) hasNode(ctx context.Context) error {
 	return nil
 }
 
-// fill creates what a drain considers on the Node: a Pod to evict, one of a DaemonSet,
-// which is not evicted, and a volume.
+// fill creates the objects that matter for a drain of the Node: a Pod to evict, a Pod of a
+// DaemonSet, which is not evicted, and a volume.
 func (m *machine) fill(t testing.TB) {
 	t.Helper()
 	labels := map[string]string{"app": m.name}
@@ -254,7 +256,7 @@ func (m *machine) detach(t testing.TB) {
 // deleted succeeds when the Machine, the NstanceMachine and the Node are deleted.
 func (m *machine) deleted(ctx context.Context) error { return env.MachineDeleted(ctx, m.name, m.node) }
 
-// cleanUp deletes all that may be left, and waits until the Machine is deleted, which
+// cleanUp deletes the objects that may be left, and waits until the Machine is deleted, which
 // blocks the deletion of its group.
 func (m *machine) cleanUp(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context())

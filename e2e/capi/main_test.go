@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package capi shows what Cluster API, the cluster autoscaler and kubectl see of the
-// operator and may do, on a cluster like that of package operator.
+// Package capi tests the operator from the side of Cluster API, the cluster autoscaler and
+// kubectl: their view of its objects, and their rights. The cluster is like the cluster of package
+// operator.
 package capi
 
 import (

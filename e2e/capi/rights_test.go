@@ -24,14 +24,15 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// Cluster API has exactly the rights that it needs: none of its requests is forbidden,
-// and every right of manifests/capi-workload is used while it connects, reconciles a
-// pool, deletes a Node and drains one.
+// Cluster API has exactly the rights that it needs: no request is forbidden, and every right of
+// manifests/capi-workload is used while it connects, reconciles a pool, deletes a Node and drains
+// a Node.
 func TestCAPIWorkloadRights(t *testing.T) {
 	const name = "rights"
 	from := env.AuditEnd(t)
-	// When the API server streams the first objects of a watch, Cluster API does not
-	// list what it watches. It lists with other API servers.
+	// If the API server streams the initial objects of a watch, Cluster API does not list
+	// (https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists). With other
+	// API servers it needs the right to list.
 	restartCAPI(t, "KUBE_FEATURE_WatchListClient=false")
 	t.Parallel()
 	// A forbidden request fails the test; Cluster API would retry it for ever.
@@ -105,7 +106,7 @@ func rightTo(verb, group, resource, path string) string {
 	}
 }
 
-// grantedRights returns those of the role of the kubeconfig's account.
+// grantedRights returns the rights in the role of the kubeconfig's account.
 func grantedRights(t testing.TB) []string {
 	t.Helper()
 	role, err := env.Kube.RbacV1().ClusterRoles().Get(t.Context(), capiAccount, metav1.GetOptions{})
@@ -127,8 +128,8 @@ func grantedRights(t testing.TB) []string {
 	return rights
 }
 
-// usedRights returns those for which the API server consulted that role: discovery is
-// allowed to every user.
+// usedRights returns the rights for which the API server consulted that role. Discovery is not
+// among them, because every user may do it.
 func usedRights(t testing.TB, from controlplane.Position) []string {
 	t.Helper()
 	rights := map[string]bool{}
@@ -206,14 +207,14 @@ func TestAutoscalerRights(t *testing.T) {
 	}
 }
 
-// request is what an account requests.
+// request has the attributes of a request that the API server authorizes.
 type request struct{ verb, group, resource, subresource, namespace, name string }
 
 func (r request) String() string {
 	return fmt.Sprintf("%s %q in namespace %q", rightTo(r.verb, r.group, r.resource+subresource(r.subresource), ""), r.name, r.namespace)
 }
 
-// allowed reports whether the API server allows the autoscaler to do it.
+// allowed reports whether the API server allows the request to the autoscaler.
 func (r request) allowed(ctx context.Context) (bool, error) {
 	review, err := env.Kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{
 		Spec: authorizationv1.SubjectAccessReviewSpec{

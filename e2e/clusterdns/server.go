@@ -26,7 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Domain is that of the kubelets.
+// Domain is the cluster domain that the kubelets are configured with (--cluster-domain).
 const Domain = "cluster.local"
 
 // ttl is how many seconds a response may be used.
@@ -47,7 +47,7 @@ func Run(ctx context.Context, client kubernetes.Interface, address net.IP) error
 	}
 	factory.StartWithContext(ctx)
 	defer factory.Shutdown()
-	// A name that is not known yet would count as one that does not exist.
+	// Before the caches have synced, the response to every name would be NXDOMAIN.
 	factory.WaitForCacheSync(ctx.Done())
 	return s.serve(ctx, connection)
 }
@@ -114,9 +114,10 @@ func (s *server) respond(query []byte) ([]byte, error) {
 	return reply.Pack()
 }
 
-// lookup returns the IPv4 addresses of a name, and false if there is no such name: for
-// SERVICE.NAMESPACE.svc.cluster.local those of the endpoints of a headless Service that are
-// ready, which includes others if the Service says so, or that of any other Service.
+// lookup returns the IPv4 addresses of SERVICE.NAMESPACE.svc.cluster.local, and false if there is
+// no such Service: the cluster IP, or the ready endpoints of a headless Service, and all of them
+// with publishNotReadyAddresses
+// (https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/).
 func (s *server) lookup(name string) (addresses [][4]byte, found bool, err error) {
 	service, found := strings.CutSuffix(strings.ToLower(name), ".svc."+Domain+".")
 	if !found {
@@ -150,7 +151,7 @@ func (s *server) lookup(name string) (addresses [][4]byte, found bool, err error
 	return addresses, true, nil
 }
 
-// ipv4 returns those of the addresses that are of IPv4.
+// ipv4 returns the IPv4 addresses among addresses.
 func ipv4(addresses ...string) [][4]byte {
 	var parsed [][4]byte
 	for _, text := range addresses {

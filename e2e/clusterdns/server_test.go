@@ -60,7 +60,7 @@ func TestNamesOfServices(t *testing.T) {
 	}
 }
 
-// A query that cannot be parsed has no response, and the next one has.
+// A query that cannot be parsed has no response, and the next query has.
 func TestDamagedQueries(t *testing.T) {
 	s := &server{services: corelisters.NewServiceLister(newIndexer()), endpointSlices: discoverylisters.NewEndpointSliceLister(newIndexer())}
 	for _, query := range []string{"", "x", "\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\xff"} {

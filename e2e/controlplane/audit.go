@@ -73,17 +73,16 @@ func (l AuditLog) End() (Position, error) {
 	return Position(info.Size()), nil
 }
 
-// Writes returns the writes that were recorded from the given position on and
-// that match, which may be nil for all of them.
+// Writes returns the writes that were recorded from the given position on and that match, which
+// may be nil.
 func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error) {
 	return l.Requests(from, func(r Request) bool {
 		return r.Path == "" && !slices.Contains(readVerbs, r.Verb) && (match == nil || match(r))
 	})
 }
 
-// Requests returns the requests that were recorded from the given position on
-// and that match, which may be nil for all of them. A watch that was closed is
-// there twice.
+// Requests returns the requests that were recorded from the given position on and that match,
+// which may be nil. A watch that was closed is recorded twice.
 func (l AuditLog) Requests(from Position, match func(Request) bool) ([]Request, error) {
 	file, err := os.Open(string(l))
 	if err != nil {

@@ -45,7 +45,7 @@ func TestKubeAtHand(t *testing.T) {
 	}
 	used, progress := found()
 	assert.Contains(t, progress, "using "+filepath.Join(assets, Etcd)+", ")
-	// Our kubectl is a link to the script. It is not what the script calls.
+	// Our kubectl is a link to the script. The script must not call it.
 	ours := t.TempDir()
 	require.NoError(t, os.Symlink(used.kube, filepath.Join(ours, "kubectl")))
 	t.Setenv("PATH", ours+":"+path)

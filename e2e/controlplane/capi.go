@@ -62,8 +62,8 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 			"--diagnostics-address=" + address(cp.ports.CAPIDiagnostics),
 			"--insecure-diagnostics",
 		}, cp.capiFlags...),
-		// By the Pod of this name the manager determines whether it runs on the
-		// cluster that it manages. There is none.
+		// The manager looks for a Pod of this name to find out whether it runs on the cluster that
+		// it manages. It does not.
 		Env: []string{
 			"POD_NAMESPACE=capi-system",
 			"POD_NAME=capi-controller-manager",
@@ -101,9 +101,9 @@ func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, e
 	return kept, nil
 }
 
-// keepStoredVersion removes all versions of a CRD but the stored one, so that nothing is
-// converted. The API server has a cache of each version, for which the manager converts
-// every changed object: with hundreds of Machines that is most of the work of both.
+// keepStoredVersion removes all versions of a CRD but the stored version, so that nothing is
+// converted. The API server has a cache of each version, for which the manager converts every
+// changed object: with hundreds of Machines the conversions are most of the work of both.
 func keepStoredVersion(crd *unstructured.Unstructured) error {
 	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	if err != nil {

@@ -38,7 +38,7 @@ type Spec struct {
 	Argv []string `json:"argv"`
 	// Env is added to the environment of the process that starts the component.
 	Env []string `json:"env,omitempty"`
-	// Ports are those that the component listens on, the main one first.
+	// Ports are the ports that the component listens on, the main port first.
 	Ports []int `json:"ports,omitempty"`
 	Ready Probe `json:"ready"`
 }
@@ -75,9 +75,9 @@ func (c *Component) PID() (int, bool) {
 // Start runs the component as a child that does not outlive this program, and
 // returns once it is ready. It is an error if the component runs already.
 func (c *Component) Start(ctx context.Context) error {
-	// The kernel sends the signal when the parent exits. More exactly when the thread
-	// exits that started the child; in a Go program threads exit early only for
-	// goroutines that return while locked to theirs.
+	// The kernel sends the signal when the thread exits that started the child
+	// (https://man7.org/linux/man-pages/man2/prctl.2.html). In a Go program a
+	// thread exits before the process only if a goroutine returns while locked to it.
 	return c.start(ctx, &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL})
 }
 
@@ -146,9 +146,8 @@ func (c *Component) report(child *child) {
 	}
 }
 
-// Stop terminates the component with SIGTERM, and with SIGKILL when it has not exited
-// after a while. It stops the recorded process, its own child or one that another
-// program has started again since.
+// Stop terminates the component with SIGTERM, and with SIGKILL when it has not exited after a
+// while. It stops the recorded process, whether this program or another one has started it.
 func (c *Component) Stop(ctx context.Context) error {
 	return c.stop(ctx, func(p *process) error {
 		if err := p.signal(unix.SIGTERM); err != nil {
@@ -283,9 +282,9 @@ func (c *Component) Memory() (resident, peak float64, err error) {
 	return kib["VmRSS"] / 1024, kib["VmHWM"] / 1024, err
 }
 
-// AnonymousMemory returns how much memory of the running component is resident and not
-// a part of a file, in MiB. The other resident memory is its program, of which the
-// kernel maps as much as it has cached in large pages, used or not.
+// AnonymousMemory returns how much memory of the running component is resident and not a part of a
+// file, in MiB. The other resident memory is the program file, of which the kernel maps every
+// large page that it has cached, used or not.
 func (c *Component) AnonymousMemory() (float64, error) {
 	kib, err := c.memoryStatus()
 	return kib["RssAnon"] / 1024, err

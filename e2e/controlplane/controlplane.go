@@ -60,8 +60,7 @@ type Options struct {
 	PodNetwork string
 	// Without names parts to leave out; etcd and kube-apiserver always run.
 	Without []string
-	// Namespace is the one that the administrator's kubeconfig names; "" is
-	// "default".
+	// Namespace is the namespace in the administrator's kubeconfig; "" is "default".
 	Namespace string
 	// AuditReads are the users whose reads the audit log contains too.
 	AuditReads []string
@@ -90,8 +89,8 @@ type ControlPlane struct {
 	components []*Component // in the order they started
 }
 
-// Start runs the parts one after the other, each when the one before is
-// ready. When one fails, those that run are stopped again.
+// Start runs the parts one after the other, and waits until each is ready. If a part fails, the
+// others are stopped again.
 //
 // A fixed port that is in use is an error before anything starts.
 func Start(ctx context.Context, o Options) (*ControlPlane, error) {
@@ -175,7 +174,7 @@ func (cp *ControlPlane) prepare(namespace string) error {
 	if err != nil {
 		return fmt.Errorf("read the administrator's kubeconfig: %w", err)
 	}
-	cp.config.QPS = -1 // the API server's priority and fairness decides
+	cp.config.QPS = -1 // API Priority and Fairness limits requests instead
 	return nil
 }
 
@@ -232,7 +231,7 @@ func (cp *ControlPlane) Stop(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// Component returns the component of that name, or nil when there is none.
+// Component returns the component of that name, or nil if there is no such component.
 func (cp *ControlPlane) Component(name string) *Component {
 	for _, c := range cp.components {
 		if c.Name == name {

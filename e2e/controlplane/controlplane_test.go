@@ -89,8 +89,7 @@ func testCAPIWebhook(t *testing.T, cp *ControlPlane) {
 	clusters := dynamic.NewForConfigOrDie(cp.AdminConfig()).Resource(schema.GroupVersionResource{
 		Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "clusters",
 	}).Namespace(metav1.NamespaceDefault)
-	// Neither infrastructure nor control plane: only the webhook knows that
-	// this is wrong.
+	// The Cluster has neither infrastructure nor control plane, which only the webhook rejects.
 	_, err := clusters.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "cluster.x-k8s.io/v1beta2",
 		"kind":       "Cluster",

@@ -175,7 +175,8 @@ func (cp *ControlPlane) ServingCertificate(name string) (tls.Certificate, error)
 	return pair, nil
 }
 
-// mastersGroup may do everything, by the API server's own rule.
+// mastersGroup bypasses authorization
+// (https://kubernetes.io/docs/concepts/security/rbac-good-practices/).
 const mastersGroup = "system:masters"
 
 // Kubeconfig writes a kubeconfig file for a user with administrator rights
@@ -250,9 +251,11 @@ func (cp *ControlPlane) writeKubeconfig(path, server, user, namespace string, in
 // accepts.
 const serviceAccountIssuer = "https://kubernetes.default.svc"
 
-// MintToken signs a token of a ServiceAccount as the API server does, with any
-// lifetime: the API server grants no less than ten minutes. It accepts the token for a
-// minute longer, and for some seconds more while it is cached.
+// MintToken signs a token of a ServiceAccount as the API server does, with any lifetime. A
+// TokenRequest has a minimum of ten minutes
+// (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
+// The API server accepts an expired token for a minute, and for some seconds more while it is
+// cached.
 func (cp *ControlPlane) MintToken(account *corev1.ServiceAccount, lifetime time.Duration) (string, error) {
 	pem, err := os.ReadFile(cp.authority.serviceAccountKeyFile())
 	if err != nil {

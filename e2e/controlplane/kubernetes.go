@@ -115,10 +115,10 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--audit-log-path=" + string(cp.AuditLog()),
 			// The record is written before the client gets the response.
 			"--audit-log-mode=blocking",
-			// MiB; never rotated in practice, for a reader keeps its offset.
+			// MiB: so large that the file is never rotated, because a reader keeps its offset.
 			"--audit-log-maxsize=4096",
 		}, nodeFlags...),
-		// Garbage collection is a third of its work, and there is memory.
+		// Garbage collection would be a third of its work.
 		Env:   []string{"GOGC=400"},
 		Ports: []int{cp.ports.APIServer},
 		Ready: Probe{URL: cp.Server() + "/readyz", CAFile: cp.authority.caFile()},
@@ -198,9 +198,10 @@ func (cp *ControlPlane) startScheduler(ctx context.Context) error {
 	return err
 }
 
-// kwokStages are the stages of kwok's own module that are used: Nodes become Ready and
-// report their status periodically, Pods start at once, complete as their Job requires,
-// and terminate when they are deleted.
+// kwokStages are the stages that are used, from kwok's module
+// (https://kwok.sigs.k8s.io/docs/user/stages-configuration/): Nodes become Ready and report their
+// status periodically, Pods start at once, complete as their Job requires, and terminate when they
+// are deleted.
 //
 // Nodes report by status, not by Lease: with Leases, Nodes that were created
 // together were seen to stay without conditions.
@@ -224,7 +225,7 @@ func (cp *ControlPlane) startKWOK(ctx context.Context) error {
 			"--kubeconfig=" + kubeconfig,
 			"--config=" + stages,
 			"--manage-all-nodes=true",
-			// Pods of marekvs, and their Node, have a kubelet of their own.
+			// Package marekvsstore is the kubelet of the Pods of marekvs and of their Node.
 			"--disregard-status-with-label-selector=app.kubernetes.io/name=marekvs",
 			"--server-address=" + server,
 		},

@@ -63,9 +63,10 @@ func build(dir string) (resmap.ResMap, error) {
 	return built, nil
 }
 
-// Apply applies objects server side in the name of the given field manager.
-// Namespaces and custom resource definitions are applied first; it waits for the latter,
-// so that the objects may be of the kinds that they define.
+// Apply applies objects server side
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/) with a field manager.
+// Namespaces and custom resource definitions are applied first; it waits for the latter, so that
+// the objects may be of the kinds that they define.
 func Apply(ctx context.Context, config *rest.Config, manager string, objects []*unstructured.Unstructured) error {
 	a, err := newApplier(config, manager)
 	if err != nil {
@@ -173,7 +174,7 @@ func waitEstablished(ctx context.Context, crds dynamic.ResourceInterface, name s
 			if err != nil {
 				return false, ignoreUnavailable(err)
 			}
-			// An error means that the list is null: nothing was observed yet.
+			// An error means that the list is null: the API server has no conditions yet.
 			conditions, _, _ := unstructured.NestedSlice(crd.Object, "status", "conditions")
 			for _, condition := range conditions {
 				c, _ := condition.(map[string]any)
@@ -189,7 +190,7 @@ func waitEstablished(ctx context.Context, crds dynamic.ResourceInterface, name s
 	return nil
 }
 
-// ignoreUnavailable drops errors of an API server that is busy for a while.
+// ignoreUnavailable returns nil for errors that an overloaded API server returns for a while.
 func ignoreUnavailable(err error) error {
 	if apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || errors.Is(err, context.DeadlineExceeded) {
 		return nil

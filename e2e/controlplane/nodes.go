@@ -19,7 +19,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// nodes is what a control plane has for kubelets. Nil means that none runs.
+// nodes configures a control plane for kubelets. Nil means that no kubelet runs.
 type nodes struct {
 	address             net.IP
 	tokenID, tokenValue string
@@ -27,7 +27,7 @@ type nodes struct {
 	podNetwork string
 }
 
-// newNodes returns what kubelets need that reach this machine at an address.
+// newNodes returns the configuration for kubelets that reach this machine at an address.
 func newNodes(address, podNetwork string) (*nodes, error) {
 	n := &nodes{address: net.ParseIP(address), podNetwork: podNetwork}
 	if n.address == nil {
@@ -42,7 +42,7 @@ func newNodes(address, podNetwork string) (*nodes, error) {
 	return n, nil
 }
 
-// addresses are those at which others reach the API server.
+// addresses returns the addresses at which kubelets and Pods reach the API server.
 func (n *nodes) addresses() []net.IP {
 	if n == nil {
 		return nil
@@ -100,8 +100,9 @@ func (n *nodes) controllerManagerFlags(a *authority) ([]string, error) {
 //go:embed nodes.yaml
 var nodesManifest string
 
-// allowNodes lets kubelets join with the bootstrap token: they request a client
-// certificate, which the controller manager approves and signs.
+// allowNodes lets kubelets join with the bootstrap token: they request a client certificate, which
+// the controller manager approves and signs
+// (https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/).
 func (cp *ControlPlane) allowNodes(ctx context.Context) error {
 	objects, err := parseObjects(nodesManifest)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ports of 127.0.0.1 that the parts listen on. Zero means any free one.
+// Ports of 127.0.0.1 that the parts listen on. Zero means any free port.
 type Ports struct {
 	Etcd              int
 	EtcdPeer          int
@@ -142,18 +142,18 @@ func address(port int) string {
 	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
-// Ports are below the range from which the kernel takes the ports of outgoing connections
-// (from 32768), so that none is taken before its server has started. Each process chooses
-// from a part of them: two processes would choose one port sooner or later while none of
-// their servers listens at it yet.
+// Ports are below the range of outgoing connections (from 32768,
+// https://docs.kernel.org/networking/ip-sysctl.html), so that no connection takes a port before
+// its server has started. Each process chooses from its own part of the range: two processes would
+// choose the same port sooner or later before a server listens at it.
 const (
 	lowestPort  = 20000
 	rangeLength = 500
 	ranges      = 25
 )
 
-// portRange returns the lowest port of this process' part. The kernel releases the lock
-// on it when the process exits.
+// portRange returns the lowest port in the part of this process. The kernel releases the lock on
+// it when the process exits.
 var portRange = sync.OnceValues(func() (lowest int, err error) {
 	for n := range ranges {
 		path := filepath.Join(os.TempDir(), fmt.Sprintf("nstance-e2e-ports-%d.lock", n))

@@ -36,7 +36,7 @@ func launch(cmd *exec.Cmd) (*child, error) {
 		return nil, err
 	}
 	c := &child{cmd: cmd, exited: make(chan struct{})}
-	// Before it is waited for: a child that exits at once has an identity until then.
+	// identify comes before Wait: a child that exits at once has an identity until then.
 	id, _, err := identify(cmd.Process.Pid)
 	go func() {
 		_ = cmd.Wait() // the result is in cmd.ProcessState
@@ -64,8 +64,8 @@ func (c *child) kill() {
 // belongs to another process by now.
 var errNotRunning = errors.New("not running")
 
-// processID names one process for ever. A process id alone is reused by the
-// kernel; together with the time the process started it is not.
+// processID identifies a process for ever. The kernel reuses a process id, but not together with
+// the time at which the process started.
 type processID struct {
 	PID int `json:"pid"`
 	// StartTicks is when the process started, in clock ticks since boot
@@ -112,9 +112,9 @@ func (id processID) open() (*process, error) {
 		return nil, fmt.Errorf("opening process %d: %w", id.PID, err)
 	}
 	p := &process{fd: fd}
-	// Compared after opening: the handle is of the same process from here on. Whether
-	// it runs does not matter: waiting for an exited process returns at once, and the
-	// first thread may have exited before others.
+	// identify comes after the handle was opened, which stays with its process. Whether it runs
+	// does not matter: waiting for an exited process returns at once, and the first thread may
+	// have exited before others.
 	if now, _, err := identify(id.PID); err != nil || now != id {
 		p.close()
 		return nil, errNotRunning

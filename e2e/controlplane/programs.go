@@ -24,7 +24,7 @@ import (
 	"nstance.dev/operator/e2e/inputs"
 )
 
-// The programs of the repository, and the packages that they are built from.
+// The programs of the repository.
 const (
 	operatorProgram    = "nstance-operator"
 	serverProgram      = "nstance-server"
@@ -130,12 +130,12 @@ func (b Builder) DevProduct(ctx context.Context) (operator, server, plugin strin
 // time is not affected.
 const ClockVariable = "NSTANCE_E2E_CLOCK"
 
-// Clock returns the environment of a program whose clock is ahead of the real one.
+// Clock returns the environment of a program whose clock is ahead of the real clock.
 func Clock(ahead time.Duration) []string {
 	return []string{fmt.Sprintf("%s=%d", ClockVariable, int64(ahead.Seconds()))}
 }
 
-// now is the line of time.Now that reads the clock, and shift is what follows it.
+// now is the line of time.Now that reads the clock, and shift is inserted after it.
 const (
 	now   = "\tsec, nsec, mono := runtimeNow()\n"
 	shift = "\tsec += e2eShift\n"
@@ -226,7 +226,8 @@ type program struct {
 	variables map[string]string // set by the linker
 }
 
-// linkerFlags strip what only debuggers need. The flags are for this program alone.
+// linkerFlags returns flags that strip debug information and set variables, for this program
+// alone.
 func (p program) linkerFlags() string {
 	flags := []string{"-s", "-w"}
 	for _, name := range slices.Sorted(maps.Keys(p.variables)) {
@@ -280,7 +281,8 @@ func namesOf(programs []program) string {
 	return strings.Join(names, ", ")
 }
 
-// module is what go mod download reports about a module.
+// module is an entry of the output of go mod download -json
+// (https://go.dev/ref/mod#go-mod-download).
 type module struct {
 	Path    string
 	Version string

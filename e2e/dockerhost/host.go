@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package dockerhost prepares the Docker of this machine for nodes that are containers: it
-// finds a daemon or starts one, builds the image of the nodes, and removes what is left of
-// them.
+// Package dockerhost prepares the Docker of this machine for nodes that are containers: it finds
+// or starts a daemon, builds the image of the nodes, and removes the containers of nodes that are
+// left.
 package dockerhost
 
 import (
@@ -29,7 +29,7 @@ const systemSocket = "/var/run/docker.sock"
 
 // Host is a Docker daemon.
 type Host struct {
-	// Address is that of its API, as in DOCKER_HOST, and Client a client of it.
+	// Address is the address of its API, as in DOCKER_HOST.
 	Address string
 	Client  *client.Client
 	// Bridge is the address of this machine in the network of the containers.
@@ -38,9 +38,9 @@ type Host struct {
 	private *private
 }
 
-// Open returns the daemon of DOCKER_HOST or of the system. Where none runs, it starts one
-// with its state in dir, which only root can do. The last program that uses it stops it in
-// Close. It raises the limit of inotify instances if it is too low for many nodes.
+// Open returns the daemon of DOCKER_HOST or of the system. If no daemon runs, it starts a daemon
+// with its state in dir, which only root can do. The last program that uses it stops it in Close.
+// It raises the limit of inotify instances if it is too low for many nodes.
 func Open(ctx context.Context, dir string) (*Host, error) {
 	if err := allowInotify(maxInotifyInstances); err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func (h *Host) findBridge(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("inspect Docker's network bridge: %w", err)
 	}
-	// The network itself need not name its gateway.
+	// The network may have no gateway.
 	name := bridge.Network.Options["com.docker.network.bridge.name"]
 	link, err := net.InterfaceByName(name)
 	if err != nil {
@@ -165,7 +165,7 @@ func (h *Host) RemoveNodes(ctx context.Context, shards ...string) (int, error) {
 const (
 	// maxInotifyInstances is the kernel's limit for the inotify instances of a user.
 	maxInotifyInstances = "/proc/sys/fs/inotify/max_user_instances"
-	// wantInotifyInstances is enough for a hundred nodes: containerd and the kubelet of one
+	// wantInotifyInstances is enough for a hundred nodes: containerd and the kubelet of a node
 	// have eight, all of the same user. The default of many kernels, 128, is enough for 15.
 	wantInotifyInstances = 1024
 )

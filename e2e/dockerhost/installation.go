@@ -23,8 +23,8 @@ import (
 	"nstance.dev/operator/e2e/installation"
 )
 
-// Installation returns what makes the instances of an installation on a control plane
-// containers of this Docker with an image, and nil for no Docker.
+// Installation returns the options with which the instances of an installation are containers of
+// this Docker, with an image. It returns nil if h is nil.
 func (h *Host) Installation(cp *controlplane.ControlPlane, image string) (*installation.Machines, error) {
 	if h == nil {
 		return nil, nil
@@ -47,8 +47,8 @@ func (h *Host) Installation(cp *controlplane.ControlPlane, image string) (*insta
 	}, nil
 }
 
-// privileges are those that containers of this machine can have: one that lacks a
-// capability itself cannot start privileged ones.
+// privileges returns the privileges that containers of this machine can have: a container that
+// lacks a capability cannot start privileged containers.
 func privileges() (string, error) {
 	file, err := os.Open("/proc/self/status")
 	if err != nil {
@@ -95,8 +95,8 @@ func CheckBuild() error {
 // NodeImage builds the image of the nodes, if it is not up to date, and returns its name.
 // The script that builds it writes its progress to out.
 //
-// The name is that of one use in one checkout: the daemon may have images of others, which
-// a build must not replace while their nodes are created.
+// The name contains the checkout and the use: a build must not replace the image of another
+// checkout or use while its nodes are created.
 func (h *Host) NodeImage(ctx context.Context, root, use string, out io.Writer) (string, error) {
 	tag := use + "-" + Suffix(root)
 	build := exec.CommandContext(ctx, filepath.Join(root, "hack", "node-image.sh"))
@@ -108,7 +108,7 @@ func (h *Host) NodeImage(ctx context.Context, root, use string, out io.Writer) (
 	return "nstance-node:" + tag, nil
 }
 
-// Suffix distinguishes names of a checkout of the repository from those of others.
+// Suffix returns a suffix for names that only this checkout of the repository uses.
 func Suffix(root string) string {
 	digest := sha256.Sum256([]byte(root))
 	return hex.EncodeToString(digest[:4])

@@ -32,8 +32,8 @@ type private struct {
 	users *os.File
 }
 
-// openPrivate returns the daemon of a folder. It starts the daemon unless another program
-// has done so, maybe one that was interrupted.
+// openPrivate returns the daemon of a folder. It starts the daemon unless another program has done
+// so, maybe a program that was interrupted.
 func openPrivate(ctx context.Context, program, dir string) (*Host, error) {
 	if err := os.MkdirAll(dir, 0o711); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (p *private) start(ctx context.Context, program, address string) (*Host, er
 	return h, nil
 }
 
-// close stops the daemon if this program is the last one that uses it.
+// close stops the daemon if no other program uses it.
 func (p *private) close() error {
 	unlock, err := lockFile(filepath.Join(p.dir, "start.lock"), unix.LOCK_EX)
 	if err != nil {

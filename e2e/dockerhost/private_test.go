@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runDaemon serves what connect reads of Docker, and appends a line to the file starts.
+// runDaemon serves the calls of Docker's API that Connect makes, and appends a line to the file
+// starts.
 func runDaemon(args []string) error {
 	flags := flag.NewFlagSet(daemonName, flag.ContinueOnError)
 	host, pidFile := flags.String("host", "", ""), flags.String("pidfile", "", "")
@@ -90,7 +91,7 @@ func TestPrivateDaemonHasSeveralUsers(t *testing.T) {
 	assert.NoFileExists(t, filepath.Join(dir, "pid"))
 }
 
-// The next program uses, and stops, the daemon of one that was killed.
+// The next program uses, and stops, the daemon of a killed program.
 func TestPrivateDaemonThatIsLeft(t *testing.T) {
 	program, dir := newDaemon(t)
 	killed, err := openPrivate(t.Context(), program, dir)
@@ -117,7 +118,8 @@ func newDaemon(t *testing.T) (program, dir string) {
 	t.Helper()
 	test, err := os.Executable()
 	require.NoError(t, err)
-	// The path of a socket has at most 107 bytes.
+	// The path of a socket has at most 107 bytes
+	// (https://man7.org/linux/man-pages/man7/unix.7.html).
 	dir, err = os.MkdirTemp("", "docker-")
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, os.RemoveAll(dir)) })

@@ -18,8 +18,8 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// One request id leads from a scale-down to the drain and the termination of the instance,
-// and another one from the acknowledgement of the operator to that of the server.
+// One request id leads from a scale-down to the drain and the termination of the instance, and
+// another request id from the operator's acknowledgement of the drain to the server's.
 func TestAuditTrailOfADrain(t *testing.T) {
 	t.Parallel()
 	const name = "audited"

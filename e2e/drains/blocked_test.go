@@ -30,8 +30,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// A drain that a budget blocks delays no other one. It continues when the budget allows
-// it. A Pod that terminates slowly is waited for.
+// A drain that a budget blocks delays no other drain. It continues when the budget allows it. A
+// drain waits for a Pod that terminates slowly.
 func TestBlockedDrains(t *testing.T) {
 	t.Parallel()
 	const name = "blocked"
@@ -101,7 +101,7 @@ func TestBlockedDrains(t *testing.T) {
 	expectOneEvent(t, released)
 }
 
-// A drain that is never allowed times out, and is tried until then.
+// A drain that a budget never allows times out, and evictions are retried until then.
 func TestDrainTimesOut(t *testing.T) {
 	t.Parallel()
 	const name = "stuck"
@@ -215,7 +215,7 @@ func expectTimedOut(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// eventsNaming counts how often events report what keeps a Pod on its Node.
+// eventsNaming counts the events that report what keeps a Pod on its Node, repetitions included.
 func eventsNaming(ctx context.Context, pod *corev1.Pod) (int32, error) {
 	events, err := env.Kube.EventsV1().Events("").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -235,7 +235,7 @@ func eventsNaming(ctx context.Context, pod *corev1.Pod) (int32, error) {
 	return count, nil
 }
 
-// A drain waits until the volumes of the evicted Pods are detached, and not for those of
+// A drain waits until the volumes of the evicted Pods are detached, and not for the volumes of
 // Pods that stay.
 func TestAttachedVolumes(t *testing.T) {
 	t.Parallel()

@@ -26,13 +26,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The size of the window at first, and that of a small phone.
+// The initial size of the window, and the size of a small phone.
 const (
 	desktopWidth, desktopHeight = 1280, 800
 	phoneWidth, phoneHeight     = 400, 800
 )
 
-// browserBinary returns the path of the browser, or skips the test if none is required.
+// browserBinary returns the path of the browser. Without a browser it skips the test, unless a
+// browser is required.
 func browserBinary(t *testing.T) string {
 	t.Helper()
 	if os.Getenv("NSTANCE_TEST_BROWSER") == "" {
@@ -79,7 +80,7 @@ func openPage(t *testing.T, binary, address string) *browserPage {
 	return p
 }
 
-// record keeps what the page requests and what it reports as an error.
+// record keeps the requests and the errors of the page.
 func (p *browserPage) record(event any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,7 +125,7 @@ func evaluate[T any](p *browserPage, expression string) T {
 	return value
 }
 
-// press sends a key to what has the focus.
+// press sends a key to the element that has the focus.
 func (p *browserPage) press(key string) {
 	p.t.Helper()
 	require.NoError(p.t, chromedp.Do(p.ctx, chromedp.KeyEvent(key)))
@@ -135,7 +136,7 @@ func (p *browserPage) emulate(scheme string) {
 	p.t.Helper()
 	_, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
 		{Name: "prefers-color-scheme", Value: scheme},
-		// Colors in transition are none of a scheme.
+		// Colors in a transition belong to no color scheme.
 		{Name: "prefers-reduced-motion", Value: "reduce"},
 	}})
 	require.NoError(p.t, err)
@@ -256,7 +257,7 @@ func (p *browserPage) expectTree(state string) {
 // interactive are the elements that a user can operate.
 const interactive = `[...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex='0']")].filter(e => e.checkVisibility())`
 
-// focused describes what has the focus.
+// focused describes the element that has the focus.
 const focused = `(() => {
   const e = document.activeElement, style = getComputedStyle(e), box = e.getBoundingClientRect();
   return {
@@ -293,8 +294,8 @@ func (p *browserPage) expectKeyboard(state string) {
 	}
 }
 
-// contrasts returns the texts of the page whose contrast to their background is less than
-// 4.5 (WCAG 2.2, 1.4.3), and how many texts there are.
+// contrasts returns the texts of the page whose contrast to their background is less than 4.5
+// (https://www.w3.org/TR/WCAG22/#contrast-minimum), and how many texts there are.
 const contrasts = `(() => {
   const parse = (color) => { const [r, g, b, a = 1] = color.match(/[\d.]+/g).map(Number); return {r, g, b, a}; };
   const luminance = ({r, g, b}) => {

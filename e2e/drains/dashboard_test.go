@@ -26,17 +26,16 @@ import (
 	"nstance.dev/operator/pkg/plugin/plugintest"
 )
 
-// dashboardReader is the ServiceAccount of the dashboard, dashboardUser the user that it
-// is.
+// dashboardReader is the ServiceAccount of the dashboard, dashboardUser its user name.
 const (
 	dashboardReader = "dashboard-reader"
 	dashboardUser   = "system:serviceaccount:" + installation.Namespace + ":" + dashboardReader
 )
 
-// The dashboard shows in a browser what happens to a pool, to a user who has no other
-// rights than the ClusterRole of the manifests: the pool at rest, as it is scaled, with a
-// shard away, and with a blocked drain. The page is updated without being loaded again,
-// and can be used with a keyboard and a screen reader.
+// The dashboard shows a pool in a browser, to a user who has only the rights of the ClusterRole in
+// the manifests: the pool at rest, while it is scaled, with an unreachable shard, and with a
+// blocked drain. The page is updated without being loaded again, and can be used with a keyboard
+// and a screen reader.
 func TestDashboard(t *testing.T) {
 	const name, replicas = "dashboard", 4
 	binary := browserBinary(t)
@@ -63,8 +62,8 @@ func TestDashboard(t *testing.T) {
 	thaw := testcluster.Freeze(t, env.ShardServer(steadyShard))
 	env.Scale(t, name, replicas+2)
 	pool.until("the pool is being scaled", func(shown shownPool) bool {
-		// The operator finds out after some seconds that the shard does not respond, which is
-		// no picture of a pool that is scaled.
+		// The operator finds out after some seconds that the shard does not respond, so a
+		// screenshot would not show a pool that is scaled.
 		return shown.Wanted == 1 && !shown.Open && shown.Focused && shown.LoadedOnce && (shown.State == "Scaling" || !plugintest.Updating())
 	})
 	page.press(kb.Enter)
@@ -116,8 +115,8 @@ func TestDashboard(t *testing.T) {
 	expectOnlyReads(t, from)
 }
 
-// expectOnlyReads expects that the dashboard has sent requests that only list, that none
-// was for Secrets, and that each was allowed.
+// expectOnlyReads expects that the dashboard has sent only list requests, none for Secrets, and
+// that each was allowed.
 func expectOnlyReads(t *testing.T, from controlplane.Position) {
 	t.Helper()
 	requests := env.Requests(t, from, func(r controlplane.Request) bool { return r.User == dashboardUser })
@@ -140,7 +139,7 @@ type dashboardPool struct {
 	selector string
 }
 
-// shownPool is what the page shows of a pool.
+// shownPool has the values that the page shows for a pool.
 type shownPool struct {
 	State     string   `json:"state"`
 	Shards    []string `json:"shards"` // with their states
@@ -197,7 +196,7 @@ type dashboardServer struct {
 	url string
 }
 
-// startDashboard starts the dashboard through kubectl, which becomes it.
+// startDashboard starts the dashboard through kubectl, which replaces its process with the plugin.
 func (r pluginRunner) startDashboard(t *testing.T, kubeconfig string) *dashboardServer {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), r.kubectl, "kubectl", "nstance", "dashboard", "--namespace", installation.Namespace)

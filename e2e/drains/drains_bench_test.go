@@ -85,7 +85,7 @@ func BenchmarkDrains200(b *testing.B) {
 		b.ReportMetric(perDrain("patch", "nodes"), "patch-nodes/drain")
 		b.ReportMetric(perDrain("patch", "nstanceshardgroups", "nstancemachinepools"), "patch-pools/drain")
 		b.ReportMetric(float64(len(requests))/count, "requests/drain")
-		// The log has each twice: when it begins and when it ends.
+		// The log has each watch twice: when it begins and when it ends.
 		b.ReportMetric(float64(len(watches))/2/count, "watch-pods/drain")
 	}
 }

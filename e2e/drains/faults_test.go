@@ -23,8 +23,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// Whenever the leader is killed, the next one finishes the drain in time, and no
-// Pod is deleted without being terminated.
+// Whenever the leader is killed, the next leader finishes the drain in time, and no Pod is deleted
+// without being terminated.
 //
 // It runs before the parallel tests.
 func TestLeaderKilledDuringDrain(t *testing.T) {
@@ -36,13 +36,13 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 	var pods []*corev1.Pod
 	for i, node := range nodes {
 		slow := newPod(name, fmt.Sprintf("slow-%d", i), node)
-		// It terminates when the test removes the finalizer.
+		// The Pod is deleted when the test removes the finalizer.
 		slow.Finalizers = []string{testFinalizer}
 		pods = append(pods, newPod(name, fmt.Sprintf("first-%d", i), node), newPod(name, fmt.Sprintf("second-%d", i), node), slow)
 	}
 	env.CreatePods(t, timeout, pods...)
 
-	// The leaders are killed after none of the requests of a drain, after one, and so on.
+	// The leaders are killed before the first request of a drain, after the first, and so on.
 	const points = 8
 	killedAfter := map[string]int{}
 	for i, node := range nodes { // the oldest is deleted first
@@ -72,8 +72,9 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 	expectNoPodDeletions(t, 0)
 }
 
-// expectNoPodDeletions fails the test when operators deleted Pods since from, which
-// bypasses their budgets, instead of evicting them.
+// expectNoPodDeletions fails the test when operators deleted Pods since from, which bypasses their
+// budgets, instead of evicting them
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/).
 func expectNoPodDeletions(t *testing.T, from controlplane.Position) {
 	t.Helper()
 	deletions := env.OperatorRequests(t, from, func(r controlplane.Request) bool {
@@ -102,9 +103,8 @@ func awaitLeader(t *testing.T, operators []installation.Operator) *controlplane.
 	return leader
 }
 
-// awaitRequests returns when the operators have made so many requests for the
-// drain of a Node since from, or when they only wait for its slow Pod. It returns
-// what the last request was.
+// awaitRequests returns when the operators have made so many requests for the drain of a Node
+// since from, or when they only wait for its slow Pod. It returns the last request.
 func awaitRequests(t *testing.T, from controlplane.Position, node, namespace string, i, count int) (last string) {
 	t.Helper()
 	slow := fmt.Sprintf("slow-%d", i)
@@ -159,7 +159,7 @@ func TestWrongClocks(t *testing.T) {
 			from := env.AuditEnd(t)
 			env.Scale(t, name, 0)
 			expectDrained(t, other)
-			// The attempts take some seconds, and are those of a drain that is not over.
+			// The drain is not over while its evictions are rejected, which takes some seconds.
 			testcluster.Eventually(t, timeout, "the eviction is rejected several times", func(context.Context) error {
 				attempts := evictions(t, from, name, protected.Name)
 				if len(attempts) < 5 {
@@ -220,8 +220,8 @@ func expectDrained(t *testing.T, pod *corev1.Pod) {
 	})
 }
 
-// expectClocks checks that the processes have the clocks that they should: the leader
-// writes its time to the Lease, and the server its time to the notice of a drain.
+// expectClocks checks that the processes have the expected clocks: the leader writes its time to
+// the Lease, and the server its time to the notice of a drain.
 func expectClocks(t *testing.T, d drain, operator, server time.Duration) {
 	t.Helper()
 	testcluster.Eventually(t, timeout, "the leader renews its Lease with its clock", func(ctx context.Context) error {

@@ -6,7 +6,7 @@
 // whose Pods kwok runs, and with shard servers that the operators reach through
 // relays, which record every acknowledgement.
 //
-// The tests do not delete what they create: the cluster is deleted with them.
+// The tests do not delete their objects: the cluster is deleted afterwards.
 package drains
 
 import (
@@ -31,25 +31,25 @@ const (
 
 	// drainTimeout is longer than the tests wait: a test whose drain times out fails.
 	drainTimeout = 5 * time.Minute
-	// shortDrainTimeout is that of impatientShard: twice the time after which a drain is
-	// reported as blocked.
+	// shortDrainTimeout is the drain timeout of impatientShard: twice the time after which a drain
+	// is reported as blocked.
 	shortDrainTimeout = 30 * time.Second
 
-	// timeout is how long a test waits for what must happen.
+	// timeout is how long a test waits for an expected state.
 	timeout = 2 * time.Minute
 )
 
 // env is the cluster that all tests of this package share.
 var env struct {
 	*testcluster.Cluster
-	// drains are by shard.
+	// drains has the recorder of each shard.
 	drains          map[string]*drainRecorder
 	forcedDeletions *forcedDeletions
 }
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env.Cluster, testcluster.Options{
-		// These are programs of their own, which take minutes to build.
+		// Programs with such clocks are separate builds, which take minutes.
 		Clocks:     tier.Full(),
 		AuditReads: []string{dashboardUser},
 		Shards: []installation.Shard{
@@ -63,7 +63,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// prepare starts the relays, through which alone the operator reaches the shards.
+// prepare starts the relays, through which the operator reaches the shards.
 func prepare(ctx context.Context) (err error) {
 	env.drains = map[string]*drainRecorder{}
 	for _, shard := range env.ShardIDs {

@@ -23,9 +23,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
-// createGroup creates a pool whose group of the same name is on one shard, and
-// returns the names of its Nodes when all of them are ready. They are those of
-// the instances.
+// createGroup creates a pool whose group of the same name is on one shard, and returns the names
+// of its Nodes when all of them are ready. Nodes have the names of their instances.
 func createGroup(t testing.TB, shard, name string, size int32) []string {
 	t.Helper()
 	_, err := env.MachinePools().Create(t.Context(), testcluster.NewMachinePool(name, size), metav1.CreateOptions{})
@@ -93,7 +92,7 @@ func cordoned(ctx context.Context, node, mark string) error {
 	return nil
 }
 
-// progress returns the condition of a shard group's drains.
+// progress returns the condition DrainsProgressing of a shard group.
 func progress(ctx context.Context, shard, group string) (metav1.Condition, error) {
 	found, err := env.ShardGroup(ctx, group, shard)
 	if err != nil {
@@ -154,7 +153,7 @@ func newPod(namespace, name, node string) *corev1.Pod {
 	}
 }
 
-// podSpec is that of a Pod that is bound to a Node, or with "" has to be scheduled.
+// podSpec returns the spec of a Pod that is bound to a Node, or is scheduled if node is "".
 func podSpec(node string) corev1.PodSpec {
 	return corev1.PodSpec{
 		NodeName:                     node,
@@ -175,7 +174,7 @@ func protect(t testing.TB, namespace, pod string) {
 	}, 0)
 }
 
-// createBudget returns when a budget of that name allows so many disruptions.
+// createBudget creates a budget, and returns when it allows so many disruptions.
 func createBudget(t testing.TB, namespace, name string, spec policyv1.PodDisruptionBudgetSpec, allowed int32) {
 	t.Helper()
 	budgets := env.Kube.PolicyV1().PodDisruptionBudgets(namespace)

@@ -28,12 +28,12 @@ import (
 	"nstance.dev/operator/pkg/plugin/plugintest"
 )
 
-// readerRole is the ClusterRole of the manifests with all that the plugin reads.
+// readerRole is the ClusterRole of the manifests with the rights that the plugin needs.
 const readerRole = "nstance-reader"
 
-// The plugin of kubectl shows a pool at rest, with a shard away, and with a blocked drain, to
-// a user who has no other rights than the ClusterRole of the manifests. What a user may not
-// read is shown as unknown.
+// The plugin of kubectl shows a pool at rest, with an unreachable shard, and with a blocked drain,
+// to a user who has only the rights of the ClusterRole in the manifests. It shows values as
+// unknown that the user may not read.
 func TestPlugin(t *testing.T) {
 	t.Parallel()
 	const name, replicas = "plugin", 4
@@ -104,7 +104,7 @@ func nodeOn(t *testing.T, shard, group string) string {
 	return ""
 }
 
-// startingWith returns names with one of them first.
+// startingWith returns names with the name first at the beginning.
 func startingWith(first string, names []string) []string {
 	return append([]string{first}, slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == first })...)
 }
@@ -187,8 +187,8 @@ func newPluginRunner(t *testing.T) pluginRunner {
 	return pluginRunner{kubectl: binaries.Kube, path: filepath.Dir(plugin)}
 }
 
-// golden runs a command and compares what it prints with testdata/plugin-NAME.txt. In it, the
-// first of names is "first", and every other "other".
+// golden runs a command and compares what it prints with testdata/plugin-NAME.txt. The file has
+// "first" for the first of names, and "other" for every other name.
 func (r pluginRunner) golden(t *testing.T, name, kubeconfig string, code int, names []string, arguments ...string) {
 	t.Helper()
 	arguments = append([]string{"kubectl", "nstance"}, append(arguments, "--namespace", installation.Namespace)...)
@@ -214,8 +214,8 @@ var age = regexp.MustCompile(`\b(\d+[dhms])+\b`)
 // connectionError is the error of a connection to a shard. It differs from run to run.
 var connectionError = regexp.MustCompile(`(ShardUnreachable: (?:us-west-2b: )?)(?:error reading|connection error|rpc error|read tcp|dial tcp).*`)
 
-// normalize replaces what differs from run to run: names, ages, errors, widths of columns,
-// and the order of the instances of a shard.
+// normalize replaces the parts that differ from run to run: names, ages, errors, widths of
+// columns, and the order of the instances of a shard.
 func normalize(printed string, names []string) string {
 	for i, name := range names {
 		replacement := "other"

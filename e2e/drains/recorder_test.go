@@ -27,15 +27,15 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// drainRecorder records the drains that the server of a shard reports, and what is
-// on the Node when an operator acknowledges one.
+// drainRecorder records the drains that the server of a shard reports, and the Pods on the Node
+// when an operator acknowledges a drain.
 type drainRecorder struct {
 	mu sync.Mutex
-	// drains are by instance id.
+	// drains has the drains by instance id.
 	drains map[string]*drain
 }
 
-// drain is what is known of the drain of one instance.
+// drain records the drain of an instance.
 type drain struct {
 	Instance, Group string
 	// Reported is when the server first reported it to an operator, and DeleteAt
@@ -46,11 +46,11 @@ type drain struct {
 	Deleted time.Time
 }
 
-// acknowledgement is one that an operator has sent.
+// acknowledgement is an acknowledgement that an operator has sent.
 type acknowledgement struct {
 	At time.Time
-	// Pods are those that the API server listed on the Node before the
-	// acknowledgement was forwarded.
+	// Pods are the Pods that the API server listed on the Node before the acknowledgement was
+	// forwarded.
 	Pods []corev1.Pod
 }
 
@@ -66,8 +66,8 @@ func startDrainRecorder(ctx context.Context, shardID string) (*drainRecorder, er
 	return r, env.SetShardAddress(ctx, shardID, address)
 }
 
-// recordRequest reads the Pods on the Node, which has the name of the instance,
-// while the operator waits for the answer to its acknowledgement.
+// recordRequest reads the Pods on the Node, which has the name of the instance, while the operator
+// waits for the response to its acknowledgement.
 func (r *drainRecorder) recordRequest(ctx context.Context, message proto.Message) error {
 	request, ok := message.(*nstancev1.DrainAckRequest)
 	if !ok {
@@ -141,7 +141,7 @@ type forcedDeletions struct {
 func watchForcedDeletions(ctx context.Context, client kubernetes.Interface) (*forcedDeletions, error) {
 	d := &forcedDeletions{}
 	return d, testcluster.RunInformer(ctx, coreinformers.NewPodInformer(client, metav1.NamespaceAll, 0, nil), cache.ResourceEventHandlerFuncs{
-		// The first grace period counts: the last one is 0 for every Pod.
+		// The first grace period counts: the last grace period is 0 for every Pod.
 		UpdateFunc: func(before, after any) {
 			was, ok := before.(*corev1.Pod)
 			pod, alsoOK := after.(*corev1.Pod)
@@ -149,7 +149,8 @@ func watchForcedDeletions(ctx context.Context, client kubernetes.Interface) (*fo
 				d.add(pod)
 			}
 		},
-		// A deletion that was missed while no watch was open is no *corev1.Pod.
+		// A deletion that was missed while no watch was open is a DeletedFinalStateUnknown
+		// (https://pkg.go.dev/k8s.io/client-go/tools/cache#DeletedFinalStateUnknown).
 		DeleteFunc: func(obj any) {
 			if pod, ok := obj.(*corev1.Pod); ok && pod.DeletionTimestamp == nil {
 				d.add(pod)

@@ -26,8 +26,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
-// Which Pods are evicted from a Node whose instance is impaired depends on their
-// kind. The drain is not acknowledged before the evicted ones have left.
+// The kind of a Pod decides whether it is evicted from the Node of an impaired instance. The drain
+// is not acknowledged before the evicted Pods are deleted.
 func TestPodKinds(t *testing.T) {
 	t.Parallel()
 	const name = "kinds"
@@ -93,8 +93,7 @@ func TestPodKinds(t *testing.T) {
 	env.forcedDeletions.expectNone(t, node)
 }
 
-// When a group is scaled down, the Pods on the deleted instances move to the
-// others.
+// When a group is scaled down, the Pods on the deleted instances move to the other instances.
 func TestScaleDown(t *testing.T) {
 	t.Parallel()
 	const name = "smaller"
@@ -122,7 +121,7 @@ func TestScaleDown(t *testing.T) {
 		return nil
 	})
 	env.Scale(t, name, 2)
-	// The oldest are deleted.
+	// The oldest instances are deleted.
 	for _, node := range nodes[:2] {
 		untilDrained(t, node)
 	}
@@ -234,8 +233,8 @@ func patchPod(t testing.TB, namespace, name, patch string, subresources ...strin
 	require.NoError(t, err)
 }
 
-// A guarded pool is scaled down one instance at a time. While a budget blocks the drain of
-// one, the pool reports that and no other instance is drained; then it continues.
+// A guarded pool is scaled down one instance at a time. While a budget blocks a drain, the pool
+// reports that and no other instance is drained; then it continues.
 func TestGuardedScaleDown(t *testing.T) {
 	t.Parallel()
 	const name, before, after = "guarded", 6, 2

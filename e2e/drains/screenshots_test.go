@@ -34,7 +34,7 @@ func (p *browserPage) screenshots(state string) {
 	}
 	root, err := controlplane.FindRoot(".")
 	require.NoError(p.t, err)
-	// What has the focus is a matter of the test.
+	// The focus belongs to the test, not to the screenshot.
 	evaluate[bool](p, "(() => { window.focusedBefore = document.activeElement; document.activeElement.blur(); return true; })()")
 	p.write(filepath.Join(root, "docs", "images", "dashboard-"+state+".png"), chromedp.FullScreenshot(100))
 	if state == "blocked" {

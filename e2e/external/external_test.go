@@ -55,8 +55,8 @@ func testScale(t *testing.T) {
 	assert.Empty(t, nodes.Items, "Nodes of the management cluster")
 }
 
-// An instance is deleted when the Pods of its Node in the workload cluster have left it,
-// and not before.
+// An instance is deleted when its Node in the workload cluster has no Pods any more, and not
+// before.
 func testDrain(t *testing.T) {
 	t.Parallel()
 	const name = "drained"
@@ -119,9 +119,8 @@ func testPodGetsAMachine(t *testing.T) {
 	})
 }
 
-// While the workload cluster is not reachable, sizes change and no drain is acknowledged:
-// a Node that the operator cannot see is not one that does not exist. An operator that
-// starts meanwhile does the same.
+// While the workload cluster is not reachable, sizes change and no drain is acknowledged: a Node
+// that the operator cannot read may exist. An operator that starts in this time does the same.
 func TestWorkloadClusterNotReachable(t *testing.T) {
 	const name, idle = "unreachable", "idle"
 	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, 1))
@@ -162,9 +161,9 @@ func TestWorkloadClusterNotReachable(t *testing.T) {
 	assert.Contains(t, operatorRequests(t, env.Workload, from), "create pods/eviction", "the Node was drained")
 }
 
-// The operator used no right on Nodes and Pods in the management cluster, and none but those
-// in the workload cluster. That it lacks none is checked after all tests. This one is the
-// last of the file, so that it sees the requests of the others.
+// The operator used no right on Nodes and Pods in the management cluster, and no other right in
+// the workload cluster. Main checks after all tests that it lacks no right. This test is the last
+// of the file, so that it sees the requests of the other tests.
 func TestRights(t *testing.T) {
 	ofNodes := []string{"nodes", "pods", "pods/eviction", "poddisruptionbudgets", "daemonsets", "volumeattachments", "persistentvolumes"}
 	for _, request := range operatorRequests(t, env.ControlPlane, 0) {
@@ -182,8 +181,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// drainBlocked succeeds when the shard group of a pool reports that a drain is blocked by
-// something.
+// drainBlocked succeeds when the shard group of a pool reports a blocked drain with a message that
+// contains by.
 func drainBlocked(ctx context.Context, pool, by string) error {
 	shardGroup, err := env.ShardGroup(ctx, pool, shard)
 	if err != nil {
@@ -196,7 +195,7 @@ func drainBlocked(ctx context.Context, pool, by string) error {
 	return nil
 }
 
-// newPod returns a Pod on a Node, or for the scheduler.
+// newPod returns a Pod on a Node, or a Pod to schedule if node is "".
 func newPod(namespace, name, node string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": namespace}},

@@ -19,7 +19,7 @@ const (
 	shard, group = "us-west-2a", "on-demand"
 	// drainTimeout is longer than the tests wait: a test whose drain times out fails.
 	drainTimeout = 10 * time.Minute
-	// timeout is how long a test waits for what must happen.
+	// timeout is how long a test waits for an expected state.
 	timeout = 2 * time.Minute
 )
 

@@ -51,8 +51,8 @@ type watching struct {
 	cut      context.CancelFunc
 }
 
-// Start serves at a free port of this machine until Close. The API server is
-// that of config, whose own credentials are not used.
+// Start serves at a free port of this machine until Close. Requests go to the API server of
+// config, without the credentials of config.
 func Start(config *rest.Config, certificate tls.Certificate) (*Proxy, error) {
 	upstream, err := url.Parse(config.Host)
 	if err != nil {
@@ -90,8 +90,8 @@ func Start(config *rest.Config, certificate tls.Certificate) (*Proxy, error) {
 	return p, nil
 }
 
-// badGateway answers when the API server itself does not. It logs nothing, because the
-// tests make that happen.
+// badGateway responds if the API server does not. It logs nothing, because the tests stop the API
+// server on purpose.
 func badGateway(w http.ResponseWriter, _ *http.Request, err error) {
 	if errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler)
@@ -156,16 +156,16 @@ func (p *Proxy) add(w *watching) (remove func()) {
 	}
 }
 
-// Rule is what is done to which requests.
+// Rule selects requests, and the fault that they meet.
 type Rule struct {
-	// Verbs are those of RBAC, such as list and watch. None means all.
+	// Verbs are RBAC verbs, such as list and watch. Empty means all.
 	Verbs []string
-	// Resource is plural, such as machinepools, or of RBAC's form for a subresource,
-	// such as machinepools/status, which the former does not mean. "" means all.
+	// Resource is plural, such as machinepools, or has the RBAC form of a subresource, such as
+	// machinepools/status, which "machinepools" does not include. "" means all.
 	Resource string
-	// Except is a resource that an empty Resource does not mean.
+	// Except is a resource that an empty Resource does not include.
 	Except string
-	// Name is that of one object. "" means all.
+	// Name is the name of the object. "" means all.
 	Name string
 	// After is how many of these requests are forwarded before.
 	After int

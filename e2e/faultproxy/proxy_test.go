@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// behind returns a proxy and a client of it. The API server behind it answers
-// lists with the token it was given, and watches with one line and then silence.
+// behind returns a proxy and a client of it. The API server behind it responds to a list with the
+// token that it received, and to a watch with a single line.
 func behind(t *testing.T) (*Proxy, *http.Client) {
 	t.Helper()
 	upstream := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -40,8 +40,8 @@ func (o *faultyOperator) apiServerFaults() []testcluster.Fault {
 	)...)
 }
 
-// exitsWhile is a fault because of which the operator cannot renew its lease. The next
-// operator does not wait for the lease.
+// exitsWhile is a fault in which the operator cannot renew its lease, and exits. The next operator
+// does not wait for the lease.
 func (o *faultyOperator) exitsWhile(begin func(*testing.T) (end func())) func(*testing.T, testcluster.ScaleUp) {
 	exits := func(t *testing.T) {
 		t.Helper()
@@ -79,7 +79,7 @@ func (o *faultyOperator) injected(rule faultproxy.Rule) func(*testing.T) func() 
 
 var writeVerbs = []string{"create", "update", "patch", "delete", "deletecollection"}
 
-// writeFaults are met by the writes that follow a scale-up.
+// writeFaults let the writes after a scale-up fail.
 func (o *faultyOperator) writeFaults() []testcluster.PoolFault {
 	faults := []testcluster.PoolFault{
 		{Name: "writes of shard groups hang", Begin: o.writesFail("nstanceshardgroups", 0, 1)},
@@ -137,15 +137,15 @@ func (o *faultyOperator) listFaults() []testcluster.Fault {
 			o.Proxy.Heal()
 			untilMet(t, o.Proxy.Inject(listRule(kind.resource, http.StatusInternalServerError)), 2)
 			o.Proxy.Heal()
-			// A list that hangs is not retried, so it is met once.
+			// A list that hangs is not retried, so it meets the fault once.
 			untilMet(t, o.Proxy.Inject(listRule(kind.resource, 0)), 1)
 		})})
 	}
 	return faults
 }
 
-// listRule keeps a resource from being listed. A watch that begins with all objects is a
-// list too.
+// listRule lets lists of a resource fail, and watches that begin with all objects
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists).
 func listRule(resource string, code int) faultproxy.Rule {
 	return faultproxy.Rule{Verbs: []string{"list", "watch"}, Resource: resource, Code: code}
 }

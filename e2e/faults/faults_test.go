@@ -25,8 +25,8 @@ import (
 // faultyPool is the pool that must not lose instances.
 const faultyPool = "precious"
 
-// Information that is missing, late or wrong deletes nothing, and no fault needs a hand:
-// the scale-up that it interrupts completes.
+// Missing, late or wrong information deletes nothing, and no fault needs an administrator: the
+// scale-up that it interrupts completes.
 func TestFaults(t *testing.T) {
 	o := runFaultyOperator(t, testcluster.ShortLease...)
 	env.ExpectNoLosses(t, faultyPool, slices.Concat(
@@ -34,7 +34,8 @@ func TestFaults(t *testing.T) {
 	), o.ensureRunning)
 }
 
-// The same with faults of one pool each, which happen at the same time.
+// TestFaultsOfOnePool is TestFaults with faults of a single pool each, which happen at the same
+// time.
 func TestFaultsOfOnePool(t *testing.T) {
 	o := runFaultyOperator(t)
 	t.Run("writes fail", func(t *testing.T) {
@@ -47,7 +48,7 @@ func TestFaultsOfOnePool(t *testing.T) {
 	})
 }
 
-// untilMet waits until the operator has met a fault so many times.
+// untilMet waits until a fault was applied to so many requests of the operator.
 func untilMet(t *testing.T, fault *faultproxy.Fault, times int) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, "the operator meets the fault", func(context.Context) error { return met(times, fault) })
@@ -78,7 +79,7 @@ type faultyOperator struct{ *testcluster.ProxiedOperator }
 func runFaultyOperator(t *testing.T, flags ...string) *faultyOperator {
 	t.Helper()
 	o := &faultyOperator{env.ReplaceOperator(t, slices.Concat(flags, testcluster.ShortProbe)...)}
-	// From now on it may start while its caches cannot be complete.
+	// /readyz would wait for the caches, which some faults keep incomplete.
 	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
 	return o
 }
@@ -94,7 +95,7 @@ func (o *faultyOperator) expectRefusal(t *testing.T, message string) {
 	t.Helper()
 	require.NoError(t, o.Process.Stop(t.Context()))
 	from := o.logSize(t)
-	// It serves /healthz until its caches are complete.
+	// /healthz responds before the caches are complete.
 	_ = o.Process.Start(t.Context())
 	o.untilExited(t)
 	o.untilLogged(t, from, message)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package faults shows that the operator loses no instance while the API server, its
-// configuration or its shards fail, on a cluster like that of package operator. The pools
-// of a test stay: the cluster is deleted with them.
+// Package faults shows that the operator loses no instance while the API server, its configuration
+// or its shards fail, on a cluster like the cluster of package operator. The pools of a test stay:
+// the cluster is deleted with them.
 package faults
 
 import (

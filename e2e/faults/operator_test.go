@@ -79,8 +79,8 @@ func (o *faultyOperator) configurationFaults() []testcluster.Fault {
 	}
 }
 
-// controllerFaults are those of the other controllers. The operator and the shards
-// continue without them.
+// controllerFaults are faults of the other controllers. The operator and the shards continue
+// without these controllers.
 func (o *faultyOperator) controllerFaults() []testcluster.Fault {
 	return append([]testcluster.Fault{
 		{Name: "Cluster API is killed", Happen: continuesWhile(killed(controlplane.CAPI))},
@@ -107,8 +107,8 @@ func (o *faultyOperator) controllerFaults() []testcluster.Fault {
 	)...)
 }
 
-// markUnknown does to the Nodes of a group what the controller manager does after it has
-// heard nothing from their kubelets for 40 seconds.
+// markUnknown marks the Nodes of a group as the controller manager does if their kubelets have not
+// reported for its grace period (https://kubernetes.io/docs/reference/node/node-status/).
 func markUnknown(t *testing.T, group string) {
 	t.Helper()
 	nodes, err := env.Nodes(t.Context(), group)
@@ -158,7 +158,7 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 		})},
 	}, testcluster.OnlyInFull(
 		testcluster.Fault{Name: "another process has the lease, with a clock that is an hour behind", Happen: o.exitsWhenTaken(-time.Hour)},
-		// TestPausedLeader has another operator that leads meanwhile.
+		// In TestPausedLeader another operator leads in this time.
 		testcluster.Fault{Name: "the operator hangs until its lease has expired", Happen: testcluster.During(func(t *testing.T) {
 			defer testcluster.Freeze(t, o.Process)()
 			testcluster.Eventually(t, time.Minute, "the lease has expired", func(ctx context.Context) error {
@@ -176,7 +176,7 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 	)...)
 }
 
-// exitsWhenTaken replaces the holder of the lease by one that never renews it, with a wrong
+// exitsWhenTaken replaces the holder of the lease by a holder that never renews it, with a wrong
 // clock. The next operator waits until the lease has expired.
 func (o *faultyOperator) exitsWhenTaken(ahead time.Duration) func(*testing.T, testcluster.ScaleUp) {
 	return testcluster.During(func(t *testing.T) {
@@ -195,7 +195,7 @@ func (o *faultyOperator) exitsWhenTaken(ahead time.Duration) func(*testing.T, te
 	})
 }
 
-// A leader that was paused while another one led exits when it resumes, and does not send
+// A leader that was suspended while another operator led exits when it resumes, and does not send
 // the sizes that it knew before.
 func TestPausedLeader(t *testing.T) {
 	const name = "paused"

@@ -30,8 +30,8 @@ import (
 
 const keySecret = "nstance-operator-key"
 
-// An operator that is killed at any step of its registration is continued by the next:
-// one nonce is used once, for the one key that was stored.
+// If an operator is killed at any step of its registration, the next operator continues it: the
+// nonce is used once, for the key that was stored.
 func TestRegistrationIsResumed(t *testing.T) {
 	o := runFaultyOperator(t)
 	untilIdentityReady(t)
@@ -71,7 +71,7 @@ func TestRegistrationIsResumed(t *testing.T) {
 	untilIdentityReady(t)
 }
 
-// An operator whose certificate was revoked is not served any more. With a new nonce it
+// The servers do not serve an operator whose certificate was revoked. With a new nonce it
 // registers again, without a restart.
 func TestRevocation(t *testing.T) {
 	const name = "revoked"
@@ -140,7 +140,7 @@ func untilIdentityReady(t *testing.T) {
 	})
 }
 
-// usedNonces are the keys by which nonces were used, by the name of the claim.
+// usedNonces returns the keys for which nonces were used, by the name of the claim.
 func usedNonces(t *testing.T) map[string]string {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(env.Installation.Bucket(), "operator-nonce", "*.pem"))
@@ -175,8 +175,8 @@ func (o *faultyOperator) expectNoRepeatedFailure(t *testing.T, from int) {
 	}
 }
 
-// Certificates that live for seconds are renewed, without a restart: drains that began
-// with the first certificate end with the last, and groups are scaled meanwhile.
+// Certificates that live for seconds are renewed, without a restart: drains that began with the
+// first certificate end with the last, and groups are scaled in between.
 func TestRenewal(t *testing.T) {
 	const (
 		ttl     = 15 * time.Second
@@ -232,7 +232,7 @@ func TestRenewal(t *testing.T) {
 	o.expectNoRepeatedFailure(t, from)
 }
 
-// blockedDrains succeeds when so many drains of a pool are blocked, and no others run.
+// blockedDrains succeeds when so many drains of a pool are blocked, and no other drains run.
 func blockedDrains(ctx context.Context, name string, want int32) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {

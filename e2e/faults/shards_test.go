@@ -43,7 +43,7 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 			untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		})},
 	}, testcluster.OnlyInFull(
-		// The kernel accepts the connections of a process that is suspended.
+		// The kernel accepts connections to a suspended process.
 		testcluster.Fault{Name: "a shard accepts connections and never reads", Happen: testcluster.During(func(t *testing.T) {
 			defer env.SaveConfigMap(t, "nstance-shards")()
 			silent, err := net.Listen("tcp", "127.0.0.1:0")
@@ -56,9 +56,9 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 	)...)
 }
 
-// A shard whose address is that of another one is unreachable. What the other server has
-// is not believed, so nothing is deleted, and nothing is sent there. The rest of the
-// shards continues.
+// A shard is unreachable if its address is the address of another shard. The operator ignores the
+// groups of the other server, so nothing is deleted, and sends nothing there. The other shards
+// continue.
 func TestWrongShard(t *testing.T) {
 	const name = "misled"
 	o := runFaultyOperator(t)
@@ -73,7 +73,7 @@ func TestWrongShard(t *testing.T) {
 		name   string
 		change func(data map[string]string)
 		reason string
-		// right is a shard that grows meanwhile.
+		// right is a shard that grows during the fault.
 		right string
 	}{
 		{"addresses are swapped", func(data map[string]string) { data[a], data[c] = data[c], data[a] }, v1beta1.ReasonWrongShard, b},
@@ -86,7 +86,7 @@ func TestWrongShard(t *testing.T) {
 			if test.reason == v1beta1.ReasonWrongShard {
 				env.UntilShardsReachable(t, name, metav1.ConditionFalse, test.reason)
 			}
-			// Without a cache of the time before.
+			// The operator restarts, so that its cache is empty.
 			o.restart(t)
 			env.UntilShardsReachable(t, name, metav1.ConditionFalse, test.reason)
 
@@ -180,7 +180,7 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 		before := map[string]int{a: changes(servers[a]), b: changes(servers[b]), c: changes(servers[c])}
 		connect(t, map[string]*servertest.Server{a: servers[c], c: servers[a]})
 		env.UntilShardsReachable(t, name, metav1.ConditionFalse, v1beta1.ReasonWrongShard)
-		// Without a cache of the time before.
+		// The operator restarts, so that its cache is empty.
 		o.restart(t)
 		env.UntilShardsReachable(t, name, metav1.ConditionFalse, v1beta1.ReasonWrongShard)
 		replicas += 3
@@ -212,8 +212,8 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 	})
 }
 
-// testZoneWithoutStock has a shard that has no more instances of a type lend those of its pool
-// to the others, and get them back when the pool grows. Nothing that runs is terminated for
+// testZoneWithoutStock: a shard without capacity for a type lends the replicas of its pool to the
+// other shards, and gets them back when the pool grows. No running instance is terminated for
 // that. A Pod gets its machine from another shard.
 func testZoneWithoutStock(t *testing.T) {
 	const name, builders, scarce = "stockless", "stockless-builders", "m7i.xlarge"

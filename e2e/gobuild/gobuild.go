@@ -24,8 +24,8 @@ import (
 // progressInterval is how often a running build reports its progress.
 const progressInterval = 10 * time.Second
 
-// Build is one go build of main packages, which share most of their packages: one is linked
-// while others compile.
+// Build is one go build of main packages, which share most of their packages. A program is linked
+// while other packages compile.
 type Build struct {
 	Name     string   // of what is built
 	Dir      string   // of the module
@@ -75,21 +75,21 @@ func (b Build) Run(ctx context.Context, progress io.Writer, following ...Build) 
 	}
 }
 
-// arguments are those of every go command that is about the same packages.
+// arguments returns the arguments that go build and go list have in common.
 func (b Build) arguments() []string {
-	// The version control stamp would make every commit a reason to link again. Only
-	// debuggers need DWARF, which is a tenth of the compiler's work. One compiler more
-	// than processors uses the time in which another one waits for the disk.
+	// The version control stamp would make every commit a reason to link again. Only debuggers
+	// need DWARF, which is a tenth of the compiler's work. With one compiler more than processors,
+	// a processor works while another compiler waits for the disk.
 	arguments := []string{"-buildvcs=false", "-gcflags=all=-dwarf=false", "-p", strconv.Itoa(runtime.NumCPU() + 1)}
 	return append(append(arguments, b.Flags...), b.Packages...)
 }
 
-// importCost is what an import costs the compiler, in bytes of source.
+// importCost is the cost of an import for the compiler, in bytes of source.
 const importCost = 10 << 10
 
-// uncompiled returns what each package costs that is not compiled yet, in bytes of source, nil
-// if that cannot be found out: what is wrong ends the build too. The programs themselves are
-// left out, because a compiled one counts as stale until it is linked.
+// uncompiled returns the cost of each package that is not compiled yet, in bytes of source. It
+// returns nil after an error, because the build then reports the same error. The programs
+// themselves are left out, because a compiled program counts as stale until it is linked.
 func uncompiled(ctx context.Context, builds []Build) map[string]int64 {
 	const format = `{{if and .Stale (ne .Name "main")}}{{.ImportPath}}{{"\t"}}{{len .Imports}}{{range .GoFiles}}{{"\t"}}{{$.Dir}}/{{.}}{{end}}{{end}}`
 	costs := map[string]int64{}
@@ -122,10 +122,10 @@ func Command(ctx context.Context, dir string, arguments ...string) *exec.Cmd {
 	return cmd
 }
 
-// compilerEnvironment turns garbage collection in the compiler off as long as it uses
-// less than its share of half the machine's memory: collecting takes a fifth of a
-// build from scratch. Where there are few processors each compiler uses a single one, which
-// takes a twelfth less time of them: the packages that compile at once use them all.
+// compilerEnvironment turns garbage collection in the compiler off as long as it uses less than
+// its share of half the machine's memory: collecting takes a fifth of a build from scratch. On a
+// machine with few processors each compiler uses a single processor, which saves a twelfth of
+// their time: the packages that compile at once use them all.
 func compilerEnvironment() []string {
 	const leastShare, fewProcessors = 2 << 30, 4
 	var info syscall.Sysinfo_t
@@ -146,8 +146,8 @@ func compilerEnvironment() []string {
 // named matches a line of go build -v.
 var named = regexp.MustCompile(`^[\w.~/-]+$`)
 
-// estimate reads the output of go build -v, and estimates how long the build still takes:
-// what is not compiled yet takes as long as what is, in relation to its cost.
+// estimate reads the output of go build -v, and estimates how long the build still takes: the
+// remaining packages take as long as the compiled packages in relation to their cost.
 type estimate struct {
 	mu       sync.Mutex
 	line     []byte          // incomplete
@@ -158,14 +158,14 @@ type estimate struct {
 	costs    map[string]int64
 }
 
-// expect sets what each package costs that had to be compiled.
+// expect sets the cost of each package that had to be compiled.
 func (e *estimate) expect(costs map[string]int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.costs = costs
 }
 
-// Write takes output of go build.
+// Write parses output of go build.
 func (e *estimate) Write(data []byte) (int, error) {
 	const maxRest = 64 << 10
 	e.mu.Lock()

@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// writeModule writes a module with a program and a package, which nobody has compiled
-// before, and returns its build.
+// writeModule writes a module with a program and a package, which were not compiled before, and
+// returns its build.
 func writeModule(t *testing.T) Build {
 	dir := t.TempDir()
 	for path, text := range map[string]string{
@@ -43,7 +43,7 @@ func writeModule(t *testing.T) Build {
 func TestRun(t *testing.T) {
 	b := writeModule(t)
 	costs := uncompiled(t.Context(), []Build{b})
-	// What was not compiled with the same flags before is a part of the standard library.
+	// The rest is the part of the standard library that was not compiled with these flags before.
 	maps.DeleteFunc(costs, func(path string, _ int64) bool { return !strings.HasPrefix(path, "example.com/") })
 	if got := slices.Sorted(maps.Keys(costs)); !slices.Equal(got, []string{"example.com/library"}) {
 		t.Errorf("%v are to compile", got)
@@ -118,7 +118,7 @@ func expectLeft(t *testing.T, e *estimate, want string) {
 }
 
 // TestEstimate compiles packages of very different sizes, some of which take twice as long as
-// their cost says. The estimate is never far from the truth, and never changes by more than a
+// their cost predicts. The estimate stays near the real time, and never changes by more than a
 // minute.
 func TestEstimate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

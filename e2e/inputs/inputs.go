@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package inputs makes the programs and folders that a suite of end-to-end tests uses known
-// to Go's test cache, which on its own sees the test binary, environment variables, and files
-// of the module e2e only. make links the digests of a suite's inputs into its test binary
-// (see e2e/cmd/suites), so that the result of a suite is reused exactly if none of its
-// inputs has changed.
+// Package inputs tells Go's test cache which programs and folders a suite of end-to-end tests
+// uses. The cache itself considers only the test binary, environment variables, and files within
+// the module (https://pkg.go.dev/cmd/go#hdr-Test_packages). make links the digests of a suite's
+// inputs into its test binary (see e2e/cmd/suites), so that the result of a suite is reused
+// exactly if its inputs have not changed.
 package inputs
 
 import (
@@ -15,7 +15,7 @@ import (
 	"strings"
 )
 
-// Variable is what the linker sets to the inputs of a suite, as Format returns them.
+// Variable is the variable that the linker sets to the inputs of a suite, in the form of Format.
 const Variable = "nstance.dev/operator/e2e/inputs.linked"
 
 // Folders of the repository that are inputs.

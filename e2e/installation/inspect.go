@@ -26,11 +26,11 @@ import (
 // received it.
 type Call struct {
 	Method string
-	// Group is the group, or that of the instance.
+	// Group is the group, or the group of the instance.
 	Group string
-	// Size is that of an UpsertGroup.
+	// Size is the size in an UpsertGroup.
 	Size int32
-	// Instance is that of a DeleteInstance or an AcknowledgeDrained.
+	// Instance is the instance id in a DeleteInstance or an AcknowledgeDrained.
 	Instance string
 }
 
@@ -42,8 +42,8 @@ const (
 	AcknowledgeDrained = "AcknowledgeDrained"
 )
 
-// received matches what a server logs about each such call: one about a group before it
-// validates it, one about an instance if it has the instance.
+// received matches the line that a server logs about each such call. It logs a call about a group
+// before validation, and a call about an instance only if it has the instance.
 var received = regexp.MustCompile(`(?m)\] "Received (group|deletion of group|deletion of instance|acknowledgement of a drain)"` +
 	`.*?(?: instance="([^"]*)")? group="([^"]*)"(?: size=(\d+))?.*$`)
 
@@ -99,7 +99,7 @@ type Creation struct {
 	Group    string
 }
 
-// created matches what a server logs about each such instance, once: a repeated call
+// created matches the line that a server logs about each such instance, once: a repeated call
 // creates nothing.
 var created = regexp.MustCompile(`(?m)\] "Creating on-demand instance".* instance="([^"]*)" group="([^"]*)"`)
 
@@ -152,9 +152,9 @@ func (n *Installation) Records(shardID string) ([]instance.Record, error) {
 	return records, nil
 }
 
-// Metric reads the metrics that an operator or a server serves at url, and returns the sum
-// of the series of one whose labels contain labels. The value of a histogram is the sum of
-// its observations. A missing metric is zero.
+// Metric reads the metrics that an operator or a server serves at url, and returns the sum of the
+// series of metric name whose labels contain labels. The value of a histogram is the sum of its
+// observations. A missing metric is zero.
 func Metric(ctx context.Context, url, name string, labels map[string]string) (float64, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {

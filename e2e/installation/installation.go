@@ -40,13 +40,12 @@ const (
 type Options struct {
 	// Manifests is the repository's folder of that name.
 	Manifests string
-	// Operator and Server are the programs.
+	// Operator and Server are the paths of the programs.
 	Operator, Server string
-	// Shards are those in the operator's configuration. Ports that are zero are
-	// chosen.
+	// Shards are the shards in the operator's configuration. Ports that are zero are chosen.
 	Shards []Shard
-	// Workload is the control plane of the Nodes and Pods. If it is nil, they are in that of
-	// the operator.
+	// Workload is the control plane of the Nodes and Pods. If it is nil, they are in the control
+	// plane of the operator.
 	Workload *controlplane.ControlPlane
 	// Machines makes each instance a machine. If it is nil, instances are Nodes that kwok
 	// simulates.
@@ -61,7 +60,7 @@ type Installation struct {
 	client    kubernetes.Interface
 	authority *pki.Authority
 	dir       string
-	// namespace is that of the operator, and tenant its tenant.
+	// namespace is the namespace of the operator, and tenant its tenant.
 	namespace, tenant string
 	// webhook is the port at which the API server calls the admission webhook, and
 	// webhookServed whether an operator was started for it.

@@ -31,9 +31,9 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// TestInstallation checks what is installed: shard servers that answer and create Nodes,
-// rights that are not too wide, Pods that are restricted, a release that clusterctl
-// installs over it, and what is left without the operator.
+// TestInstallation checks what is installed: shard servers that respond and create Nodes, rights
+// that are not too wide, restricted Pods, a release that clusterctl installs over it, and the
+// objects that are left without the operator.
 func TestInstallation(t *testing.T) {
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
@@ -123,7 +123,7 @@ func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	require.NoError(t, err)
 	operator := kubernetes.NewForConfigOrDie(config).CoreV1()
-	// It watches what it reads, and may get none of it.
+	// The operator may watch the objects that it reads, and may not get them.
 	shards := metav1.ListOptions{FieldSelector: "metadata.name=nstance-shards"}
 	if list, err := operator.ConfigMaps(Namespace).List(t.Context(), shards); err != nil || len(list.Items) != 1 {
 		t.Errorf("the operator cannot read where the shards are: %v, %v", list, err)
@@ -133,8 +133,9 @@ func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
 	}
 }
 
-// testRestricted applies manifests/operator without the overlay: its namespace accepts
-// restricted Pods only, and the Deployment's are.
+// testRestricted applies manifests/operator without the overlay: its namespace accepts only
+// restricted Pods (https://kubernetes.io/docs/concepts/security/pod-security-standards/), and the
+// Deployment's Pods are restricted.
 func testRestricted(t *testing.T, n *Installation, client kubernetes.Interface) {
 	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
 	t.Cleanup(func() {

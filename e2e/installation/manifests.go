@@ -18,7 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
-// fieldManager is the field manager of what an administrator would apply.
+// fieldManager is the field manager of the objects that an administrator would apply.
 const fieldManager = "devcluster"
 
 //go:embed overlay/kustomization.yaml
@@ -28,10 +28,10 @@ var overlayText string
 var secondText string
 
 var (
-	// overlay is the kustomization of what is applied: the manifests of the operator,
-	// changed for a machine without a kubelet.
+	// overlay is the kustomization that is applied: the manifests of the operator, changed for a
+	// machine without a kubelet.
 	overlay = parse(overlayText)
-	// second is that of a second operator of the cluster.
+	// second is the kustomization of a second operator of the cluster.
 	second = parse(secondText)
 )
 
@@ -43,7 +43,7 @@ func parse(text string) *template.Template {
 // overlay.
 func (n *Installation) applyOperator(ctx context.Context, overlay *template.Template) error {
 	dir := n.Overlay()
-	// A kustomization names others by relative paths only.
+	// A kustomization refers to its bases by relative paths only.
 	base := "operator"
 	if n.options.Workload != nil {
 		base = "external"

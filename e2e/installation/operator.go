@@ -21,14 +21,14 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// Operator is how one operator is run.
+// Operator has the name, ports and flags of an operator process.
 type Operator struct {
 	// Component is the name it runs under, such as "operator".
 	Component string
-	// HTTPPort serves health and metrics. Zero means any free one.
+	// HTTPPort serves health and metrics. Zero means any free port.
 	HTTPPort int
-	// WebhookPort serves the admission webhook. Zero means the one that the API server
-	// calls for the operator that is started first, and any free one for others.
+	// WebhookPort serves the admission webhook. Zero means the port that the API server calls for
+	// the operator that is started first, and any free port for other operators.
 	WebhookPort int
 	// Server is the URL at which the operator reaches the API server. Empty
 	// means the API server's own.
@@ -49,8 +49,8 @@ func webhookURL(port int) string { return "https://" + address(port) + "/validat
 // rights of its ServiceAccount and nothing more. It returns the operator with its ports
 // filled in once its caches have synced. Several may run: one leads.
 //
-// Arguments, environment and account are those of the Deployment. Only what a Pod gets
-// from its Node or its network are flags.
+// The Deployment defines the arguments, the environment and the ServiceAccount. Flags replace only
+// the values that a Pod gets from its Node or its network.
 func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator, error) {
 	if o.WebhookPort == 0 && !n.webhookServed {
 		o.WebhookPort = n.webhook
@@ -81,8 +81,8 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 			"--kubeconfig", kubeconfig,
 			"--http-address", address(o.HTTPPort),
 			"--webhook-address", address(o.WebhookPort),
-			// For Metric: a scrape over TLS is two requests of the operator, and tests
-			// count those.
+			// Metric reads without TLS: for a scrape over TLS the operator makes two requests, and
+			// tests count its requests.
 			"--metrics-address", "",
 			"--capi-kubeconfig-server", n.cp.Server(),
 		}, workload, o.Flags),
@@ -107,13 +107,13 @@ func requestToken(ctx context.Context, client kubernetes.Interface, namespace, a
 	return response.Status.Token, nil
 }
 
-// deploymentName and containerName are those of the operator's manifests.
+// deploymentName and containerName are the names in the operator's manifests.
 const (
 	deploymentName = "nstance-operator"
 	containerName  = "manager"
 )
 
-// container is what a kubelet would read of a Pod to run a container of it.
+// container has the fields that a kubelet would read from a Pod to run its container.
 type container struct {
 	serviceAccount string
 	args, env      []string

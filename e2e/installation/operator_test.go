@@ -17,7 +17,7 @@ func field(path string) *corev1.EnvVarSource {
 	return &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: path}}
 }
 
-// deployment returns a Deployment whose container has what change gives it.
+// deployment returns a Deployment whose container change has changed.
 func deployment(change func(*corev1.Container)) *appsv1.Deployment {
 	c := corev1.Container{Name: containerName, ReadinessProbe: &corev1.Probe{
 		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Path: "/readyz"}},
@@ -51,7 +51,7 @@ func TestContainerIsReadAsByAKubelet(t *testing.T) {
 	}, got)
 }
 
-// What a kubelet would do and this package does not is an error.
+// Fields that a kubelet supports and this package does not are errors.
 func TestUnsupportedContainerIsRejected(t *testing.T) {
 	for want, change := range map[string]func(*corev1.Container){
 		"not found":                  func(c *corev1.Container) { c.Name = "other" },

@@ -61,7 +61,7 @@ func runProgram(program string, args ...string) (stdout, stderr string, err erro
 	return out.String(), messages.String(), err
 }
 
-// testValidate validates an example, which is valid, and others.
+// testValidate validates an example, which is valid, and invalid variants.
 func testValidate(t *testing.T, server, example string) {
 	stdout, stderr, err := runProgram(server, "validate", example)
 	require.NoError(t, err, stderr)

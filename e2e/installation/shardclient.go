@@ -29,8 +29,8 @@ func (n *Installation) Dial(shardID string) (*grpc.ClientConn, error) {
 	return n.dial(shardID, loopback)
 }
 
-// clientID is not that of the operator: the servers accept only the certificate that the
-// operator registered with its id.
+// clientID differs from the id of the operator: with that id the servers accept only the
+// certificate that the operator has registered.
 const clientID = "e2e"
 
 // DialStandby is Dial for the server that StartStandby runs.

@@ -24,23 +24,23 @@ import (
 // OnDemandTemplate is the template of instances that are created for a Pod.
 const OnDemandTemplate = "on-demand"
 
-// Labels of the Nodes of that template. Namespace and name are known before the Pod is
-// created, so that it can select its Node by them.
+// Labels of the Nodes of that template. A Pod can select its Node by namespace and name, which are
+// known before the Pod is created.
 const (
 	LabelPodNamespace = "example.com/pod-namespace"
 	LabelPodName      = "example.com/pod-name"
 	LabelPodUID       = "example.com/pod-uid"
 )
 
-// UncreatableType is an instance type of which a shard accepts requests for instances of
-// OnDemandTemplate, and never creates one: the Node would have an invalid label. The
-// instances stay pending. A type without quota would be declined.
+// UncreatableType is an instance type for OnDemandTemplate that a shard accepts and never creates,
+// because the Node would have an invalid label. The instances stay pending. A type without quota
+// would be declined.
 const UncreatableType = "r7i.4xlarge"
 
 // labelUncreatable is the label, which is empty for other types.
 const labelUncreatable = "example.com/uncreatable"
 
-// Group is a static group: one that is in a server's own configuration.
+// Group is a static group: it is in a server's configuration.
 type Group struct {
 	// Size is how many instances the group has until an operator changes it.
 	Size int32
@@ -186,7 +186,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 				"arch":          "amd64",
 				"instance_type": instanceType,
 				"subnet_pool":   "default",
-				// For instances without a Pod.
+				// The defaults are for instances without a Pod.
 				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
 			}),
 		},
@@ -209,7 +209,8 @@ const (
 	dockerNetwork = "bridge"
 	// dockerInstanceType is small enough for ten of them on a laptop.
 	dockerInstanceType = "small.amd64"
-	// reportInterval is how often agents report: what they do not report is noticed soon.
+	// reportInterval is how often agents report. It is short, so that a missing report is noticed
+	// soon.
 	reportInterval = 10 * time.Second
 )
 
@@ -217,20 +218,20 @@ const (
 type Machines struct {
 	// DockerHost is the address of the Docker daemon, and Image the image of the nodes.
 	DockerHost, Image string
-	// Privileges are those of the containers, as the provider docker has them.
+	// Privileges are the privileges of the containers, as in the options of the provider docker.
 	Privileges string
-	// Address is the one of this machine at which containers reach it.
+	// Address is the address at which containers reach this machine.
 	Address string
-	// Kubeconfig is that with which kubelets join, and CA the certificate of the
+	// Kubeconfig is the kubeconfig with which kubelets join, and CA the certificate of the
 	// cluster's authority, PEM.
 	Kubeconfig, CA []byte
-	// DNS is the address of the cluster's DNS, "" for none.
+	// DNS is the address of the cluster's DNS. Optional.
 	DNS string
 	// Volumes are mounted in the containers, as the provider docker has them.
 	Volumes []string
 }
 
-// options are those of the provider docker.
+// options returns the options of the provider docker.
 func (m *Machines) options() object {
 	return object{"host": m.DockerHost, "image": m.Image, "stop_timeout": "5s"}
 }
@@ -238,8 +239,8 @@ func (m *Machines) options() object {
 //go:embed userdata.sh
 var userdata string
 
-// template is the part of a template that only machines have. The Nodes have these labels,
-// beside those that all have.
+// template is the part of a template that only machines have. The Nodes have these labels beside
+// the labels of every Node.
 func (m *Machines) template(labels map[string]string) object {
 	encode := base64.StdEncoding.EncodeToString
 	var nodeLabels strings.Builder

@@ -48,7 +48,7 @@ type Shard struct {
 	BootDelay time.Duration
 }
 
-// Shards returns shards with these ids, with all else as it is by default.
+// Shards returns shards with these ids and the default configuration.
 func Shards(ids ...string) []Shard {
 	shards := make([]Shard, len(ids))
 	for i, id := range ids {

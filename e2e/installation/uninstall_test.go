@@ -31,9 +31,9 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-const uninstalledPool = "workers" // that of testPool
+const uninstalledPool = "workers" // testPool has created it
 
-// uninstall deletes the operator, and reads what is left.
+// uninstall deletes the operator, and reads the objects that are left.
 type uninstall struct {
 	cp      *controlplane.ControlPlane
 	n       *Installation
@@ -56,7 +56,7 @@ func testUninstall(t *testing.T, cp *controlplane.ControlPlane, n *Installation,
 	assert.Contains(t, u.kubectl(t, "get", "-o", "name", "clusterroles,clusterrolebindings"), "/nstance-operator\n", "what it leaves")
 	u.expectPool(t, "clusterctl delete")
 
-	// Both ways leave the same.
+	// The procedure leaves the same objects as clusterctl.
 	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
 	p := runbook.StartProcedure(t, "Uninstall", runbook.Tools{
 		Root:       filepath.Dir(n.options.Manifests),
@@ -85,7 +85,7 @@ func (u *uninstall) deleteKind(t *testing.T, before map[string][]string) {
 	assert.Equal(t, before, u.groups(t.Context(), t), "groups of the shards")
 
 	require.NoError(t, u.n.Apply(t.Context(), filepath.Join(u.n.options.Manifests, "operator")))
-	// The operator before had no right any more to release its lease.
+	// The last operator could not release its lease, because its rights were deleted first.
 	u.kubectl(t, "delete", "--namespace", Namespace, "lease", "nstance-operator-leader-election")
 	_, err := u.n.StartOperator(t.Context(), Operator{Component: "next"})
 	require.NoError(t, err)
@@ -157,7 +157,7 @@ func (u *uninstall) kubectl(t *testing.T, arguments ...string) string {
 	return string(output)
 }
 
-// components are the kinds of what an uninstallation deletes.
+// components are the kinds of the objects that an uninstallation deletes.
 const components = "deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies," +
 	"validatingwebhookconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings"
 

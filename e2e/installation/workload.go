@@ -27,8 +27,8 @@ func (n *Installation) nodes() *controlplane.ControlPlane {
 	return n.cp
 }
 
-// installWorkload installs what a workload cluster has whose operator runs in another one,
-// and gives Cluster API its kubeconfig.
+// installWorkload installs the manifests of a workload cluster whose operator runs in another
+// cluster, and gives Cluster API its kubeconfig.
 func (n *Installation) installWorkload(ctx context.Context) error {
 	workload := n.options.Workload
 	if workload == nil {

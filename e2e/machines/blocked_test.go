@@ -40,16 +40,15 @@ func staticGroups(shard string) map[string]installation.Group {
 	case shardIDs[0]:
 		return map[string]installation.Group{budgetGroup: {}}
 	case shardIDs[1]:
-		// Long enough for a report of what blocks, and shorter than a Node is Ready whose
-		// kubelet hangs.
+		// The timeout is long enough for a report of a blocked drain, and shorter than the time
+		// until a Node with a hanging kubelet is not Ready.
 		return map[string]installation.Group{hungGroup: {DrainTimeout: 35 * time.Second}}
 	default:
 		return map[string]installation.Group{finalizerGroup: {}, unstoppableGroup: {}}
 	}
 }
 
-// A drain that a disruption budget blocks says so, and is completed when the budget is
-// deleted.
+// A drain that a disruption budget blocks reports that, and completes when the budget is deleted.
 func TestDrainWaitsForABudget(t *testing.T) {
 	skipUnlessFull(t)
 	t.Parallel()
@@ -103,7 +102,8 @@ func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
 	assert.NotNil(t, kept[0].DeletionTimestamp)
 }
 
-// A Pod that ignores that it is terminated is killed when its grace period is over, and its
+// A Pod that ignores SIGTERM is killed after its grace period
+// (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination), and its
 // Node is drained.
 func TestDrainKillsAPodThatIgnoresItsTermination(t *testing.T) {
 	skipUnlessFull(t)
@@ -126,8 +126,8 @@ func TestDrainKillsAPodThatIgnoresItsTermination(t *testing.T) {
 	assert.Equal(t, int32(killed), statuses[0].State.Terminated.ExitCode)
 }
 
-// newPodOnStaticPool scales the pool of a static group to one Node, and runs a server
-// there. In the end, the pool has none.
+// newPodOnStaticPool scales the pool of a static group to one Node, and runs a server there. At
+// the end of the test, the pool has no Node.
 func newPodOnStaticPool(t *testing.T, pool string, change func(*corev1.Pod)) *corev1.Pod {
 	t.Helper()
 	testcluster.Eventually(t, time.Minute, "the group "+pool+" is imported", func(ctx context.Context) error {

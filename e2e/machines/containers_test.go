@@ -22,8 +22,8 @@ import (
 	dockerprovider "nstance.dev/operator/pkg/server/provider/docker"
 )
 
-// containerLog records what Docker reports about the containers of the nodes. A container
-// has the name of its instance and of its Node.
+// containerLog records the events of Docker about the containers of the nodes. A container has the
+// name of its instance and of its Node.
 type containerLog struct {
 	mu      sync.Mutex
 	entries []containerEvent
@@ -86,8 +86,8 @@ func (l *containerLog) fail(err error) {
 	l.err = errors.Join(l.err, err)
 }
 
-// instances returns the instances of a group of whose containers an action was reported, in
-// order, each as often as it was.
+// instances returns the instances of a group by the events of an action on their containers, in
+// order, once for each event.
 func (l *containerLog) instances(t testing.TB, group string, action events.Action) []string {
 	t.Helper()
 	l.mu.Lock()
@@ -131,7 +131,7 @@ func (l *containerLog) stopped(t testing.TB, group string) []string {
 	return slices.Compact(slices.Sorted(slices.Values(l.instances(t, group, events.ActionKill))))
 }
 
-// started returns the instances of a group whose containers were started. One that was
+// started returns the instances of a group whose containers were started. A container that was
 // created, and not started because its server was killed in between, is no machine.
 func (l *containerLog) started(t testing.TB, group string) []string {
 	t.Helper()

@@ -39,7 +39,7 @@ const leaderTimeout = 30 * time.Second
 const drainTimeout = 5 * time.Minute
 
 var (
-	// shardIDs are those of this checkout of the repository: the containers of others on
+	// shardIDs are unique to this checkout of the repository: the containers of other checkouts on
 	// this machine are left alone.
 	shardIDs []string
 	// env is the cluster that all tests of this package share, and docker has its nodes,
@@ -105,7 +105,7 @@ func open() error {
 	for _, zone := range []string{"us-west-2a", "us-west-2b", "us-west-2c"} {
 		shardIDs = append(shardIDs, zone+"-"+dockerhost.Suffix(root))
 	}
-	// The next run removes the containers of this one.
+	// The next run removes the containers of this run.
 	lock, err := os.OpenFile(filepath.Join(root, "e2e", ".cache", "machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return err
@@ -127,7 +127,7 @@ func open() error {
 	if docker, err = dockerhost.Open(ctx, filepath.Join(root, "e2e", ".cache", "docker")); err != nil {
 		return err
 	}
-	// Those of a run that was killed.
+	// A killed run may have left containers.
 	_, err = docker.RemoveNodes(ctx, shardIDs...)
 	return err
 }

@@ -35,8 +35,8 @@ func requestMetadata(ctx context.Context, node, process, method, path, header, h
 	return body, err
 }
 
-// TestOnlyTheNodeHasMetadata: the userdata has contained a nonce, and the service knows the
-// node by its address, which its Pods have too when they call others.
+// TestOnlyTheNodeHasMetadata: the userdata has contained a nonce, and the service identifies a
+// node by its address, from which its Pods call other hosts too.
 func TestOnlyTheNodeHasMetadata(t *testing.T) {
 	skipUnlessFull(t)
 	const (
@@ -63,7 +63,7 @@ func TestOnlyTheNodeHasMetadata(t *testing.T) {
 	assert.Equal(t, name, get("/latest/meta-data/tags/instance/nstance:group"))
 	assert.Contains(t, get("/latest/user-data"), "404", "the node has removed it after it ran")
 
-	// Neither where nodes have it nor where it is.
+	// Pods reach the service neither at the address of the nodes nor at its own.
 	address := metadataAddress(t, node)
 	host, port, err := net.SplitHostPort(address)
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestOnlyTheNodeHasMetadata(t *testing.T) {
 	assert.Equal(t, node, get("/latest/meta-data/instance-id"), "the node reaches it as before")
 }
 
-// metadataAddress returns where a node was configured to find its metadata.
+// metadataAddress returns the address of the metadata service that a node was configured with.
 func metadataAddress(t *testing.T, node string) string {
 	t.Helper()
 	var variables []string

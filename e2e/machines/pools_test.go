@@ -61,7 +61,7 @@ func TestPodHasAMachine(t *testing.T) {
 	require.NoError(t, err)
 
 	build := untilPodReady(t, name, "build")
-	// One that fails before the Pod runs there is replaced.
+	// A machine that fails before the Pod runs there is replaced.
 	started := containers.started(t, name)
 	assert.Equal(t, build.Spec.NodeName, started[len(started)-1])
 	assert.Len(t, ids(t, name), 1)
@@ -102,9 +102,9 @@ func TestNoRequestFailsWhileAPoolIsScaled(t *testing.T) {
 	assert.Len(t, ids(t, name), 2)
 }
 
-// The operator and a shard server are killed while a pool is scaled up, and again while it
-// is scaled down: no instance has two machines, none that runs is replaced, and none is left.
-// A machine that Docker has not started when its server is killed counts as failed, and is
+// The operator and a shard server are killed while a pool is scaled up, and again while it is
+// scaled down: no instance has two machines, no running instance is replaced, and no instance is
+// left. A machine that Docker has not started when its server is killed counts as failed, and is
 // replaced.
 func TestCrashesWhileAPoolIsScaled(t *testing.T) {
 	const name = "crashes"
@@ -127,7 +127,7 @@ func TestCrashesWhileAPoolIsScaled(t *testing.T) {
 	containers.expectCounts(t, name, int(large)+len(interrupted), len(interrupted))
 	assert.Len(t, ids(t, name), int(large))
 
-	// The last shard has none afterwards. Its drains take some seconds, because the budget
+	// The last shard has no instances afterwards. Its drains take some seconds, because the budget
 	// allows one eviction at a time.
 	env.Scale(t, name, small)
 	untilCount(t, "stopped", containers.stopped, name, len(interrupted)+1)
@@ -179,7 +179,7 @@ func TestNodeWithoutKubeletIsReplaced(t *testing.T) {
 	})
 }
 
-// expectReplaced breaks one of the three nodes of a pool. It is replaced, and the other two
+// expectReplaced breaks one of the three nodes of a pool. This node is replaced, and the other two
 // stay.
 func expectReplaced(t *testing.T, name string, breakNode func(container string) error) {
 	t.Helper()

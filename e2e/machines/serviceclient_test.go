@@ -33,9 +33,11 @@ const (
 	requestTimeout = 5 * time.Second
 )
 
-// serviceClient sends requests to the Pods of a Service, as a load balancer outside of the
-// cluster does: it follows the EndpointSlices, sends each request to a Pod that is ready
-// and not terminating, on a connection of its own, and repeats none.
+// serviceClient sends requests to the Pods of a Service, as a load balancer outside of the cluster
+// does: it watches the EndpointSlices, sends each request to a Pod that is ready and not
+// terminating
+// (https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/#conditions), on a
+// connection of its own, and does not retry.
 type serviceClient struct {
 	http http.Client
 	stop func()
@@ -44,7 +46,7 @@ type serviceClient struct {
 	addresses []string
 	next      int
 	started   bool
-	// responses counts them by Pod.
+	// responses counts the responses of each Pod.
 	responses map[string]int
 	failures  []error
 }
@@ -108,8 +110,8 @@ func (c *serviceClient) work(ctx context.Context) {
 	}
 }
 
-// address returns the Pod that gets the next request. To find none is a failure once there
-// was one.
+// address returns the Pod that gets the next request. Once there was a ready Pod, a request
+// without a ready Pod is a failure.
 func (c *serviceClient) address() (string, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

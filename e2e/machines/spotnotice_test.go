@@ -26,7 +26,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// What a timeline records of a node: the container is created, the Node is cordoned, the
+// The events of a node in a timeline: the container is created, the Node is cordoned, the
 // container gets the first signal, and is removed.
 const (
 	created  = "create"
@@ -40,7 +40,7 @@ type step struct {
 	at         time.Time
 }
 
-// timeline has what happens to the nodes of a pool, in order.
+// timeline has the events of the nodes of a pool, in order.
 type timeline struct {
 	mu    sync.Mutex
 	steps []step
@@ -64,7 +64,7 @@ func (l *timeline) add(ctx context.Context, what, node string) {
 	}
 }
 
-// nodes returns those to which something has happened, in order.
+// nodes returns the nodes that have had an event, in order.
 func (l *timeline) nodes(what string) []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -95,7 +95,7 @@ func (l *timeline) podsAtStop(node string) int {
 	return l.pods[node]
 }
 
-// follow records what happens to the nodes of a pool from now until the end of the test.
+// follow records the events of the nodes of a pool from now until the end of the test.
 func follow(t *testing.T, pool string) *timeline {
 	t.Helper()
 	l := &timeline{pods: map[string]int{}}
@@ -132,8 +132,7 @@ func follow(t *testing.T, pool string) *timeline {
 	return l
 }
 
-// podsOnNode returns how many Pods that have not exited are on a Node, -1 if that is not
-// known.
+// podsOnNode returns how many Pods that have not exited are on a Node, -1 after an error.
 func podsOnNode(ctx context.Context, node string) int {
 	list, err := env.PodsOn(ctx, node)
 	if err != nil {
@@ -142,9 +141,9 @@ func podsOnNode(ctx context.Context, node string) int {
 	return len(slices.DeleteFunc(list, testcluster.HasExited))
 }
 
-// TestSpotNotices: the machines of all nodes of a pool are announced to be terminated at
-// once. Each is replaced, cordoned and drained, in this order, and its container is removed
-// when it is empty; one that cannot be drained is removed at the time of the notice.
+// TestSpotNotices: the machines of all nodes of a pool are announced to be terminated at once.
+// Each is replaced, cordoned and drained, in this order, and its container is removed when it is
+// empty. A container that cannot be drained is removed at the time of the notice.
 func TestSpotNotices(t *testing.T) {
 	skipUnlessFull(t)
 	const name, replicas = "spot", 3

@@ -34,18 +34,18 @@ import (
 )
 
 const (
-	// storeName is the name of the pool and of the namespace of the store's Pods, and
-	// storeCluster that of its cluster.
+	// storeName is the name of the pool and of the namespace of the store's Pods, and storeCluster
+	// the name of its MarekvsCluster.
 	storeName, storeCluster = "store", "db"
-	// storeMetricsPort is that of the store.
+	// storeMetricsPort is the port at which the store serves metrics.
 	storeMetricsPort = 9121
 	// storeTimeout limits one change of the store's cluster.
 	storeTimeout = 4 * time.Minute
 )
 
-// A store runs on real Nodes: its probes, its preStop hook and its volumes are those that
-// the marekvs operator has written. While it shrinks, gets a new image and one that does not
-// start, and while two of its Nodes are drained, no key is lost that was acknowledged.
+// A store runs on real Nodes: the marekvs operator has written its probes, its preStop hook and
+// its volumes. No acknowledged key is lost while it shrinks, gets a new image and an image that
+// does not start, and while two of its Nodes are drained.
 func TestStoreOnMachines(t *testing.T) {
 	skipUnlessFull(t)
 	t.Parallel()
@@ -181,7 +181,7 @@ func untilRolloutHalted(t *testing.T, clusters marekvsclient.MarekvsClusterInter
 	})
 }
 
-// untilStore waits until the status of the present generation is as wanted.
+// untilStore waits until the status is for the present generation and reached returns true.
 func untilStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, what string, reached func(*marekvsv1alpha1.MarekvsClusterStatus) bool) {
 	t.Helper()
 	testcluster.Eventually(t, storeTimeout, what, func(ctx context.Context) error {
@@ -196,18 +196,18 @@ func untilStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, wh
 	})
 }
 
-// leftMessage is what the store writes when it has terminated after its preStop hook.
+// leftMessage is the message of the store when it has terminated after its preStop hook.
 const leftMessage = "drained, handed over"
 
 // storePods records the Pods of the store.
 type storePods struct {
 	mu sync.Mutex
-	// present are the Pods by name, and ended how the containers of earlier ones have
-	// terminated that have served, by name of the Pod.
+	// present has the Pods by name, and ended has the exit states of the containers of earlier
+	// Pods that have served, by the name of the Pod.
 	present map[string]*corev1.Pod
 	ended   map[string][]corev1.ContainerStateTerminated
-	// complete is set when five Pods were ready once, and fewest is the least number that
-	// were since. most is how many Pods were being deleted at the same time.
+	// complete is set when five Pods were ready once, and fewest is the least number of ready Pods
+	// since. most is how many Pods were being deleted at the same time.
 	complete     bool
 	fewest, most int
 }
@@ -294,7 +294,7 @@ func (p *storePods) fewestReady() int {
 	return p.fewest
 }
 
-// images returns how many Pods have which image.
+// images returns the number of Pods by image.
 func (p *storePods) images() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

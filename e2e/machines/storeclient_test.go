@@ -28,7 +28,7 @@ const (
 	writePeriod = 50 * time.Millisecond
 )
 
-// storeClient writes new keys to the store, and reads earlier ones, all the time.
+// storeClient writes new keys to the store, and reads earlier keys, all the time.
 type storeClient struct {
 	stop func()
 
@@ -80,7 +80,7 @@ func (c *storeClient) run(ctx context.Context) {
 }
 
 // check reads a key that was acknowledged. It returns an error if no node responds, and records
-// that the key is lost if one responds without it.
+// that the key is lost if a node responds without it.
 func (c *storeClient) check(ctx context.Context, key string) error {
 	return onStore(ctx, func(node *redis.Client) error {
 		value, err := node.Get(ctx, key).Result()
@@ -94,7 +94,7 @@ func (c *storeClient) check(ctx context.Context, key string) error {
 	})
 }
 
-// onStore calls a node of the store that is ready, as its Service would choose one.
+// onStore calls a node of the store that is ready, as its Service would.
 func onStore(ctx context.Context, call func(*redis.Client) error) error {
 	list, err := env.Kube.DiscoveryV1().EndpointSlices(storeName).List(ctx, metav1.ListOptions{
 		LabelSelector: discoveryv1.LabelServiceName + "=" + storeCluster, ResourceVersion: "0",
@@ -139,7 +139,7 @@ func (c *storeClient) untilWritten(t *testing.T, more int) {
 }
 
 // expectNoLoss stops the client, reads every key that was acknowledged, and fails the test for
-// each that is missing or was at any time.
+// each key that is missing or was missing at any time.
 func (c *storeClient) expectNoLoss(t *testing.T) {
 	t.Helper()
 	c.stop()

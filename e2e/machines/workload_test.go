@@ -23,14 +23,14 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// webPort is that of the server in the Pods.
+// webPort is the port of the server in the Pods.
 const webPort = 8080
 
 var webLabels = map[string]string{"app": "web"}
 
-// createDeployment creates servers in a namespace of the pool's name, spread over the Nodes
-// of the pool, their Service, and a budget: one at a time may be evicted. They are deleted
-// before the pool is, which the budget would block.
+// createDeployment creates servers in a namespace of the pool's name, spread over the Nodes of the
+// pool, their Service, and a budget: one at a time may be evicted. They are deleted before the
+// pool, because the budget would block its drains.
 func createDeployment(t *testing.T, pool string, replicas int32) {
 	t.Helper()
 	env.CreateNamespace(t, pool)
@@ -127,7 +127,8 @@ func deleteDeployment(t *testing.T, pool string) {
 	ctx := context.WithoutCancel(t.Context())
 	assert.NoError(t, env.Kube.AppsV1().Deployments(pool).Delete(ctx, "web", metav1.DeleteOptions{}))
 	// A Node may be drained and deleted after the containers of a Pod have terminated and before
-	// its kubelet deletes the Pod. kube-controller-manager does after a minute.
+	// its kubelet deletes the Pod. kube-controller-manager deletes it after a minute
+	// (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-garbage-collection).
 	env.UntilNoPods(t, 3*time.Minute, pool)
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package marekvs tests the marekvs operator with the API server's own code. Tests that
-// stop operators run before the parallel ones.
+// Package marekvs tests the marekvs operator with the API server's own code. Tests that stop
+// operators run before the parallel tests.
 package marekvs
 
 import (
@@ -61,7 +61,7 @@ func newAdmission(t *testing.T) *admission {
 	return a
 }
 
-// create returns the stored object, and the problems of a new one.
+// create returns the stored object, and the problems of a new object.
 func (a *admission) create(ctx context.Context, new object) (object, field.ErrorList) {
 	defaulting.Default(new, a.structural)
 	problems := validation.ValidateCustomResource(nil, new, a.schema)

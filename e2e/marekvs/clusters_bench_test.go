@@ -43,7 +43,7 @@ func BenchmarkClusters(b *testing.B) {
 		require.NoError(b, err)
 	}
 	untilAllHealthy(b)
-	// The operators of the tests look more often than those of users.
+	// The operators of the tests have shorter intervals than the default.
 	for _, operator := range env.operators {
 		require.NoError(b, operator.Stop(b.Context()))
 	}
@@ -102,7 +102,7 @@ func untilAllHealthy(b *testing.B) {
 	require.NoError(b, err, "%d clusters are healthy", count)
 }
 
-// versions returns the resource versions of the clusters and of what belongs to them.
+// versions returns the resource versions of the clusters and of their objects.
 func versions(b *testing.B) map[string]string {
 	b.Helper()
 	all := map[string]string{}

@@ -26,10 +26,10 @@ import (
 )
 
 // These are the failure modes of the first description of the operator, line by line
-// (docs/marekvs.md#failures). That two operators run at once is
+// (docs/marekvs.md#failures). The failure mode of two operators at once is in
 // TestALeaderThatIsKilledOrStoppedIsReplaced.
 
-// killOperators kills every operator, and returns what starts them again.
+// killOperators kills every operator, and returns a function that starts them again.
 func killOperators(t *testing.T) (start func()) {
 	t.Helper()
 	for _, operator := range env.operators {
@@ -41,7 +41,7 @@ func killOperators(t *testing.T) (start func()) {
 			return
 		}
 		started = true
-		// A new leader need not wait for the end of the old one's lease.
+		// The next leader need not wait until the lease expires.
 		_, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Patch(context.WithoutCancel(t.Context()), lease,
 			types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
 		require.NoError(t, err)
@@ -53,7 +53,7 @@ func killOperators(t *testing.T) (start func()) {
 	return start
 }
 
-// eventually waits for a condition that is not one of the status.
+// eventually waits for a condition outside of the status.
 func eventually(t *testing.T, what string, condition func(context.Context) bool) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
@@ -96,7 +96,8 @@ func claims(t *testing.T, cluster string) map[string]types.UID {
 	return found
 }
 
-// Metrics unreachable: scale-downs are blocked, scale-ups are not, by hand and by load.
+// Metrics unreachable: scale-downs are blocked, scale-ups are not, whether a user or the load
+// requests them.
 func TestFailureMetricsUnreachable(t *testing.T) {
 	t.Parallel()
 	create(t, "silent", v1alpha1.MarekvsClusterSpec{Nodes: 4, ReplicationFactor: 2})
@@ -160,8 +161,8 @@ func TestFailureOperatorRestartsDuringScaleDown(t *testing.T) {
 	assert.Len(t, claims(t, "restarted"), 6, "claims are kept without reclaimPvcs")
 }
 
-// Pod restarts during sampling: its counters begin at 0. No rate that is published is higher
-// than the load or lower than that of the other nodes, and the size stays.
+// Pod restarts during sampling: its counters begin at 0. No published rate is higher than the load
+// or lower than the rate of the other nodes, and the size stays.
 func TestFailurePodRestartsDuringSampling(t *testing.T) {
 	const load = 12_000
 	create(t, "sampled", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
@@ -239,13 +240,13 @@ func TestFailureClusterDeleted(t *testing.T) {
 	assert.Equal(t, 1, env.store.MostTerminating("again"), "Pods that ended at once")
 }
 
-// lease is the name of that of the operators.
+// lease is the name of the Lease of the operators.
 const lease = "marekvs-operator-leader-election"
 
-// identities are in the log of each operator.
+// identities matches the identity of each leader in the log of an operator.
 var identities = regexp.MustCompile(`"Leader elected" identity="([^"]+)"`)
 
-// leader returns the operator that has the Lease, and another.
+// leader returns the operator that has the Lease, and the other operator.
 func leader(t *testing.T) (leads, standby *controlplane.Component) {
 	t.Helper()
 	held, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Get(t.Context(), lease, metav1.GetOptions{})
@@ -276,8 +277,8 @@ func takesOver(t *testing.T, name string, standby *controlplane.Component, nodes
 	until(t, name, "all nodes", healthy(nodes))
 }
 
-// Of two operators one writes. When it is killed the other continues; when it is stopped the
-// other continues too, and the former leader exits as soon as it runs again, without a write.
+// One of two operators writes. If it is killed or suspended, the other continues. A suspended
+// leader exits as soon as it runs again, without a write.
 func TestALeaderThatIsKilledOrStoppedIsReplaced(t *testing.T) {
 	create(t, "led", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
 	until(t, "led", "3 nodes", healthy(3))

@@ -86,7 +86,8 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	if err := marekvsoperator.Install(ctx, cp, root); err != nil {
 		return 1, err
 	}
-	// Every Pod of these tests must be one that the strictest standard allows.
+	// Every Pod of these tests must conform to the strictest standard
+	// (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
 	restricted := []byte(`{"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "restricted"}}}`)
 	if _, err := env.kube.CoreV1().Namespaces().Patch(ctx, namespace, types.MergePatchType, restricted, metav1.PatchOptions{}); err != nil {
 		return 1, err

@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
-// The rights of the shipped ServiceAccount: every verb that the operator needs, and none beside.
+// The rights of the shipped ServiceAccount: every verb that the operator needs, and no other.
 func TestRights(t *testing.T) {
 	verbs := []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 	for _, c := range []struct {
@@ -68,8 +68,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// Of 6 nodes with 2 copies of the data only one may be evicted at a time. A budget that
-// was deleted is created again.
+// Only one of 6 nodes with 2 copies of the data may be evicted at a time. A budget that was
+// deleted is created again.
 func TestOneEvictionAtATime(t *testing.T) {
 	t.Parallel()
 	create(t, "evicted", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2})

@@ -131,8 +131,8 @@ func TestRollout(t *testing.T) {
 	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, images())
 }
 
-// Two clusters whose Services have one name do not take it from each other: the first keeps
-// its Service, and the second one says so.
+// Two clusters whose Services have the same name do not take it from each other: the first keeps
+// its Service, and the second reports the conflict.
 func TestTwoClustersWithOneServiceName(t *testing.T) {
 	t.Parallel()
 	spec := v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2}

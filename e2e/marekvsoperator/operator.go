@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// Namespace is that of the manifests.
+	// Namespace is the namespace in the manifests.
 	Namespace = "marekvs-system"
 	// LeaseDuration is how long a standby waits for a silent leader.
 	LeaseDuration = 6 * time.Second
@@ -59,7 +59,7 @@ type Options struct {
 	Program, Dir string
 	// MetricsPort is the port at which Pods of the store serve their metrics.
 	MetricsPort int
-	// Flags are more flags, which override those of Start.
+	// Flags override the flags that Start sets.
 	Flags []string
 }
 

@@ -21,13 +21,13 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// fault is one that must be noticed.
+// fault is a fault for which alerts must fire.
 type fault struct {
-	// begin makes it happen, and returns what ends it.
+	// begin begins the fault, and returns a function that ends it.
 	begin func(*testing.T) (end func())
-	// alerts are those that fire because of it: their names, with the shard if they have one.
+	// alerts are the names of the alerts that must fire, with the shard if they have one.
 	alerts []string
-	// also are those that may fire: whether they do depends on how often a server retries.
+	// also are the alerts that may fire, depending on how often a server retries.
 	also []string
 }
 
@@ -59,9 +59,9 @@ var drill = []step{
 	{"the operator is killed", []fault{{begin: operatorKilled, alerts: []string{"NstanceOperatorDown"}}}, `{shard!=""}`},
 }
 
-// The alerts that are shipped fire for the faults that they are for and for no other, and
-// end with them. A minute of their durations is two seconds here. Before and after the
-// faults no alert is active, and none fires while a pool is scaled.
+// The shipped alerts fire for their faults and for no other, and end with them. A minute of their
+// durations is two seconds here. Before and after the faults no alert is active, and no alert
+// fires while a pool is scaled.
 func TestAlertsInADrill(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	prometheus := runPrometheus(t, shortRules(t))
@@ -81,7 +81,7 @@ func TestAlertsInADrill(t *testing.T) {
 	quietWhileScaled(t, prometheus, name, replicas, 30*time.Second)
 }
 
-// happen returns when the alerts of the faults fire, or when others do, which it returns.
+// happen returns when the alerts of the faults fire, or when other alerts fire, which it returns.
 func (s step) happen(t *testing.T, prometheus prometheusAPI, begun time.Time) (others []string) {
 	t.Helper()
 	var want, also []string
@@ -194,9 +194,9 @@ func operatorKilled(t *testing.T) (end func()) {
 	return func() { testcluster.Start(t, process) }
 }
 
-// No alert that is shipped fires in quiet life, in which a pool is scaled every few
-// minutes. It takes as long as NSTANCE_QUIET names ("make quiet-hour"), because nothing is
-// shortened.
+// No shipped alert fires in normal operation, in which a pool is scaled every few minutes. The
+// durations of the alerts are not shortened. NSTANCE_QUIET sets how long the test takes ("make
+// quiet-hour").
 func TestNoAlertFiresInQuietLife(t *testing.T) {
 	text := os.Getenv("NSTANCE_QUIET")
 	if text == "" {
@@ -214,10 +214,10 @@ func TestNoAlertFiresInQuietLife(t *testing.T) {
 // allTargets selects the targets that are scraped.
 const allTargets = ""
 
-// undisturbed runs a part of a test when no alert is active. The part returns the alerts that
-// it does not expect. They fail the test, unless scrapes of targets that run have failed
-// meanwhile: to the alerts, a target that does not respond on a busy machine is down. The part
-// runs again then.
+// undisturbed runs a part of a test when no alert is active. The part returns the alerts that it
+// does not expect. They fail the test, unless scrapes of targets that run have failed in this
+// time: for the alerts, a target that does not respond on a busy machine is down. The part runs
+// again then.
 func undisturbed(t *testing.T, prometheus prometheusAPI, running string, part func(begun time.Time) (unexpected []string)) {
 	t.Helper()
 	const attempts = 4
@@ -269,8 +269,8 @@ func quietWhileScaled(t *testing.T, prometheus prometheusAPI, name string, repli
 	})
 }
 
-// observe returns the results that a query of ALERTS has had since a time, as soon as there
-// are any, or none after a period.
+// observe returns the results that a query of ALERTS has had since a time, as soon as there are
+// any, or nil after a period.
 func observe(t *testing.T, prometheus prometheusAPI, selector string, since time.Time, period time.Duration) (found []string) {
 	t.Helper()
 	begin := time.Now()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package monitoring shows what those who are on call see: a Prometheus with the settings
-// and rules that are shipped reads the metrics of an operator and of two shard servers, and
-// kubectl has the plugin.
+// Package monitoring tests the tools of a user on call: a Prometheus with the shipped settings and
+// rules, which reads the metrics of an operator and of two shard servers, and kubectl with the
+// plugin.
 package monitoring
 
 import (
@@ -19,20 +19,20 @@ import (
 
 const (
 	steadyShard = "us-west-2a"
-	// slowShard is the one to which most faults happen.
+	// slowShard is the shard that has most of the faults.
 	slowShard = "us-west-2b"
-	// bootDelay is that of the slow shard. The other one has a second.
+	// bootDelay is the boot delay of the slow shard. On the other shard it is a second.
 	bootDelay = 8 * time.Second
 	// drainTimeout is longer than drains are blocked here.
 	drainTimeout = 20 * time.Minute
-	// timeout is how long a test waits for what must happen.
+	// timeout is how long a test waits for an expected state.
 	timeout = 2 * time.Minute
 	// scarceType is the instance type of which a shard runs out.
 	scarceType = "m7i.xlarge"
 )
 
 var (
-	// shards are those of the installation, with their ports.
+	// shards are the shards of the installation, with their ports.
 	shards = []installation.Shard{
 		{ID: steadyShard, DrainTimeout: drainTimeout},
 		{ID: slowShard, DrainTimeout: drainTimeout, BootDelay: bootDelay},
@@ -45,7 +45,8 @@ var (
 
 func TestMain(m *testing.M) {
 	if _, err := findPrometheus(); err != nil {
-		// Every test needs it, so that no cluster is started.
+		// Every test needs Prometheus. Without it no cluster is started, and every test is
+		// skipped.
 		os.Exit(m.Run())
 	}
 	port := 0

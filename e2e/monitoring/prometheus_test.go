@@ -188,17 +188,17 @@ func (p prometheusAPI) get(ctx context.Context, path string, data any) error {
 	return nil
 }
 
-// manifests is the folder of what is shipped for Prometheus.
+// manifests is the folder of the shipped settings of Prometheus.
 var manifests = filepath.Join("..", "..", "manifests", "monitoring")
 
-// interval is shorter than what is shipped, so that rates have samples soon. It limits the
-// time of a scrape, too, which is longer than usual on a machine that is busy.
+// interval is shorter than the shipped interval, so that rates have samples soon. It limits the
+// time of a scrape, too, which is longer than usual on a busy machine.
 const interval = "2s"
 
 type object = map[string]any
 
-// scrapeConfig is the configuration of a Prometheus, made of what is shipped as Prometheus
-// Operator does it.
+// scrapeConfig is the configuration of a Prometheus, made from the shipped manifests as Prometheus
+// Operator makes it (https://prometheus-operator.dev/).
 type scrapeConfig struct {
 	dir, token string
 	jobs       []object
@@ -229,8 +229,8 @@ type serviceMonitor struct {
 	} `json:"spec"`
 }
 
-// addOperator adds the operator at an address as the ServiceMonitor names it: the port must
-// be that of the Service it selects.
+// addOperator adds the operator at an address as the ServiceMonitor names it: the port must be a
+// port of the Service that it selects.
 func (c *scrapeConfig) addOperator(t *testing.T, address string) {
 	t.Helper()
 	var monitor serviceMonitor
@@ -268,7 +268,7 @@ func (c *scrapeConfig) addOperator(t *testing.T, address string) {
 	})
 }
 
-// addServers adds the servers as servers.yaml names one.
+// addServers adds the servers in the form of servers.yaml.
 func (c *scrapeConfig) addServers(t *testing.T) {
 	t.Helper()
 	var config struct {

@@ -55,9 +55,9 @@ func readQuestions(t *testing.T) []question {
 	return questions
 }
 
-// The table of questions is true as it is written: in a situation that the test produces,
-// each command or query names the object, the time, the writer or the figure, to a user
-// with no other rights than the ClusterRole of the manifests.
+// The commands and queries in the table of questions work as they are written: in a situation that
+// the test produces, each command or query names the object, the time, the writer or the figure,
+// for a user who has only the rights of the ClusterRole in the manifests.
 func TestQuestionsOnCall(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	questions := readQuestions(t)
@@ -81,9 +81,9 @@ func TestQuestionsOnCall(t *testing.T) {
 // onCall is a user who is on call, with kubectl, its plugin and Prometheus.
 type onCall struct {
 	prometheus prometheusAPI
-	// path is PATH, and kubeconfig that of an account with the ClusterRole of readers.
+	// path is PATH, and kubeconfig the kubeconfig of an account with the ClusterRole of readers.
 	path, kubeconfig string
-	// drained is the Node of the blocked drain, "" before there is one.
+	// drained is the Node of the blocked drain, "" before a drain is blocked.
 	drained string
 }
 
@@ -158,7 +158,7 @@ const (
 	writer = "night-shift"
 )
 
-// expectations produce the situation of a question, by question, and expect that the
+// expectations has a function for each question, which produces its situation and expects that the
 // command or query answers it.
 var expectations = map[string]func(t *testing.T, o *onCall, answer string){
 	"Which shard is not connected, and since when?":            namesLostShard,
@@ -300,7 +300,7 @@ func namesBudget(t *testing.T, o *onCall, command string) {
 	assert.Contains(t, printed, "Pod observed/"+pods.Items[0].Name+": PodDisruptionBudget all allows 0 disruptions")
 }
 
-// hasStartupTimes expects the times of the instances of the observed pool: those of the
+// hasStartupTimes expects the times of the instances of the observed pool: the instances of the
 // slow shard boot for longer than five seconds, which is a limit of the histogram.
 func hasStartupTimes(t *testing.T, o *onCall, query string) {
 	var times map[string]float64
@@ -333,8 +333,8 @@ func hasEndsOfServerCertificates(t *testing.T, o *onCall, query string) {
 	assert.Equal(t, want, o.query(t.Context(), t, query))
 }
 
-// hasTimesOfConfigurations gives the slow shard a new configuration, and expects the time of
-// its file. That of the steady shard stays.
+// hasTimesOfConfigurations gives the slow shard a new configuration, and expects the time of its
+// file. The time of the steady shard stays.
 func hasTimesOfConfigurations(t *testing.T, o *onCall, query string) {
 	want := o.query(t.Context(), t, query)
 	require.Contains(t, want, steadyShard)

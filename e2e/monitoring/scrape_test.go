@@ -21,16 +21,16 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// empty are the panels without a result while all is well.
+// empty lists the panels that have no result without a fault.
 var empty = map[string]bool{
 	"Why is a pool not at its size?": true,
 	"Finished drains by outcome":     true,
 	"Duration of drains, 9 of 10":    true,
 }
 
-// Prometheus reads the metrics of the operator and of the servers with the settings that are
-// shipped. The rules can be evaluated, no alert is active while all is well, and every panel
-// of the dashboard has a result.
+// Prometheus reads the metrics of the operator and of the servers with the shipped settings. The
+// rules can be evaluated, no alert is active without a fault, and every panel of the dashboard has
+// a result.
 func TestPrometheusScrapesWithTheShippedSettings(t *testing.T) {
 	prometheus := runPrometheus(t, shippedRules(t))
 	env.CreatePoolForTest(t, "monitored", 3)

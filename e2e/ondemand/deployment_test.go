@@ -67,14 +67,14 @@ func TestMachineDeployment(t *testing.T) {
 	_, err = env.ClusterAPI("machinedeployments").
 		Patch(t.Context(), name, mergePatch, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}, "scale")
 	require.NoError(t, err)
-	one := untilDeployed(t, name, 1)[0]
+	kept := untilDeployed(t, name, 1)[0]
 	for _, m := range three {
-		if m != one {
+		if m != kept {
 			untilDeleted(t, m)
 		}
 	}
 	require.NoError(t, env.ClusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}))
-	untilDeleted(t, one)
+	untilDeleted(t, kept)
 	testcluster.Eventually(t, time.Minute, "the MachineDeployment is deleted", func(ctx context.Context) error {
 		_, err := env.ClusterAPI("machinedeployments").Get(ctx, name, metav1.GetOptions{})
 		return testcluster.NotFound("the MachineDeployment", err)

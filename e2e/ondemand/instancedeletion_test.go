@@ -31,16 +31,16 @@ import (
 // hook keeps Cluster API from deleting the infrastructure of a Machine.
 const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
 
-// deletion is that of the instance of a machine.
+// deletion deletes the instance of a machine in a state.
 type deletion struct {
-	// state is that of the machine, and its name.
+	// state is the state of the machine, and its name.
 	state        string
 	instanceType string
 	// prepare brings the machine into its state. Optional.
 	prepare func(*testing.T, machine)
 	// deleteInstance deletes the instance, by default on the shard.
 	deleteInstance func(*testing.T, machine)
-	// finish is what has to happen after the instance was deleted. Optional.
+	// finish ends the state after the instance was deleted. Optional.
 	finish func(*testing.T, machine)
 }
 
@@ -67,8 +67,8 @@ func (d deletion) happen(t *testing.T) capiErrors {
 	return newCAPIErrors(t, m)
 }
 
-// In every state that a machine is in when its instance is deleted on the shard, nothing
-// is left of it in Kubernetes, and Cluster API logs no error from then on.
+// If the instance of a machine is deleted on the shard, in whatever state the machine is, no
+// object of it is left in Kubernetes, and Cluster API logs no error from then on.
 func TestInstanceDeletedOnShard(t *testing.T) {
 	watchOperator(t)
 	deletions := []deletion{
@@ -205,7 +205,7 @@ func newCAPIErrors(t *testing.T, m machine) capiErrors {
 
 func (c capiErrors) lines(t *testing.T) [][]byte {
 	t.Helper()
-	// klog begins an error with the letter and the date.
+	// klog begins an error with the letter E and the date (https://pkg.go.dev/k8s.io/klog/v2).
 	errorLine := regexp.MustCompile(`(?m)^E\d{4} .*"` + installation.Namespace + `/` + regexp.QuoteMeta(c.machine) + `".*$`)
 	return errorLine.FindAll(capiLog(t)[c.from:], -1)
 }
@@ -224,7 +224,7 @@ func TestPendingPodGetsAnotherMachine(t *testing.T) {
 	const namespace = "another"
 	newNamespace(t, namespace)
 	pod := newPod(namespace, "builder")
-	// It never runs on the machine, and so stays when the machine is deleted.
+	// The Pod never runs on the machine, and so stays when the machine is deleted.
 	pod.Spec.NodeSelector["example.com/never"] = "true"
 	pod = createPod(t, pod)
 	var first machine
@@ -248,8 +248,8 @@ func TestPendingPodGetsAnotherMachine(t *testing.T) {
 	testcluster.Eventually(t, time.Minute, "the first instance is deleted", first.instanceDeleted)
 }
 
-// The machine of a Pod is deleted with the Pod, also when another Pod runs there whose
-// disruption budget never allows an eviction.
+// The machine of a Pod is deleted with the Pod, even if another Pod runs there whose disruption
+// budget never allows an eviction.
 func TestDrainTimeout(t *testing.T) {
 	t.Parallel()
 	const namespace = "stuck"

@@ -187,8 +187,8 @@ func TestPodIsRecreated(t *testing.T) {
 	}
 }
 
-// When nothing changes the operator writes nothing on a resync: with machines that
-// run, one that stays pending, and a Pod whose request cannot be fulfilled.
+// Without changes, the operator writes nothing on a resync: with running machines, a machine that
+// stays pending, and a Pod whose request cannot be fulfilled.
 func TestQuietWhenIdle(t *testing.T) {
 	const namespace, running = "quiet", 3
 	watchOperator(t)

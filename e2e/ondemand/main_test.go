@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package ondemand shows the operator's guarantees for single machines: those of
-// Pods that request one, those of a MachineDeployment, and those whose instance is
-// deleted on its shard. Everything but the machines' kubelets is real. Tests that stop the
-// operator, or count all that it does, run before the parallel ones.
+// Package ondemand shows the operator's guarantees for single machines: machines of Pods and of a
+// MachineDeployment, and machines whose instance is deleted on its shard. Everything but the
+// machines' kubelets is real. Tests that stop the operator, or count all that it does, run before
+// the parallel tests.
 package ondemand
 
 import (
@@ -33,9 +33,9 @@ const (
 	// capiUser is Cluster API in the audit log when it works on Nodes.
 	capiUser = "system:serviceaccount:" + installation.Namespace + ":nstance-capi-workload"
 
-	// registrationTimeout is longer than any test. The server deletes an instance that
-	// has stayed pending for so long, and the Pod gets another one: where all take
-	// longer to create, there would never be all.
+	// registrationTimeout is longer than any test. The server deletes an instance that has stayed
+	// pending for so long, and the Pod gets another: on a slow machine, the test would never have
+	// all of them.
 	registrationTimeout = time.Hour
 
 	mergePatch = types.MergePatchType
@@ -64,9 +64,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// watchOperator fails the test at its end for what the operator must never do:
-// make requests that the shipped roles do not grant, or write to Pods or Nodes.
-// Here only Cluster API drains Nodes.
+// watchOperator fails the test at its end if the operator made requests that the shipped roles do
+// not grant, or wrote to Pods or Nodes. Here only Cluster API drains Nodes.
 func watchOperator(t *testing.T) {
 	t.Helper()
 	from := env.AuditEnd(t)

@@ -28,10 +28,10 @@ import (
 func TestManyPodsAtOnce(t *testing.T) {
 	const namespace = "many"
 	pods := tier.Pick(60, 500)
-	// stall is after how long without another instance the test fails. How long all of
-	// them take depends on the machine: an instance is requested only when Cluster API
-	// has set the owner of its NstanceMachine, and Cluster API makes most of the requests
-	// that keep the API server busy.
+	// stall is after how long without another instance the test fails. The time for all of them
+	// depends on the machine: an instance is requested only when Cluster API has set the owner of
+	// its NstanceMachine, and Cluster API makes most of the requests that keep the API server
+	// busy.
 	const stall = 5 * time.Minute
 	watchOperator(t)
 	newNamespace(t, namespace)
@@ -52,7 +52,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 	created := expectOneEach(t, namespace, before)
 	t.Logf("instances on the shards: %v", created)
 	// A placement that arrives in the cache while the next machine is placed counts twice.
-	// Without that the shares are equal (TestManyNstanceMachinesAreSpreadEvenly).
+	// Otherwise the shares are equal (TestManyNstanceMachinesAreSpreadEvenly).
 	for _, shard := range shardIDs {
 		assert.Greater(t, created[shard], pods/len(shardIDs)/2, "instances on shard %s", shard)
 	}

@@ -124,8 +124,7 @@ func podEvents(ctx context.Context, namespace, reason string) (map[string][]even
 	return events, nil
 }
 
-// oneEvent succeeds when a Pod has exactly one event of a reason, a warning that is
-// not repeated.
+// oneEvent succeeds if there is exactly one event, a warning that is not repeated.
 func oneEvent(events []eventsv1.Event) error {
 	if len(events) != 1 {
 		return fmt.Errorf("%d events, want 1", len(events))
@@ -139,12 +138,11 @@ func oneEvent(events []eventsv1.Event) error {
 // object is a JSON object.
 type object = map[string]any
 
-// machine is one machine: its objects, its instance and its Node. What is not known
-// is empty.
+// machine has the objects, the instance and the Node of a machine. Unknown fields are empty.
 type machine struct {
-	// name is that of the Machine and of the NstanceMachine.
+	// name is the name of the Machine and of the NstanceMachine.
 	name string
-	// shard and instance identify what the shard's server created.
+	// shard and instance identify the instance.
 	shard, instance string
 	node            string
 }
@@ -199,7 +197,7 @@ func machineOf(ctx context.Context, pod *corev1.Pod) (machine, error) {
 	return getMachine(ctx, list.Items[0].Name)
 }
 
-// getMachine returns what is known of a machine.
+// getMachine reads a machine by its name.
 func getMachine(ctx context.Context, name string) (machine, error) {
 	nstanceMachine, err := env.NstanceMachines().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -250,8 +248,8 @@ func (m machine) running(ctx context.Context) error {
 	return err
 }
 
-// state returns what the shard's server reports of the instance: "terminated" also
-// when it has no record of it any more.
+// state returns the status of the instance that the shard's server reports, and "terminated" if it
+// has no record of the instance any more.
 func (m machine) state(ctx context.Context) (string, error) {
 	connection, err := env.Installation.Dial(m.shard)
 	if err != nil {
@@ -299,8 +297,8 @@ func (m machine) deleteOnShard(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// createMachine creates a Machine and its NstanceMachine, as a user does who wants
-// one instance of the group. An empty instance type is the group's.
+// createMachine creates a Machine and its NstanceMachine, as a user does who wants a single
+// instance of the group. An empty instance type is the group's.
 func createMachine(t *testing.T, name, instanceType string) {
 	t.Helper()
 	env.CreateMachine(t, name, group, instanceType)

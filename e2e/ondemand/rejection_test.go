@@ -27,8 +27,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// A Pod whose request cannot be fulfilled has one event that names the mistake, and
-// gets no machine. It gets one when its group is created later.
+// A Pod whose request cannot be fulfilled has one event that names the mistake, and gets no
+// machine. It gets a machine if its group is created later.
 func TestPodsWithInvalidRequests(t *testing.T) {
 	t.Parallel()
 	const namespace, later = "impossible", "later"
@@ -37,7 +37,7 @@ func TestPodsWithInvalidRequests(t *testing.T) {
 	tests := map[string]struct {
 		annotations map[string]string
 		reason      string
-		// parts are what the note of the event contains.
+		// parts are contained in the note of the event.
 		parts []string
 	}{
 		"bad-group": {
@@ -125,9 +125,9 @@ func createGroup(t *testing.T, name string) {
 	})
 }
 
-// A DaemonSet whose Pods have the annotation creates no machines, and neither does a Pod
-// that gets it when it runs. With a machine for each Pod there would be another Pod of the
-// DaemonSet on each, and no end.
+// A DaemonSet whose Pods have the annotation creates no machines, and neither does a running Pod
+// that gets the annotation. Each machine would get a Pod of the DaemonSet, which would request the
+// next machine without an end.
 func TestPodsThatNeedNoMachine(t *testing.T) {
 	t.Parallel()
 	const namespace, nodes, name = "ineligible", 3, "logs"

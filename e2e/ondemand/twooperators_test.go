@@ -31,8 +31,8 @@ const (
 	otherUser      = "system:serviceaccount:" + otherNamespace + ":nstance-operator"
 )
 
-// Two operators in one cluster serve two tenants, whose groups may have one name. Each
-// works in its own namespace, and serves the Pods that name its cluster.
+// Two operators in one cluster serve two tenants, whose groups may have the same name. Each works
+// in its own namespace, and serves the Pods that name its cluster.
 func TestTwoOperators(t *testing.T) {
 	watchOperator(t)
 	from := env.AuditEnd(t)

@@ -39,8 +39,8 @@ func withMessage(lines []testcluster.AuditTrailLine, message, shard string) []te
 	return found
 }
 
-// Who made a pool smaller, and when, can be seen in the logs of operator and servers, where
-// one request id leads from the change to the deletion of the instance, and in the events.
+// The logs of operator and servers show who made a pool smaller, and when: one request id leads
+// from the change to the deletion of the instance. The events show it too.
 func TestAuditTrail(t *testing.T) {
 	t.Parallel()
 	env.CreatePoolForTest(t, audited, 3)

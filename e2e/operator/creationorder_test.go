@@ -25,8 +25,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// Which objects are created in which order: a user creates the pool, a user creates a
-// MachinePool without replicas, and the operator creates what is missing.
+// The steps of an order of creation: a user creates the pool, a user creates a MachinePool without
+// replicas, and the operator creates the missing objects.
 const (
 	userPool        = "pool"
 	userMachinePool = "MachinePool"
@@ -57,7 +57,7 @@ func TestCreationOrder(t *testing.T) {
 	}
 	t.Cleanup(func() { deletePools(t, groups...) })
 
-	// All orders at once: they differ in what is before and after the operator.
+	// All orders run at once: they differ in the steps before and after the start of the operator.
 	for i, order := range orders {
 		for _, who := range order[:slices.Index(order, byOperator)] {
 			applyAs(t, who, orderedGroup(i))
@@ -89,8 +89,8 @@ func TestCreationOrder(t *testing.T) {
 	for i, order := range orders {
 		t.Run(strings.Join(order, ", "), func(t *testing.T) { expectUnchanged(t, orderedGroup(i)) })
 	}
-	// Replicas that Cluster API defaulted are not a user's when the MachinePool is edited in
-	// another field before the import.
+	// Replicas that Cluster API has defaulted do not count as set by a user, even if a user edits
+	// another field of the MachinePool before the import.
 	t.Run("editing other fields keeps the replicas", func(t *testing.T) { expectUnchanged(t, edited) })
 	// Replicas that a user sets are used, also when they are fewer.
 	t.Run("explicit replicas count", func(t *testing.T) {
@@ -103,7 +103,7 @@ func TestCreationOrder(t *testing.T) {
 // orderedGroup is the group of an order of creation.
 func orderedGroup(order int) string { return fmt.Sprintf("order-%d", order) }
 
-// The same with all objects created at the same moment.
+// The same holds if all objects are created at the same moment.
 func TestCreationAtOnce(t *testing.T) {
 	t.Parallel()
 	const group = "at-once"
@@ -148,7 +148,7 @@ func tryApplyAs(ctx context.Context, who, group string) error {
 	return tryApply(ctx, machinePool)
 }
 
-// tryApply does what kubectl apply --server-side does.
+// tryApply applies an object like kubectl apply --server-side.
 func tryApply(ctx context.Context, object runtime.Object) error {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {

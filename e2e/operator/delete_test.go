@@ -77,8 +77,8 @@ func interruptedDeletion(name, shard string, remove func(ctx context.Context, na
 }
 
 // interruptedDeletionAtOnce is the deletion of a pool before Cluster API has become its owner:
-// Cluster API waits for the deletion, and is notified of it only as the owner. The pool is
-// created now.
+// Cluster API waits for the deletion, and is notified of it only as the owner. It creates the pool
+// at once.
 func interruptedDeletionAtOnce(t *testing.T, name, shard string) interrupted {
 	t.Helper()
 	_, err := env.NstanceMachinePools().
@@ -167,7 +167,7 @@ func interruptedRemoval(name, leaving string) interrupted {
 	}
 }
 
-// A user does not delete a shard group by mistake. One whose deletion is confirmed is
+// A user cannot delete a shard group by mistake. A shard group whose deletion is confirmed is
 // created again.
 func TestDeleteShardGroup(t *testing.T) {
 	t.Parallel()
@@ -209,7 +209,7 @@ func interruptedRecreation(name, shard string) interrupted {
 // Deleting the Cluster deletes its pools. The operator creates an empty Cluster again,
 // which every pool needs.
 func TestDeleteCluster(t *testing.T) {
-	// The deletion of e2e/capi is one with all shards up.
+	// e2e/capi has the deletion with all shards up.
 	for _, interrupted := range tier.Pick([]bool{true}, []bool{true, false}) {
 		t.Run(fmt.Sprintf("a shard down %t", interrupted), func(t *testing.T) {
 			name := fmt.Sprintf("with-cluster-%t", interrupted)
@@ -268,8 +268,8 @@ func runPoolWith(t *testing.T, name string, replicas int32, machines v1beta1.Mac
 	}
 }
 
-// untilWaiting waits until all that is left of a pool is one shard group, and both
-// report what they wait for.
+// untilWaiting waits until only one shard group is left of a pool, and both report what they wait
+// for.
 func untilWaiting(t *testing.T, name, shard string) {
 	t.Helper()
 	untilShardGroupWaits(t, name, shard)
@@ -312,7 +312,7 @@ func untilShardGroupWaits(t *testing.T, name, shard string) {
 func deletePools(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		// The webhook may still consider a pool static that is not any more.
+		// The webhook may still consider the pool static for a moment.
 		testcluster.Eventually(t, time.Minute, "deleting "+name+" is accepted", func(ctx context.Context) error {
 			err := env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 			if apierrors.IsNotFound(err) {

@@ -27,8 +27,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Groups that servers have when the operator starts become pools, but not before all
-// shards have reported. Existing pools are reconciled meanwhile.
+// Groups that servers have when the operator starts become pools, but not before all shards have
+// reported. Existing pools are reconciled until then.
 func TestImport(t *testing.T) {
 	const existing, missing = "existing", "us-west-2c"
 	runPool(t, existing, 2, shardIDs[:2]...)
@@ -102,8 +102,8 @@ func TestImportFromAddedShard(t *testing.T) {
 	testcluster.Eventually(t, 2*time.Minute, "nothing is rebalanced", func(ctx context.Context) error { return env.SizesAre(ctx, name, 1, 2) })
 }
 
-// serverWithGroup starts a server that has a group, stops it again, and returns what
-// another one needs to replace it.
+// serverWithGroup starts a server that has a group, stops it again, and returns the address and
+// the instances with which another server can replace it.
 func serverWithGroup(t *testing.T, o servertest.Options, group string, size int32) (string, kubernetes.Interface, string) {
 	t.Helper()
 	server := servertest.Start(t, o)

@@ -35,20 +35,20 @@ const latencyRounds = 50
 const (
 	// mostLatency is the target: how many times the floor the operator may take.
 	mostLatency = 1.5
-	// leastLatency is the least that is plausible. The operator does everything that
-	// the floor does, so that its median is below the floor's only by the noise of the
-	// machine: some percent, on a busy machine up to a quarter.
+	// leastLatency is the least plausible ratio. The operator does everything that the floor does,
+	// so that its median is below the floor only by the noise of the machine: some percent, on a
+	// busy machine up to a quarter.
 	leastLatency = 0.5
 )
 
-// BenchmarkLatency measures from the request that scales a MachinePool to the
-// moment when the shard's server receives UpsertGroup. The floor, measured in turn
-// with it, is the least that this can take: a bare watch of a MachinePool, one write,
-// a watch of the written object, and one call, with the same kinds of objects, while
-// the operator is stopped and the API server does not call its webhook. It does not
-// delete its pools.
+// BenchmarkLatency measures from the request that scales a MachinePool to the moment when the
+// shard's server receives UpsertGroup. The floor, measured in turn with it, is the least possible
+// time: a bare watch of a MachinePool, one write, a watch of the written object, and one call,
+// with the same kinds of objects, while the operator is stopped and the API server does not call
+// its webhook. It does not delete its pools.
 func BenchmarkLatency(b *testing.B) {
-	// Each shard has a server of its own, because the operator calls none of another shard.
+	// Each shard has a server of its own, because the operator does not call servers of another
+	// shard.
 	servers := map[string]*servertest.Server{}
 	for _, name := range []string{"latency", "floor"} {
 		servers[name] = servertest.Start(testcluster.WithoutLog(b), servertest.Options{
@@ -100,7 +100,8 @@ func BenchmarkLatency(b *testing.B) {
 	if ratio > mostLatency {
 		b.Errorf("the operator takes %.2f times the floor, want at most %v", ratio, mostLatency)
 	}
-	// Each direction by itself: what delays one of them hardly changes the median of both.
+	// Each direction has its own median: a delay of one direction hardly changes the median of
+	// both.
 	for first, direction := range []string{"up", "down"} {
 		operator, floor := median(everySecond(operator, first)), median(everySecond(floor, first))
 		if float64(operator) < leastLatency*float64(floor) {
@@ -141,8 +142,7 @@ func excludeFromWebhook(b *testing.B, machinePool string) {
 	})
 }
 
-// withoutOperator runs f while the operator is stopped, so that nothing the
-// operator does costs f any time.
+// withoutOperator runs f while the operator is stopped, so that the operator does not delay f.
 func withoutOperator[T any](b *testing.B, f func() T) T {
 	b.Helper()
 	pid, ok := env.OperatorProcess().PID()
@@ -154,8 +154,8 @@ func withoutOperator[T any](b *testing.B, f func() T) T {
 	return f()
 }
 
-// untilIdle waits until the audit log has no write in five checks, so that no
-// measurement includes effects of the one before.
+// untilIdle waits until the audit log has no write in five checks, so that no measurement includes
+// effects of the measurement before.
 func untilIdle(b *testing.B) {
 	b.Helper()
 	from, idle := env.AuditEnd(b), 0
@@ -238,7 +238,7 @@ func reported(ctx context.Context, name string, size int32) error {
 	return nil
 }
 
-// startFloor does only the work that no operator can do without.
+// startFloor does only the work that every operator would have to do.
 func startFloor(b *testing.B, server *servertest.Server, name string) {
 	b.Helper()
 	ctx := b.Context()

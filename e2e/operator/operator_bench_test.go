@@ -24,9 +24,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// BenchmarkChange counts what one scaling of a pool over three shards costs in
-// requests to the API server and calls to the shards, and fails when that is more than
-// the target.
+// BenchmarkChange counts the requests to the API server and the calls to the shards for one
+// scaling of a pool over three shards, and fails if there are more than the target.
 func BenchmarkChange(b *testing.B) {
 	const name = "writes"
 	env.CreatePoolForTest(b, name, 3)
@@ -51,14 +50,14 @@ func BenchmarkChange(b *testing.B) {
 
 const (
 	handovers = 50
-	// mostHandover is the target for each of them.
+	// mostHandover is the target for each handover.
 	mostHandover = 2 * time.Second
 )
 
 // BenchmarkHandover measures from the SIGTERM of a leader to the moment when the other
 // operator has the Lease.
 func BenchmarkHandover(b *testing.B) {
-	// The first one leads, because it was started first.
+	// The first operator leads, because it was started first.
 	leader, next := env.OperatorProcess(), env.Component(env.RunStandby(b).Component)
 	took := make([]time.Duration, 0, handovers)
 	for b.Loop() {
@@ -76,7 +75,7 @@ func BenchmarkHandover(b *testing.B) {
 	}
 }
 
-// handOver stops the leader and returns after what time another process has the Lease.
+// handOver stops the leader and returns the time until another process has the Lease.
 func handOver(b *testing.B, leader *controlplane.Component) time.Duration {
 	b.Helper()
 	leases := env.Kube.CoordinationV1().Leases(installation.Namespace)
@@ -157,8 +156,8 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// memory is the operator's memory in MiB. The part that is anonymous is its own; the
-// other part is its program, and differs by kernel and file system.
+// memory is the operator's memory in MiB. The anonymous part is the heap and the stacks; the other
+// part is the program file, and differs by kernel and file system.
 type memory struct{ resident, anonymous float64 }
 
 func readMemory(b *testing.B, operator *controlplane.Component) memory {

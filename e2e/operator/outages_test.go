@@ -21,8 +21,7 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// outage begins a time in which a shard does not answer, until end is called or the test is
-// over.
+// outage keeps a shard from responding, until end is called or the test is over.
 type outage func(*testing.T, *controlplane.Component) (end func())
 
 func down(t *testing.T, shard *controlplane.Component) (end func()) {
@@ -41,12 +40,12 @@ func hanging(t *testing.T, shard *controlplane.Component) (end func()) {
 	return end
 }
 
-// interrupted is a change during which a shard does not answer.
+// interrupted is a change during which a shard does not respond.
 type interrupted struct {
 	name string
 	// change is made when the outage has begun.
 	change func(*testing.T)
-	// waits waits until it is reported what waits for the shard.
+	// waits waits until the objects report that they wait for the shard.
 	waits func(*testing.T)
 	// completes waits until the change is complete, after the end of the outage.
 	completes func(*testing.T)
@@ -94,7 +93,7 @@ func TestChangesWhileAShardIsDown(t *testing.T) {
 	outage(down).interrupt(t, shard, changes...)
 }
 
-// The same with a shard that accepts connections and does not respond.
+// Changes wait for a shard that accepts connections and does not respond, too.
 func TestChangesWhileAShardHangs(t *testing.T) {
 	const deleted, recreated = "deleted-hanging", "recreated-hanging"
 	shard := shardIDs[0]

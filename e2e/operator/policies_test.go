@@ -39,7 +39,7 @@ type deletable struct {
 	kind, name string
 }
 
-// delete deletes an object as a user, the administrator if there is none.
+// delete deletes an object as a user, or as the administrator if user is "".
 func (d deletable) delete(ctx context.Context, user string, options metav1.DeleteOptions) error {
 	config := rest.CopyConfig(env.AdminConfig())
 	if user != "" {
@@ -318,7 +318,8 @@ func create(t *testing.T, machinePool *clusterv1.MachinePool) *clusterv1.Machine
 	return created
 }
 
-// The API server finds no mistake of type in the expressions of the policies.
+// The type checking of the API server finds no mistake in the expressions of the policies
+// (https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/#type-checking).
 func TestPoliciesHaveNoWarnings(t *testing.T) {
 	t.Parallel()
 	testcluster.Eventually(t, time.Minute, "the policies are type checked", func(ctx context.Context) error {
@@ -364,7 +365,7 @@ func TestDeletionPolicyOfNstanceMachines(t *testing.T) {
 			installation.OperatorUser:                          true,
 			"system:serviceaccount:elsewhere:nstance-operator": false,
 			controllers + "namespace-controller":               true,
-			// It deletes what a Machine owns before Cluster API has drained the Node.
+			// It would delete the objects of a Machine before Cluster API has drained the Node.
 			controllers + "generic-garbage-collector": false,
 			controllers + "replicaset-controller":     false,
 			"system:kube-controller-manager":          false,
@@ -425,9 +426,9 @@ func createNstanceMachine(t *testing.T, name string, owners ...metav1.OwnerRefer
 	return created
 }
 
-// createMachineOwner creates a Machine that Cluster API leaves as it is, until the end of
-// the test, and returns a reference to it. The garbage collector deletes an
-// object whose owners do not exist.
+// createMachineOwner creates a Machine that Cluster API leaves as it is, until the end of the
+// test, and returns a reference to it. The garbage collector deletes an object whose owners do not
+// exist (https://kubernetes.io/docs/concepts/architecture/garbage-collection/).
 func createMachineOwner(t *testing.T, name string) metav1.OwnerReference {
 	t.Helper()
 	created, err := env.Machines().Create(t.Context(), &clusterv1.Machine{

@@ -22,8 +22,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// The instances of a pool with Retain run on when the pool is deleted, and so do their
-// Nodes. The pool that the group gets next has the same ones.
+// The instances of a pool with Retain continue to run when the pool is deleted, and their Nodes
+// stay. The next pool of the group has the same instances.
 func TestRetainedPool(t *testing.T) {
 	t.Parallel()
 	tests := []retained{
@@ -47,7 +47,7 @@ func TestRetainedPool(t *testing.T) {
 	}
 }
 
-// retained is a pool that is deleted, and what deletes it.
+// retained is a pool that is deleted, and the function that deletes it.
 type retained struct {
 	name     string
 	machines v1beta1.MachinesMode
@@ -73,7 +73,7 @@ func (r retained) run(t *testing.T) {
 	losses.IgnoreOtherGroups = true
 	require.NoError(t, r.remove(t.Context(), r.name))
 	testcluster.Eventually(t, 3*time.Minute, "the group has another pool", func(ctx context.Context) error {
-		// The operator imports the group. A pool that a user creates first is as good.
+		// The operator imports the group. A user may have created the pool first.
 		after, err := env.NstanceMachinePool(ctx, r.name)
 		if err == nil && after.UID == before.UID {
 			err = fmt.Errorf("the pool is not deleted: %+v", after.Status.Conditions)

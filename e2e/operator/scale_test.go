@@ -57,7 +57,7 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// A pool without a MachinePool gets one, with as many replicas as its group has.
+// A pool without a MachinePool gets a MachinePool with as many replicas as its group has.
 func TestMachinePoolIsCreated(t *testing.T) {
 	t.Parallel()
 	const name = "adopted"
@@ -80,9 +80,9 @@ func TestMachinePoolIsCreated(t *testing.T) {
 	env.UntilRunning(t, name, 3)
 }
 
-// One change of a pool costs few writes, however many instances are created or deleted.
-// How many statuses report them depends on how fast they are created; the minimum is
-// measured where nothing else runs.
+// One change of a pool costs few writes, however many instances are created or deleted. The number
+// of status writes depends on how fast the instances are created; the minimum is reached on an
+// idle machine.
 func TestWritesPerChange(t *testing.T) {
 	const name = "counted"
 	env.CreatePoolForTest(t, name, 3)
@@ -129,7 +129,7 @@ func countWrites(t testing.TB, from controlplane.Position, pool string) writeCou
 	return count
 }
 
-// Cluster API defaults missing replicas to 1; a MachinePool with 5 would lose four
+// Cluster API defaults missing replicas to 1: a MachinePool with 5 replicas would lose four
 // instances without a request by the user.
 func TestReplicasAreRequired(t *testing.T) {
 	t.Parallel()
@@ -162,10 +162,10 @@ func TestReplicasAreRequired(t *testing.T) {
 	env.UntilRunning(t, name, 1)
 }
 
-// When nothing changes the operator writes nothing and reads nothing, through several
-// resyncs: with pools of one instance on one of their shards, one of several instances on
-// each, one whose instances have Machines, and a Machine of its own. Package ondemand has
-// the machines of Pods; a drain in progress is a change.
+// Without changes the operator writes nothing and reads nothing, through several resyncs: with
+// pools of a single instance, a pool of several instances on each shard, a pool whose instances
+// have Machines, and a single Machine. Package ondemand has the machines of Pods; a drain in
+// progress is a change.
 func TestQuietWhenIdle(t *testing.T) {
 	const (
 		members      = 7
@@ -213,8 +213,8 @@ func TestQuietWhenIdle(t *testing.T) {
 	}
 }
 
-// untilResynced waits until the shard groups of so many pools, and so many Machines and one
-// more, were resynced so many times.
+// untilResynced waits until the shard groups of so many pools, so many Machines and the single
+// Machine were resynced so many times.
 func untilResynced(t *testing.T, pools, machines, rounds int) {
 	t.Helper()
 	wanted := map[string]float64{"shardgroup": float64(pools * len(shardIDs) * rounds), "machine": float64((machines + 1) * rounds)}

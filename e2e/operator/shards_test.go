@@ -122,7 +122,7 @@ func interruptedScaling(t *testing.T, name, down string) interrupted {
 		},
 		completes: func(t *testing.T) {
 			env.UntilRunning(t, name, 12)
-			// One call, and not the sizes in between.
+			// The shard gets a single call, without the sizes in between.
 			if got := callsFor(t, name, down) - calls; got != 1 {
 				t.Errorf("the shard received UpsertGroup %v times since it is up again, want once", got)
 			}

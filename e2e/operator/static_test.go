@@ -107,8 +107,8 @@ func expectDeletionsRejected(t *testing.T, name string) {
 	}
 }
 
-// editPool runs kubectl edit for a user who adds a line to the spec, and gives up when
-// it is rejected. It returns what the editor showed last.
+// editPool runs kubectl edit for a user who adds a line to the spec, and gives up when it is
+// rejected. It returns the last content of the editor.
 func editPool(t *testing.T, name, line string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -125,7 +125,7 @@ func editPool(t *testing.T, name, line string) string {
 	return string(content)
 }
 
-// isStatic succeeds when a pool reports as wanted whether it is static.
+// isStatic succeeds when a pool reports whether it is static, as wanted.
 func isStatic(ctx context.Context, name string, want bool) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
@@ -137,7 +137,7 @@ func isStatic(ctx context.Context, name string, want bool) error {
 	return nil
 }
 
-// dry are the options of a deletion that is validated only.
+// dry has the options of a deletion that is only validated.
 var dry = metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}}
 
 func deletePoolDry(ctx context.Context, name string) error {

@@ -102,7 +102,7 @@ func TestInvalidShardGroupsAreRejected(t *testing.T) {
 	}
 }
 
-// The CRDs and the code have one rule for identifiers.
+// The CRDs and the code have the same rule for identifiers.
 func TestIdentifiersInCRD(t *testing.T) {
 	t.Parallel()
 	for _, c := range identifiertest.Cases {

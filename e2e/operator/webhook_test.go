@@ -27,7 +27,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// The objects by which the API server finds the webhook and trusts it.
+// The objects that configure the webhook and its CA in the API server.
 const (
 	webhookConfiguration = "nstance-operator"
 	webhookSecret        = "nstance-webhook-cert"
@@ -72,8 +72,8 @@ func TestWebhookRejectsGroupsAndShards(t *testing.T) {
 	}
 }
 
-// While no operator runs, dynamic pools can be deleted, and pools can be created that it would
-// reject.
+// While no operator runs, dynamic pools can be deleted, and pools can be created that the webhook
+// would reject.
 func TestMissingWebhookBlocksNothing(t *testing.T) {
 	const name = "unguarded"
 	runPool(t, name, 1, shardIDs...)
@@ -120,7 +120,7 @@ func TestStandbyServesTheWebhook(t *testing.T) {
 	})
 }
 
-// callWebhook does what the API server does when a pool is created.
+// callWebhook sends the AdmissionReview of the creation of a pool, as the API server would.
 func callWebhook(ctx context.Context, operator installation.Operator, pool *v1beta1.NstanceMachinePool) (*admissionv1.AdmissionResponse, error) {
 	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, webhookSecret, metav1.GetOptions{})
 	if err != nil {

@@ -49,7 +49,7 @@ type routes struct {
 	byNode map[string]*netlink.Route
 }
 
-// set adds or changes the route of a Node that has both addresses.
+// set adds or changes the route of a Node that has an address and a range of Pods.
 func (r *routes) set(ctx context.Context, object any) {
 	node, ok := object.(*corev1.Node)
 	if !ok {
@@ -118,12 +118,12 @@ func deleteRoute(route *netlink.Route) error {
 	return nil
 }
 
-// protocol marks the routes of this package, so that those of a program that was killed
-// are recognized.
+// protocol marks the routes of this package, so that routes that a killed program has left are
+// recognized.
 const protocol netlink.RouteProtocol = 0xa5
 
-// Networks for Pods are 10.N.0.0/16. That of the dev cluster is the usual one; tests choose
-// another.
+// Networks for Pods are 10.N.0.0/16. The dev cluster has the usual 10.244.0.0/16; tests choose
+// another N.
 const (
 	devNetwork   = 244
 	firstNetwork = 200
@@ -135,16 +135,16 @@ type Network struct {
 	cidr *net.IPNet
 	// lock is released by the kernel when the program exits.
 	lock *os.File
-	// removeAddress removes what AddDNSAddress has added; nil if it has not.
+	// removeAddress removes the address that AddDNSAddress has added; nil if it was not called.
 	removeAddress func() error
 }
 
 // String returns the range, such as "10.244.0.0/16".
 func (n *Network) String() string { return n.cidr.String() }
 
-// AddDNSAddress gives this machine the address at which Pods reach the DNS of the cluster. It
-// is in the range of the last Node that the range has room for, which does not exist. Close
-// removes it.
+// AddDNSAddress gives this machine the address at which Pods reach the DNS of the cluster. It is
+// in the part of the last Node that the range has room for, because no cluster has so many Nodes.
+// Close removes it.
 func (n *Network) AddDNSAddress() error {
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -184,8 +184,7 @@ func Claim(seed string) (*Network, error) {
 	return nil, fmt.Errorf("find a range of addresses for Pods: %w", errors.Join(errs...))
 }
 
-// claim claims a range, and removes the routes that a program has left there which was
-// killed.
+// claim claims a range, and removes the routes that a killed program has left there.
 func claim(number int) (*Network, error) {
 	n := &Network{cidr: &net.IPNet{IP: net.IPv4(10, byte(number), 0, 0), Mask: net.CIDRMask(16, 32)}}
 	path := filepath.Join(os.TempDir(), fmt.Sprintf("nstance-pods-%d.lock", number))

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Two programs with one seed get different ranges. A range is free again after Close.
+// Two programs with the same seed get different ranges. A range is free again after Close.
 func TestClaim(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	first, err := Claim("seed")
@@ -30,8 +30,8 @@ func TestClaim(t *testing.T) {
 	require.NoError(t, second.Close())
 }
 
-// A claim removes the routes that a killed program has left in the range. One that other
-// software has there is left alone, and the range is not used.
+// A claim removes the routes that a killed program has left in the range. A route of other
+// software is left alone, and the range is not used.
 func TestClaimWithRoutes(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	n, err := Claim("seed")
@@ -72,8 +72,8 @@ func routesTo(t *testing.T, destination *net.IPNet) int {
 	return len(list)
 }
 
-// The address for the DNS of the cluster can be used until the range is released, also after a
-// program was killed that had it.
+// The address for the DNS of the cluster can be used until the range is released, even after a
+// program with this address was killed.
 func TestDNSAddress(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	n, err := Claim("seed")

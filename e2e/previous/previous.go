@@ -26,7 +26,7 @@ const Input = "previous"
 type Version struct {
 	// Source is the folder with its files.
 	Source string
-	// Operator and Server are its programs.
+	// Operator and Server are the paths of its programs.
 	Operator, Server string
 }
 
@@ -61,14 +61,13 @@ func Build(ctx context.Context, root string) (Version, error) {
 // version.
 const Variable = "NSTANCE_E2E_PREVIOUS"
 
-// baseline is the commit before stored objects got a format version. It is the previous
-// version as long as no version is tagged: an upgrade across a change of the stored format
-// is what can fail.
+// baseline is the commit before stored objects got a format version. It is the previous version as
+// long as no version is tagged: an upgrade across a change of the stored format can fail.
 const baseline = "69fa228cec33"
 
-// Revision returns the commit of the previous version, the first that there is of: what
-// Variable names, the last tag of a version before HEAD, the baseline, and the parent of
-// HEAD, which a history has whose commits were squashed.
+// Revision returns the commit of the previous version. It is the first of these that exists: the
+// commit in Variable, the last tag of a version before HEAD, the baseline, and the parent of HEAD,
+// which a squashed history has too.
 func Revision(ctx context.Context, root string) (string, error) {
 	if selected := os.Getenv(Variable); selected != "" {
 		revision, err := git(ctx, root, "rev-parse", "--verify", "--quiet", selected+"^{commit}")

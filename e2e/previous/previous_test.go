@@ -52,7 +52,7 @@ func TestRevision(t *testing.T) {
 	expect(first)
 	run(t, root, "tag", "other", second)
 	expect(first)
-	// The tag of the version that is tested is not that of the previous one.
+	// HEAD has the tag of the version that is tested, which is not the previous version.
 	run(t, root, "tag", "v0.2.0")
 	expect(first)
 	t.Setenv(Variable, "other")

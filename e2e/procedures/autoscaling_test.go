@@ -35,9 +35,9 @@ const (
 	moving = "moving"
 )
 
-// Pods move from the Nodes of an auto-scaling group, for which plain Nodes stand in, to
-// those of a new pool. Each is evicted once, as a disruption budget allows, and the operator
-// neither changes nor deletes an old Node.
+// Pods move from the Nodes of an auto-scaling group, for which plain Nodes stand in, to the Nodes
+// of a new pool. Each Pod is evicted once, as a disruption budget allows, and the operator neither
+// changes nor deletes an old Node.
 func TestMoveFromAutoScalingGroups(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "successor", "bystander", 4
@@ -90,7 +90,7 @@ func TestMoveFromAutoScalingGroups(t *testing.T) {
 	expectUntouched(t, losses)
 }
 
-// createOldNodes creates Ready Nodes that are not of any pool, and returns their names.
+// createOldNodes creates Ready Nodes outside of any pool, and returns their names.
 func createOldNodes(t *testing.T, count int) []string {
 	t.Helper()
 	var names []string
@@ -143,7 +143,7 @@ func deployMoving(t *testing.T, count int32) {
 		})
 	})
 	labels := map[string]string{"app": moving}
-	// The Pods of the first moment are on old Nodes: those of the pools are cordoned for it.
+	// The Pods start on old Nodes, because the Nodes of the pools are cordoned until they run.
 	cordoned := cordonOthers(t)
 	_, err := env.Kube.AppsV1().Deployments(moving).Create(t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: moving},
@@ -172,7 +172,7 @@ func deployMoving(t *testing.T, count int32) {
 	env.Kubectl(t, append([]string{"uncordon"}, cordoned...)...)
 }
 
-// cordonOthers cordons all Nodes but the old ones, and returns their names.
+// cordonOthers cordons all Nodes but the old Nodes, and returns their names.
 func cordonOthers(t *testing.T) []string {
 	t.Helper()
 	var names []string
@@ -185,8 +185,8 @@ func cordonOthers(t *testing.T) []string {
 	return names
 }
 
-// untilMoved waits until the Pods run on Nodes other than the old ones, some of them of the
-// pool.
+// untilMoved waits until the Pods run on other Nodes than the old Nodes, and some run on Nodes of
+// the pool.
 func untilMoved(t *testing.T, pool string, count int32) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, "the Pods have moved", func(ctx context.Context) error {
@@ -205,7 +205,7 @@ func untilMoved(t *testing.T, pool string, count int32) {
 	assert.NotZero(t, onPool, "Pods on Nodes of the pool")
 }
 
-// runOn succeeds when so many Pods run, all of them on Nodes that are wanted.
+// runOn succeeds when so many Pods run, all of them on Nodes for which wanted returns true.
 func runOn(ctx context.Context, count int32, wanted func(node string) bool) error {
 	pods, err := env.Kube.CoreV1().Pods(moving).List(ctx, metav1.ListOptions{})
 	if err != nil {

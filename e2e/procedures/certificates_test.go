@@ -23,8 +23,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// An operator that was down for longer than its certificate is valid registers again. A size
-// that was changed meanwhile is sent then, and nothing is deleted.
+// An operator that was down for longer than its certificate is valid registers again. Then it
+// sends a size that was changed in between, and nothing is deleted.
 func TestExpiredCertificate(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "overslept", 4
@@ -56,8 +56,8 @@ func TestExpiredCertificate(t *testing.T) {
 	expectDeletionsOf(t, from, "", "", before)
 }
 
-// The CA is replaced: the operator is registered with the new one, and nothing is created
-// or deleted.
+// The CA is replaced: the operator is registered with the new CA, and nothing is created or
+// deleted.
 func TestReplaceCA(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "recertified", 4

@@ -51,7 +51,7 @@ func newServers(t *testing.T) servers {
 	return started
 }
 
-// group returns a group as the server of a shard reports it, nil if there is none.
+// group returns a group as the server of a shard reports it, nil if the server does not report it.
 func (s servers) group(t *testing.T, shard, name string) *nstancev1.GroupStatus {
 	t.Helper()
 	list, err := s[shard].Operator(installation.Tenant).ListGroups(t.Context(), &emptypb.Empty{})
@@ -116,7 +116,7 @@ func TestEtcdRestore(t *testing.T) {
 	})
 	p.Do("Restore etcd", func() {
 		env.RestoreEtcd(t, backup)
-		// Neither process acts with what it knew before; a Deployment starts them again.
+		// Neither process acts on its caches from before; a Deployment starts them again.
 		for _, process := range []*controlplane.Component{leader, standby} {
 			testcluster.UntilExited(t, process)
 		}

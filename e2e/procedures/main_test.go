@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package procedures runs the procedures of docs/operations.md as they are written, on a
-// cluster that they leave as it was. None terminates an instance or deletes an object
-// that it does not name. For a restore of etcd, the instances are in shard servers that do
-// not use the API server, so that they survive its restore as machines do.
+// Package procedures runs the procedures of docs/operations.md as they are written, on a cluster
+// that they leave unchanged. No procedure terminates an instance or deletes an object that it does
+// not name. For a restore of etcd, the instances are in shard servers that do not use the API
+// server, so that they survive its restore as machines do.
 package procedures
 
 import (
@@ -21,8 +21,8 @@ var env *testcluster.Cluster
 const builders = "builders"
 
 func TestMain(m *testing.M) {
-	// The operator registers at these shards. Instances are deleted without a drain, so
-	// that none is saved by an operator that connects in time.
+	// The operator registers at these shards. Instances are deleted without a drain, so that no
+	// instance is saved by an operator that connects in time.
 	shards := installation.Shards("us-west-2c", "us-west-2d")
 	for i := range shards {
 		shards[i].Groups = map[string]installation.Group{builders: {Template: installation.OnDemandTemplate}}

@@ -26,8 +26,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// A shard that is lost is given up: the other shard runs the replicas, with its own
-// instances as they were, and nothing but what was on the lost shard is deleted.
+// A lost shard is given up: the other shard runs the replicas and keeps its own instances, and
+// only the objects of the lost shard are deleted.
 func TestLostShard(t *testing.T) {
 	for _, mode := range []v1beta1.MachinesMode{v1beta1.MachinesNever, v1beta1.MachinesAlways} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestLostShard(t *testing.T) {
 	}
 }
 
-// A shard is replaced by another one: there are never fewer instances than replicas, and
-// nothing is deleted but instances of the pool.
+// A shard is replaced by another: there are never fewer instances than replicas, and only
+// instances of the pool are deleted.
 func TestReplaceShard(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "moved", "bystander", 4
@@ -174,12 +174,12 @@ func untilNodesDeleted(t *testing.T, before map[string]corev1.Node, pool, shard 
 	})
 }
 
-// isOn reports whether a Node is of a pool, on a shard unless that is "".
+// isOn reports whether a Node belongs to a pool, and to a shard unless that is "".
 func isOn(node corev1.Node, pool, shard string) bool {
 	return pool != "" && node.Labels[v1beta1.LabelGroup] == pool && (shard == "" || node.Labels[v1beta1.LabelShard] == shard)
 }
 
-// expectKept fails the test if a Node is missing that was not of a pool on a shard.
+// expectKept fails the test if a Node is missing, except Nodes of a pool on a shard.
 func expectKept(t *testing.T, before map[string]corev1.Node, pool, shard string) {
 	t.Helper()
 	now := nodes(t)
@@ -208,8 +208,8 @@ func expectDeletionsOf(t *testing.T, from controlplane.Position, pool, shard str
 	assert.Empty(t, unexpected, "deletions: %s", testcluster.Describe(unexpected))
 }
 
-// expectSizesOf fails the test if an operator has sent a shard a smaller size of a group
-// than a number since it had that many, or has deleted the group.
+// expectSizesOf fails the test if an operator has sent a shard a smaller size of a group than
+// atLeast since it had that size, or has deleted the group.
 func expectSizesOf(t *testing.T, group, shard string, atLeast int32) {
 	t.Helper()
 	reached := false

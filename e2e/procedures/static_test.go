@@ -26,8 +26,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// A static pool gets another instance type: each of its instances is replaced once, and
-// nothing of another pool is.
+// A static pool gets another instance type: each of its instances is replaced once, and no
+// instance of another pool.
 func TestChangeStaticPool(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "fixed", "bystander", 4
@@ -114,8 +114,8 @@ func editCopy(t *testing.T, dir, shard, group, instanceType string) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, shard+".jsonc"), text, 0o600))
 }
 
-// expectReplacedOnce fails the test if a Node of a pool is one from before, or is of another
-// instance type.
+// expectReplacedOnce fails the test if a Node of a pool existed before, or has another instance
+// type.
 func expectReplacedOnce(t *testing.T, before map[string]corev1.Node, pool, instanceType string) {
 	t.Helper()
 	var failures []error

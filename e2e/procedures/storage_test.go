@@ -32,13 +32,13 @@ import (
 // podNamespace has the Pods that request machines.
 const podNamespace = "restored"
 
-// The pools are named after what happens to them after the backup.
+// Each pool is named after the change to it after the backup.
 const raised, lowered, added, dropped, kept = "raised", "lowered", "added", "dropped", "kept"
 
-// After the storage of the servers was restored, sizes that were raised or lowered, pools
-// that were created, an instance that was replaced and on-demand instances that were
-// created since the backup neither terminate an instance nor create a second one. A pool
-// that was deleted since comes back, until the last step of the procedure.
+// After the storage of the servers was restored, sizes that were raised or lowered, pools that
+// were created, an instance that was replaced and on-demand instances that were created since the
+// backup neither terminate an instance nor create a second instance. A pool that was deleted since
+// comes back, until the last step of the procedure.
 func TestStorageRestore(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	createPools(t, 4, raised, lowered, dropped, kept)
@@ -203,8 +203,8 @@ func loseCaches(t *testing.T) {
 	}
 }
 
-// createPools creates pools on all shards and waits until they run. Cluster API has
-// Machines for the one that grows.
+// createPools creates pools on all shards and waits until they run. The pool that grows has
+// Machines.
 func createPools(t *testing.T, replicas int32, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -281,7 +281,7 @@ func untilConfirmed(t *testing.T, shard, name string, size int32) {
 	})
 }
 
-// expectDeletions fails the test if anyone but a test has deleted a Node, a Machine or an
+// expectDeletions fails the test if another user than the test has deleted a Node, a Machine or an
 // NstanceMachine.
 func expectDeletions(t *testing.T, from controlplane.Position) {
 	t.Helper()

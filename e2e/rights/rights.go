@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package rights compares the rights that the manifests grant to the operator with those
-// that it used in the tests of all clusters.
+// Package rights compares the rights that the manifests grant to the operator with the rights that
+// it used in the tests of all clusters.
 package rights
 
 import (
@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// roles are the names of the operator's Role and of its ClusterRoles. The second has what
-// the operator may do in the cluster with the Nodes, which may be another one.
+// roles are the names of the operator's Role and of its ClusterRoles. The second has what the
+// operator may do in the cluster of the Nodes, which may be another cluster.
 var roles = []string{"nstance-operator", "nstance-operator-workload"}
 
 // Granted returns the rights that the manifests in a folder grant to the operator, sorted.
@@ -36,7 +36,7 @@ func Granted(manifests string) ([]string, error) {
 		if kind := object.GetKind(); !slices.Contains(roles, object.GetName()) || kind != "Role" && kind != "ClusterRole" {
 			continue
 		}
-		// Both kinds have the same rules.
+		// A Role has the same rules as a ClusterRole.
 		var parsed rbacv1.ClusterRole
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &parsed); err != nil {
 			return nil, fmt.Errorf("read %s %s: %w", object.GetKind(), object.GetName(), err)
@@ -110,7 +110,7 @@ func ofRequest(r controlplane.Request) (rights []string) {
 	}
 	verbs := []string{r.Verb}
 	if r.Verb == "patch" && r.Code == http.StatusCreated {
-		// An apply that creates its object needs both rights.
+		// A server-side apply that creates its object needs both rights.
 		verbs = append(verbs, "create")
 	}
 	for _, verb := range verbs {
@@ -127,9 +127,11 @@ func missing(refused []controlplane.Request, granted []string) []controlplane.Re
 	})
 }
 
-// Unused returns the rights in granted that are not in used. An informer needs the right
-// to list what it watches, with an API server that does not send the first objects of a
-// watch; that of the tests does.
+// Unused returns the rights in granted that are not in used. The right to list is not required
+// beside the right to watch: an informer lists only if the API server cannot stream the initial
+// objects of a watch
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists), and the API
+// server of the tests can.
 func Unused(granted, used []string) (unused []string) {
 	for _, right := range granted {
 		verb, rest, _ := strings.Cut(right, " ")

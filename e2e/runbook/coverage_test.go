@@ -34,8 +34,8 @@ var required = []string{
 	"Move from cloud auto-scaling groups",
 }
 
-// The document has every required procedure and lists it, each has blocks, and there is a
-// test of each. A procedure of the document that is not required here has no test.
+// The document has every required procedure with blocks, lists it, and a test runs it. A procedure
+// that is not required here has no test.
 func TestEveryProcedureIsRunByATest(t *testing.T) {
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)

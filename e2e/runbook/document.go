@@ -6,7 +6,7 @@
 //
 //   - a paragraph that begins with "*Not touched:*";
 //   - a fenced block sh that only sets variables, to which a reader gives values;
-//   - numbered steps. A step with fenced blocks sh is what these do. A step without one
+//   - numbered steps. A step with fenced blocks sh runs them. A step without a block
 //     happens outside of Kubernetes, such as a start of servers, and the test performs it.
 package runbook
 
@@ -32,7 +32,7 @@ type section struct {
 	lines   []string
 }
 
-// variable is one that the reader of a procedure sets.
+// variable is a shell variable that the reader of a procedure sets.
 type variable struct {
 	name     string
 	exported bool
@@ -41,11 +41,11 @@ type variable struct {
 // step is a numbered step of a procedure.
 type step struct {
 	text string
-	// blocks are the commands, none if the step happens outside of Kubernetes.
+	// blocks are the commands, empty if the step happens outside of Kubernetes.
 	blocks []string
 }
 
-// steps are what a procedure consists of.
+// steps are the variables and the numbered steps of a procedure.
 type steps struct {
 	variables []variable
 	steps     []step
@@ -65,7 +65,7 @@ func readDocument(root string) ([]section, error) {
 
 var headingLine = regexp.MustCompile(`^#{1,6} (.+)$`)
 
-// splitSections splits Markdown at its headings. A comment of a block is none.
+// splitSections splits Markdown at its headings. A comment in a block is no heading.
 func splitSections(text string) []section {
 	var sections []section
 	fenced := false

@@ -24,11 +24,11 @@ import (
 // blockTimeout limits one block. Commands that wait have shorter timeouts of their own.
 const blockTimeout = 20 * time.Minute
 
-// Tools are what an administrator has.
+// Tools are the files and programs of an administrator.
 type Tools struct {
 	// Root is the repository. Its folder manifests is in the folder of the shell.
 	Root string
-	// Kubeconfig is that of the cluster.
+	// Kubeconfig is the path of the kubeconfig of the cluster.
 	Kubeconfig string
 	// Programs are the paths of programs by the names under which they are called.
 	Programs map[string]string
@@ -44,8 +44,8 @@ type Procedure struct {
 	shell   *shell
 }
 
-// StartProcedure starts the procedure with a heading. The values are those of its
-// variables, all of them.
+// StartProcedure starts the procedure with a heading. values has a value for each of its
+// variables.
 func StartProcedure(t testing.TB, heading string, tools Tools, values map[string]string) *Procedure {
 	t.Helper()
 	sections, err := readDocument(tools.Root)
@@ -141,9 +141,9 @@ func (p *Procedure) take(text string) step {
 	return next
 }
 
-// shell is a bash into which blocks are pasted one after the other, as a reader does:
-// variables, functions and the folder of one block are those of the next. It exits with
-// the first command that fails.
+// shell is a bash into which blocks are pasted one after the other, as a reader does: variables,
+// functions and the folder of a block stay for the next block. It exits after the first command
+// that fails.
 type shell struct {
 	// dir is the folder that the shell begins in.
 	dir string

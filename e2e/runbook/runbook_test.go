@@ -17,7 +17,7 @@ import (
 // tick is a fence of a block.
 const tick = "```"
 
-// document is a procedure and a section that is none.
+// document has a procedure and another section.
 const document = `# Operations
 
 ## Stop a thing

@@ -39,9 +39,9 @@ var (
 	machinePoolResource = clusterv1.GroupVersion.WithResource("machinepools")
 )
 
-// BenchmarkImport counts the writes that an import costs, and compares its time
-// with that of a plain client that makes the same writes of the same objects and
-// does nothing else. Cluster API reconciles the MachinePools of both.
+// BenchmarkImport counts the writes that an import costs, and compares its time with a plain
+// client that makes the same writes of the same objects and does nothing else. Cluster API
+// reconciles the MachinePools of both.
 func BenchmarkImport(b *testing.B) {
 	require.True(b, tier.Full(), "%s is not set", tier.FullVariable)
 	for b.Loop() {

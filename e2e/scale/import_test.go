@@ -75,10 +75,10 @@ func TestRestartWritesNothing(t *testing.T) {
 	}
 }
 
-// importResult is what one import cost.
+// importResult has the writes and the time of an import.
 type importResult struct {
 	operator installation.Operator
-	// writes are those of pools, MachinePools and shard groups.
+	// writes are the writes of pools, MachinePools and shard groups.
 	writes []controlplane.Write
 	// took is the time from the first of them to the last.
 	took time.Duration
@@ -177,7 +177,7 @@ func untilSynced(ctx context.Context, operator installation.Operator) error {
 				return fmt.Errorf("%s is %v", unfinished, left)
 			}
 		}
-		// Keys that are to be added after a delay are in no metric.
+		// No metric counts the keys that are added after a delay.
 		if quiet++; done != before {
 			quiet, before = 0, done
 		}

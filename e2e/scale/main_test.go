@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package scale shows what an installation of many groups costs: a control plane of
-// its own, three shard servers whose configuration contains the groups, and an operator
-// that starts once all groups exist.
+// Package scale measures an installation of many groups: a control plane of its own, three shard
+// servers whose configuration contains the groups, and an operator that starts once all groups
+// exist.
 package scale
 
 import (
@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// groups is how many groups each of the shards has. None has an instance: the
-// tests count objects, and no Node has a kubelet.
+// groups is how many groups each of the shards has. The groups have no instances: the tests count
+// objects, and no Node has a kubelet.
 var groups = tier.Pick(120, 1000)
 
 var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}

@@ -30,14 +30,14 @@ import (
 const (
 	// nodesPerGroup times groups are 5,000 Nodes.
 	nodesPerGroup = 5
-	// podsPerNode is what 150,000 Pods on 5,000 Nodes are.
+	// podsPerNode times 5,000 Nodes is 150,000 Pods.
 	podsPerNode = 30
 	// writers is how many objects are written at once.
 	writers = 32
 	// samples is how many groups are scaled up to count the requests of one change.
 	samples = 5
-	// heartbeats is how many status updates the kubelets of 5,000 Nodes send in a minute,
-	// if each sends one in five minutes.
+	// heartbeats is how many status updates the kubelets of 5,000 Nodes send in a minute, if each
+	// sends an update in five minutes.
 	heartbeats = 1000
 
 	// maxResident is the most memory that the operator may ever have resident, in MiB.
@@ -47,13 +47,13 @@ const (
 )
 
 // BenchmarkLargeCluster measures an operator with 5,000 Nodes, 150,000 Pods and 3,000 shard
-// groups: its memory, what it costs while nothing but the heartbeats of Nodes arrives, and
-// the requests of a change, compared with those in a cluster of 50 Nodes. It deletes
-// nothing, so it must be the last benchmark.
+// groups: its memory, its processor time while only the heartbeats of Nodes arrive, and the
+// requests of a change, compared with a cluster of 50 Nodes. It deletes nothing, so it must be the
+// last benchmark.
 func BenchmarkLargeCluster(b *testing.B) {
 	require.True(b, tier.Full(), "%s is not set", tier.FullVariable)
 	operator := mustImport(b).operator
-	// It would declare Nodes lost whose kubelets report every five minutes only.
+	// It would mark Nodes as lost whose kubelets report only every five minutes.
 	require.NoError(b, env.Component(controlplane.ControllerManager).Stop(b.Context()))
 	kubelets := startKubelets(b)
 	for b.Loop() {
@@ -127,7 +127,7 @@ func countScaleUps(b *testing.B, first int) float64 {
 		b.Logf("%s: %d requests:%s", groupName(i), len(requests), testcluster.Describe(requests))
 		counts = append(counts, len(requests))
 	}
-	// A status that arrives between two writes costs one more, with any number of Nodes.
+	// A status that arrives between two writes costs another request, with any number of Nodes.
 	slices.Sort(counts)
 	return float64(counts[len(counts)/2])
 }
@@ -171,7 +171,7 @@ func createPods(b *testing.B) {
 	require.NoError(b, creating.Wait())
 }
 
-// kubelets are those of all Nodes.
+// kubelets report the status of all Nodes.
 type kubelets struct {
 	nodes cache.Store
 	ready atomic.Int64
@@ -225,8 +225,8 @@ func (k *kubelets) wait(b *testing.B, count int) {
 	require.NoError(b, err)
 }
 
-// measureIdle sends the heartbeats of a minute, and returns how much of a CPU the operator
-// used meanwhile.
+// measureIdle sends the heartbeats of a minute, and returns how much of a CPU the operator used in
+// this time.
 func (k *kubelets) measureIdle(b *testing.B, operator installation.Operator) float64 {
 	b.Helper()
 	used := func() float64 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package shardfaults shows that no instance is lost while the servers of shards, their
-// storage, their clocks or the network to them fail, on a cluster like that of package
-// operator. The pools of a test stay: the cluster is deleted with them.
+// Package shardfaults shows that no instance is lost while the servers of shards, their storage,
+// their clocks or the network to them fail, on a cluster like the cluster of package operator. The
+// pools of a test stay: the cluster is deleted with them.
 package shardfaults
 
 import (
@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 		shards[i].BootDelay = 100 * time.Millisecond
 	}
 	testcluster.Main(m, &env, testcluster.Options{
-		// These are programs of their own, which take minutes to build.
+		// Programs with such clocks are separate builds, which take minutes.
 		Clocks:        tier.Full(),
 		Shards:        shards,
 		OperatorFlags: append([]string{"--resync-period", "5s"}, testcluster.ShortProbe...),

@@ -47,8 +47,8 @@ func networkFaults() []testcluster.Fault {
 	)...)
 }
 
-// The same with a shard that rejects changes of a group, with another code for each of some
-// pools, until the operator has repeated them.
+// TestRejections is TestShardFaults with a shard that rejects changes of a group, with a code for
+// each pool, until the operator has retried them.
 func TestRejections(t *testing.T) {
 	var mu sync.Mutex
 	codeOf, rejections := map[string]codes.Code{}, map[string]int{}
@@ -122,7 +122,7 @@ func untilConnected(t *testing.T, proxies ...*tcpproxy.Proxy) {
 	})
 }
 
-// addressesOf returns where the operator finds the shards.
+// addressesOf returns the addresses of the shards in the operator's configuration.
 func addressesOf(t *testing.T) map[string]string {
 	t.Helper()
 	shards, err := env.Kube.CoreV1().ConfigMaps(installation.Namespace).Get(t.Context(), "nstance-shards", metav1.GetOptions{})
@@ -130,7 +130,7 @@ func addressesOf(t *testing.T) map[string]string {
 	return shards.Data
 }
 
-// useAddresses has the operator find shards elsewhere until the end of the test.
+// useAddresses gives the operator other addresses of shards until the end of the test.
 func useAddresses(t *testing.T, addresses map[string]string) {
 	t.Helper()
 	t.Cleanup(env.SaveConfigMap(t, "nstance-shards"))

@@ -73,8 +73,8 @@ func configurationFaults() []testcluster.Fault {
 	)...)
 }
 
-// withConfiguration is a configuration that is rejected. The server continues with the one
-// before, also after a restart.
+// withConfiguration is a configuration that is rejected. The server continues with the
+// configuration before, also after a restart.
 func withConfiguration(change func(path string) error) func(*testing.T, testcluster.ScaleUp) {
 	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
 		shard := shardIDs[1]
@@ -102,8 +102,8 @@ func untilRejected(t *testing.T, shard string) {
 	})
 }
 
-// unreachableProvider is a shard whose server cannot reach the API server that has its
-// simulated instances. It does not serve before it knows them.
+// unreachableProvider is a shard whose server cannot reach the API server that has its simulated
+// instances. It does not serve before it has listed the instances.
 func unreachableProvider(t *testing.T, scaleUp testcluster.ScaleUp) {
 	shard := shardIDs[2]
 	server := env.ShardServer(shard)
@@ -135,7 +135,7 @@ func replaceInFile(path, before, after string) error {
 	return os.WriteFile(path, bytes.ReplaceAll(content, []byte(before), []byte(after)), 0o600)
 }
 
-// The same with clocks that are wrong.
+// TestWrongClocks is TestShardFaults with wrong clocks.
 func TestWrongClocks(t *testing.T) {
 	if !tier.Full() {
 		t.Skip("operator and servers have the clock of the machine: make test-full builds them with one that tests set")
@@ -161,8 +161,8 @@ func clockFaults() []testcluster.Fault {
 	}
 }
 
-// wrongClock restarts a component with another clock until it has had its effect, and then
-// with the right one.
+// wrongClock restarts a component with another clock until it has had its effect, and then with
+// the right clock.
 func wrongClock(ahead time.Duration, find func() *controlplane.Component, effect func(*testing.T, testcluster.ScaleUp)) func(*testing.T, testcluster.ScaleUp) {
 	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
 		component := find()

@@ -22,8 +22,8 @@ import (
 // pool is the pool that must not lose instances.
 const pool = "steady"
 
-// What a shard does not report, reports late or cannot store deletes nothing, and no fault
-// needs a hand: the scale-up that it interrupts completes.
+// Nothing is deleted because a shard does not report something, reports it late or cannot store
+// it, and no fault needs an administrator: the scale-up that it interrupts completes.
 func TestShardFaults(t *testing.T) {
 	env.ExpectNoLosses(t, pool, slices.Concat(
 		serverFaults(), networkFaults(), storageFaults(), fullFaults(), configurationFaults(),
@@ -35,8 +35,8 @@ func untilUnreachable(t *testing.T) {
 	env.UntilShardsReachable(t, pool, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
 }
 
-// The witness of the faults reports each kind of loss that it is there for. All of them are
-// caused by hand here, and repaired by operator and servers.
+// The witness of the faults reports each kind of loss. The test causes the losses, and operator
+// and servers repair them.
 func TestWitness(t *testing.T) {
 	const name, other, replicas = "witnessed", "witnessed-machine", 6
 	shard := shardIDs[0]
@@ -54,7 +54,7 @@ func TestWitness(t *testing.T) {
 	for _, loss := range []struct {
 		name  string
 		cause func(t *testing.T)
-		// reported are what the losses that are reported contain.
+		// reported are contained in the reported losses.
 		reported []string
 	}{
 		{"nothing", func(*testing.T) {}, nil},
@@ -117,7 +117,7 @@ func TestWitness(t *testing.T) {
 	}
 }
 
-// untilReplaced waits until the pool has another instance for one of a shard.
+// untilReplaced waits until the pool has another instance instead of id on a shard.
 func untilReplaced(t *testing.T, shard, name, id string) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, "the instance is replaced", func(ctx context.Context) error {

@@ -51,8 +51,8 @@ func storageFaults() []testcluster.Fault {
 	)...)
 }
 
-// unmount moves the storage of all shards away. Remount moves it back, and removes what was
-// written meanwhile, as a mount hides what its folder contains.
+// unmount moves the storage of all shards away. Remount moves it back, and removes the files that
+// were written in between, as a mount hides the content of its folder.
 func unmount(t *testing.T) (remount func()) {
 	t.Helper()
 	bucket := env.Installation.Bucket()
@@ -105,8 +105,8 @@ func damageFiles(t *testing.T, dir string) {
 	require.NotZero(t, damaged, "files in the cache")
 }
 
-// fullFaults are file systems without space. They are real ones, of a few MiB, which only a
-// user that may mount has: for others these faults are skipped.
+// fullFaults are file systems without space. They are real, of a few MiB. For a user who may not
+// mount file systems, these faults are skipped.
 func fullFaults() []testcluster.Fault {
 	return []testcluster.Fault{
 		{Name: "the file system of the storage is full (needs the right to mount)", Happen: fullStorage},
@@ -205,14 +205,15 @@ func mountCopy(t *testing.T, folder string) (unmount func()) {
 	return func() {
 		t.Helper()
 		copyAll(t, folder, content)
-		// What is open in a server stays usable until it is closed.
+		// Files that a server has open stay usable until they are closed
+		// (https://man7.org/linux/man-pages/man2/umount.2.html).
 		require.NoError(t, unix.Unmount(folder, unix.MNT_DETACH))
 		copyAll(t, content, folder)
 		require.NoError(t, os.RemoveAll(content))
 	}
 }
 
-// copyAll makes the content of a folder that of another one.
+// copyAll replaces the content of folder to by the content of folder from.
 func copyAll(t *testing.T, from, to string) {
 	t.Helper()
 	entries, err := os.ReadDir(to)

@@ -33,8 +33,8 @@ import (
 
 // Relay forwards calls with one request and any number of responses.
 type Relay struct {
-	// Request is called with each request before it is forwarded. Its error is
-	// the caller's answer. Optional.
+	// Request is called with each request before it is forwarded. Its error is the response to the
+	// caller. Optional.
 	Request func(context.Context, proto.Message) error
 	// Response is called with each response before it is forwarded. Optional.
 	Response func(proto.Message)
@@ -89,7 +89,7 @@ func (r *Relay) forward(_ any, down grpc.ServerStream) error {
 	if err := errors.Join(up.SendMsg(request), up.CloseSend()); err != nil {
 		return err
 	}
-	// By the header a client knows that its watch has begun.
+	// The header shows the client that its watch has begun.
 	header, err := up.Header()
 	if err != nil {
 		return err

@@ -19,15 +19,14 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// moment is what the storage contains, and the end of the audit log, at one time.
+// moment is the content of the storage and the end of the audit log at a time.
 type moment struct {
 	objects map[string]fs.FileInfo
 	audit   controlplane.Position
 }
 
-// activity is what the server of a shard did since a moment: the keys of the
-// objects that it created, replaced and removed, and its requests to the API
-// server, reads included.
+// activity is the work of the server of a shard since a moment: the keys of the objects that it
+// created, replaced and removed, and its requests to the API server, reads included.
 type activity struct {
 	created, replaced, removed []string
 	requests                   []controlplane.Request
@@ -38,8 +37,8 @@ func now(b *testing.B) moment {
 	return moment{readObjects(b), env.AuditEnd(b)}
 }
 
-// since returns what happened between two moments. Every write of an object creates
-// a file, so that one of the same bytes counts too.
+// since returns the activity between two moments. Every write of an object creates a file, so that
+// a write of the same bytes counts too.
 func (until moment) since(b *testing.B, from moment, shard string) (a activity) {
 	b.Helper()
 	for key, object := range until.objects {
@@ -60,7 +59,7 @@ func (until moment) since(b *testing.B, from moment, shard string) (a activity) 
 	return a
 }
 
-// none reports whether nothing happened at all.
+// none reports whether there was no activity.
 func (a activity) none() bool {
 	return len(a.created) == 0 && len(a.replaced) == 0 && len(a.removed) == 0 && len(a.requests) == 0
 }
@@ -82,8 +81,7 @@ func readObjects(b *testing.B) map[string]fs.FileInfo {
 	bucket := os.DirFS(env.Installation.Bucket())
 	objects := map[string]fs.FileInfo{}
 	err := fs.WalkDir(bucket, ".", func(key string, entry fs.DirEntry, err error) error {
-		// Names of files that are no objects begin with a dot, and temporary files
-		// disappear.
+		// Files whose names begin with a dot are no objects, and temporary files disappear.
 		if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(path.Base(key), ".") || strings.HasPrefix(key, "leader/") {
 			return ignoreNotExist(err)
 		}
@@ -119,14 +117,14 @@ func cacheDir(b *testing.B, server *controlplane.Component) string {
 	return ""
 }
 
-// expectKeys expects that this was done to exactly these objects.
+// expectKeys expects that the server changed exactly these objects.
 func expectKeys(b *testing.B, what string, got []string, want ...string) {
 	b.Helper()
 	assert.Equal(b, want, got, "objects %s", what)
 }
 
-// expectInstances expects that this was done to the records of so many of the
-// instances of one group, and to nothing else.
+// expectInstances expects that the server changed the records of so many instances of a group, and
+// no other objects.
 func expectInstances(b *testing.B, what string, keys []string, ids map[string]string, count int) {
 	b.Helper()
 	assert.Len(b, keys, count, "objects %s", what)

@@ -44,12 +44,11 @@ const (
 	checkInterval = 500 * time.Millisecond
 )
 
-// BenchmarkLargeShard gives a shard 10,000 instances in 100 groups. It compares
-// the time with that of a plain program that creates as many Nodes and records,
-// measures the server's resident memory, and counts the writes and requests that
-// one change of one group's size costs: only those of that group. Then it restarts
-// the server, with its cache and without, which changes nothing. It does not delete
-// the instances.
+// BenchmarkLargeShard gives a shard 10,000 instances in 100 groups. It compares the time with a
+// plain program that creates as many Nodes and records, measures the server's resident memory, and
+// counts the writes and requests for a change of the size of a group: only objects of this group.
+// Then it restarts the server, with its cache and without, which changes nothing. It does not
+// delete the instances.
 func BenchmarkLargeShard(b *testing.B) {
 	shard := largeShard{id: shardIDs[0], server: env.ShardServer(shardIDs[0])}
 	shard.operator = env.ShardClient(b, shard.id)
@@ -99,9 +98,8 @@ func (s *largeShard) fill(b *testing.B) time.Duration {
 	return took
 }
 
-// changeOne changes the size of one group up and down again, and expects the
-// server to do only what that needs: one write of the groups, and one record and
-// one Node for each instance.
+// changeOne changes the size of one group up and down again, and expects the server to do only the
+// necessary work: one write of the groups, and one record and one Node for each instance.
 func (s *largeShard) changeOne(b *testing.B) {
 	b.Helper()
 	const group, more = 7, 3
@@ -121,7 +119,7 @@ func (s *largeShard) changeOne(b *testing.B) {
 	expectKeys(b, "replaced to shrink", down.replaced, storage.GroupsKey(s.id))
 	expectKeys(b, "created to shrink", down.created)
 	expectInstances(b, "removed", down.removed, ids, more)
-	// That a Node does not exist is read once more, by its name.
+	// Whether the Node exists is read once more, by its name.
 	expectRequests(b, []string{"delete", "get"}, down.requests, down.removed, ids)
 }
 
@@ -198,8 +196,7 @@ func (s *largeShard) poll(b *testing.B, what string, done func() bool) {
 	})
 }
 
-// metric returns the sum of the series of one of the server's metrics that have the
-// labels.
+// metric returns the sum of the series of a metric of the server that have the labels.
 func (s *largeShard) metric(b *testing.B, name string, labels map[string]string) float64 {
 	b.Helper()
 	value, err := installation.Metric(b.Context(), strings.TrimSuffix(s.server.Ready.URL, "/health"), name, labels)
@@ -207,8 +204,7 @@ func (s *largeShard) metric(b *testing.B, name string, labels map[string]string)
 	return value
 }
 
-// checkMemory returns the resident memory, in MiB, and fails the benchmark when that
-// is too much.
+// checkMemory returns the resident memory, in MiB, and fails the benchmark if it is too much.
 func (s *largeShard) checkMemory(b *testing.B) float64 {
 	b.Helper()
 	resident, _ := s.memory(b)
@@ -254,13 +250,13 @@ const (
 	bareWriters = 8
 )
 
-// createBare creates Nodes and records like those of a shard, in the order in which
-// the server does: the record, the Node, the record again. Nothing is decided,
-// cached, watched or reported. It returns how long that takes.
+// createBare creates Nodes and records like those of a shard, in the order in which the server
+// does: the record, the Node, the record again. It decides, caches, watches and reports nothing.
+// It returns the time that it takes.
 func createBare(b *testing.B, shard string) time.Duration {
 	b.Helper()
 	config := env.AdminConfig()
-	config.ContentType = runtime.ContentTypeProtobuf // as the server's
+	config.ContentType = runtime.ContentTypeProtobuf // like the server
 	client, err := kubernetes.NewForConfig(config)
 	require.NoError(b, err)
 	nodes := client.CoreV1().Nodes()

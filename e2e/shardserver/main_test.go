@@ -29,7 +29,7 @@ import (
 
 var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 
-// timeout is how long a test waits for what must happen.
+// timeout is how long a test waits for an expected state.
 const timeout = 2 * time.Minute
 
 // env is the cluster that all tests of this package share.
@@ -61,8 +61,8 @@ func upsert(ctx context.Context, operator nstancev1.OperatorServiceClient, group
 	})
 }
 
-// settled succeeds when a shard lists exactly these groups and sizes, each with as
-// many instances as its size, and the Nodes and the records are exactly theirs.
+// settled succeeds when a shard lists exactly these groups and sizes, each with as many instances
+// as its size, and exactly these instances have Nodes and records.
 func settled(ctx context.Context, operator nstancev1.OperatorServiceClient, shard string, sizes map[string]int32) error {
 	list, err := operator.ListGroups(ctx, &emptypb.Empty{})
 	if err != nil {

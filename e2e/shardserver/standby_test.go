@@ -29,9 +29,8 @@ import (
 // leaderTimeout is longer than a busy machine delays a renewal.
 const leaderTimeout = 4 * time.Second
 
-// TestStandby kills and suspends the leading one of two servers in turn while groups
-// are scaled. The other takes over each time, and a suspended one that is resumed
-// afterwards changes nothing any more.
+// TestStandby kills and suspends the leading server of two in turn while groups are scaled. The
+// other takes over each time, and a suspended server changes nothing after it is resumed.
 func TestStandby(t *testing.T) {
 	shard := shardIDs[0]
 	standby, err := env.Installation.StartStandby(t.Context(), shard)

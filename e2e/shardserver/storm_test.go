@@ -79,8 +79,7 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// scale sets sizes at random until calm is closed, and leaves in sizes the last
-// requested ones.
+// scale sets sizes at random until calm is closed, and leaves the last requested sizes in sizes.
 func scale(t *testing.T, calm <-chan struct{}, operator nstancev1.OperatorServiceClient, random *rand.Rand, sizes map[string]int32) {
 	for {
 		select {

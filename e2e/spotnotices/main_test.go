@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package spotnotices shows what happens when a cloud announces that it will terminate many
-// machines at once: agents that poll a metadata service, a shard server and an operator on
-// a real control plane. The Nodes are simulated.
+// Package spotnotices shows that machines are replaced and drained if a cloud announces the
+// termination of many of them at once: agents that poll a metadata service, a shard server and an
+// operator on a real control plane. The Nodes are simulated.
 package spotnotices
 
 import (
@@ -32,7 +32,7 @@ var env *testcluster.Cluster
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env, testcluster.Options{
-		// The operator registers at this shard. Those of the tests run in their process.
+		// The operator registers at this shard. The other servers run in the process of the tests.
 		Shards:        installation.Shards("us-west-2a"),
 		OperatorFlags: []string{},
 	})
@@ -46,7 +46,7 @@ type cloud struct {
 	metadata *httptest.Server
 
 	mu sync.Mutex
-	// notices are by instance.
+	// notices has the notices by instance.
 	notices map[string]string
 }
 
@@ -105,7 +105,8 @@ func (c *cloud) run(ctx context.Context, folder, id string, userdata []byte) err
 	return agent.Run(ctx, o)
 }
 
-// serve responds like the metadata service of AWS.
+// serve responds like the metadata service of AWS
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).
 func (c *cloud) serve(w http.ResponseWriter, r *http.Request) {
 	id, path, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 	c.mu.Lock()

@@ -29,13 +29,14 @@ import (
 const (
 	// fullMachines is how many get a notice at once in make test-full and in the benchmark.
 	fullMachines = 50
-	// period is the time from a notice to the termination, as on AWS.
+	// period is the time from a notice to the termination, as on AWS
+	// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).
 	period = 2 * time.Minute
 	// timeout is how long a test waits for what must happen.
 	timeout = 3 * time.Minute
 )
 
-// history has what happened to the Nodes of a group, when the API server reported it.
+// history has the changes of the Nodes of a group, at the times when the API server reported them.
 type history struct {
 	mu                         sync.Mutex
 	created, cordoned, deleted map[string]time.Time
@@ -43,8 +44,8 @@ type history struct {
 	evicted map[string]time.Time
 }
 
-// follow records what happens to the Nodes of a group, and to the Pods in the namespace of
-// its name, until ctx is done.
+// follow records the changes of the Nodes of a group, and of the Pods in the namespace of its
+// name, until ctx is done.
 func follow(ctx context.Context, t testing.TB, group string) *history {
 	t.Helper()
 	h := &history{created: map[string]time.Time{}, cordoned: map[string]time.Time{}, deleted: map[string]time.Time{}, evicted: map[string]time.Time{}}
@@ -93,9 +94,9 @@ func (h *history) snapshot() (created, cordoned, evicted, deleted map[string]tim
 	return maps.Clone(h.created), maps.Clone(h.cordoned), maps.Clone(h.evicted), maps.Clone(h.deleted)
 }
 
-// announced is what happened after the notices.
+// announced has the results of an announcement.
 type announced struct {
-	// cordons and replacements are how long after the notices, in order.
+	// cordons and replacements are the sorted delays after the notices.
 	cordons, replacements []time.Duration
 }
 

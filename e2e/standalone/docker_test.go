@@ -36,7 +36,7 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// The steps that a server makes in Docker.
+// The steps of a server in Docker.
 const (
 	readNetwork     = "read the network"
 	createContainer = "create the container"
@@ -63,11 +63,11 @@ var dockerSteps = []struct {
 	{http.MethodDelete, regexp.MustCompile(`/containers/[^/]+$`), removeContainer},
 }
 
-// dockerStep returns the step that a request to Docker is.
+// dockerStep returns the step of a request to Docker.
 func dockerStep(r *http.Request) string {
-	for _, one := range dockerSteps {
-		if r.Method == one.method && one.path.MatchString(r.URL.Path) {
-			return one.step
+	for _, s := range dockerSteps {
+		if r.Method == s.method && s.path.MatchString(r.URL.Path) {
+			return s.step
 		}
 	}
 	return ""
@@ -79,10 +79,10 @@ var registrationSteps = []string{
 	storeProviderID, storeRegistration,
 }
 
-// TestServerIsKilledWithDocker kills the server after each step from the request of an instance
-// to its registration, in make test-full also before each, and then at random steps while the
-// group grows and shrinks. Each instance that had a record has had one container or, if the server was killed
-// before it created one, none, and nothing is left.
+// TestServerIsKilledWithDocker kills the server after each step from the request of an instance to
+// its registration, in make test-full also before each, and then at random steps while the group
+// grows and shrinks. Each instance that had a record has had one container, or no container if the
+// server was killed before it created the container, and nothing is left.
 func TestServerIsKilledWithDocker(t *testing.T) {
 	docker, host := openDocker(t)
 	cluster := "e2e" + utilrand.String(8)
@@ -107,7 +107,7 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 	seen := follow(t, docker, cluster)
 	o := newOperator(s)
 
-	// What exists after a step exists before the next one.
+	// The state after a step is the state before the next step.
 	kills := killAtEachStep(t, s, o, k, tier.Pick([]when{after}, beforeAndAfter), registrationSteps, 1)
 	s.start()
 	ids := o.scale(kills)
@@ -127,7 +127,7 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 	// Without its cache, a server does not know which containers it has removed. It leaves
 	// many missing instances alone until an administrator confirms that they are lost.
 	o.acceptsLosses = true
-	// Until it has looked for their containers, it counts instances as running.
+	// It counts instances as running until it has looked for their containers.
 	o.running = func() []string { return docker.Containers(t, label, "running") }
 	ids = o.scale(lastSize)
 	assert.ElementsMatch(t, ids, docker.Containers(t, label), "containers")
@@ -180,7 +180,8 @@ func serveDocker(t *testing.T, p *tap, daemon string) string {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		}},
 	})
-	// The path of a socket must be shorter than that of t.TempDir may be.
+	// The path of a socket has at most 107 bytes
+	// (https://man7.org/linux/man-pages/man7/unix.7.html), and t.TempDir may be longer.
 	dir, err := os.MkdirTemp("", "nstance-docker")
 	require.NoError(t, err)
 	path := filepath.Join(dir, "docker.sock")
@@ -192,7 +193,7 @@ func serveDocker(t *testing.T, p *tap, daemon string) string {
 	return "unix://" + path
 }
 
-// history is what has happened to the containers of a cluster, as the daemon reports it.
+// history has the events of the containers of a cluster that the daemon has reported.
 type history struct {
 	mu sync.Mutex
 	// created and started count the containers by the name of the container, which is the id

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// maxSize is more than the group has while the server is killed at random, and lastSize is
-	// its size in the end.
+	// maxSize is above every size of the group while the server is killed at random, and lastSize
+	// is its size in the end.
 	maxSize, lastSize = 10, 6
 	// pause is how long a server may make no step before it is killed in any case.
 	pause = 2 * time.Second
@@ -73,11 +73,11 @@ func killAtStep(s *server, o *operator, k *killer, random *rand.Rand, others int
 	}
 }
 
-// tap passes the calls of a server on to a service, and lets a killer kill the server before
-// or after one.
+// tap passes the calls of a server on to a service, and lets a killer kill the server before or
+// after a call.
 type tap struct {
 	killer *killer
-	// name returns what a call does, empty for one at which the server is not killed.
+	// name returns the step of a call, empty for a call at which the server is not killed.
 	name func(*http.Request) string
 	// done is called after each such call. It may be nil.
 	done func(name string, r *http.Request, code int)
@@ -133,8 +133,8 @@ type killer struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// armed is where the server is killed next, never if it is not to be, and fired is closed
-	// when that was done.
+	// armed is the moment at which the server is killed next, or never, and fired is closed when
+	// it was killed.
 	armed when
 	match func(name string) bool
 	fired chan struct{}
@@ -143,7 +143,7 @@ type killer struct {
 }
 
 // arm makes the server be killed at the next step that match returns true for. The returned
-// channel is closed when it was.
+// channel is closed when the server was killed.
 func (k *killer) arm(at when, match func(name string) bool) (fired <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -191,7 +191,7 @@ func (k *killer) strike() {
 	close(k.fired)
 }
 
-// The steps that a server makes in its storage.
+// The steps of a server in its storage.
 const (
 	storeGroups       = "store the groups"
 	createRecord      = "create the record"
@@ -206,11 +206,11 @@ type recorded struct {
 	names map[string]*stored
 }
 
-// stored is which of its parts were written to a record since it was created.
+// stored has the parts that were written to a record since it was created.
 type stored struct{ providerID, registration bool }
 
-// step returns the step that a request to S3 is. The agent of an instance may register
-// before the server stores the provider's id.
+// step returns the step of a request to S3. The agent of an instance may register before the
+// server stores the provider's id.
 func (r *recorded) step(request *http.Request) string {
 	key := strings.TrimPrefix(request.URL.Path, "/"+bucket+"/")
 	isRecord := strings.HasPrefix(key, storage.InstancePrefix(shardID))
@@ -244,7 +244,7 @@ func (r *recorded) step(request *http.Request) string {
 	}
 }
 
-// done is that of a tap.
+// done is the function done of a tap.
 func (r *recorded) done(name string, request *http.Request, code int) {
 	if code != http.StatusOK {
 		return

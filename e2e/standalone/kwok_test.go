@@ -36,7 +36,7 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// The steps that a server makes in an API server.
+// The steps of a server in an API server.
 const (
 	createNode = "create the Node"
 	readNode   = "read the Node"
@@ -47,14 +47,14 @@ const (
 type nodeCalls struct {
 	records *recorded
 
-	// mu guards early, which are the names of the Nodes whose creation was requested before
-	// there was a record.
+	// mu guards early, the names of the Nodes whose creation was requested before there was a
+	// record.
 	mu    sync.Mutex
 	early []string
 }
 
-// step returns the step that a request to an API server is. The watch of all Nodes is none: it
-// has no end.
+// step returns the step of a request to an API server. The watch of all Nodes is no step: it does
+// not end.
 func (c *nodeCalls) step(r *http.Request) string {
 	const all = "/api/v1/nodes"
 	switch {
@@ -95,9 +95,8 @@ func (c *nodeCalls) withoutRecord() []string {
 	return slices.Clone(c.early)
 }
 
-// All steps from a larger size to an instance whose provider id is recorded, and from a
-// smaller one to the end of an instance. A server reads a Node that the one before has
-// deleted.
+// All steps from a larger size to an instance whose provider id is recorded, and from a smaller
+// size to the end of an instance. A server reads a Node that the server before has deleted.
 var (
 	creationSteps = []string{storeGroups, createRecord, createNode, storeProviderID}
 	deletionSteps = []string{storeGroups, deleteNode, readNode, removeRecord}
@@ -107,11 +106,11 @@ var (
 // with the Nodes.
 const randomKills = 5
 
-// TestServerIsKilledWithKwok kills the server before and after each step from a larger size to
-// an instance whose provider id is recorded, again and again, then at those from a smaller
-// size to the removal of the record, and then at random steps while the group grows and
-// shrinks. Each instance that had a record has had one Node or, if it was not needed any more
-// before the server created one, none, and nothing is left.
+// TestServerIsKilledWithKwok kills the server before and after each step from a larger size to an
+// instance whose provider id is recorded, again and again, then at the steps from a smaller size
+// to the removal of the record, and then at random steps while the group grows and shrinks. Each
+// instance that had a record has had one Node, or no Node if the instance was not needed any more
+// before the server created it, and nothing is left.
 func TestServerIsKilledWithKwok(t *testing.T) {
 	k, records := new(killer), new(recorded)
 	api, calls := startAPIServer(t), &nodeCalls{records: records}
@@ -147,7 +146,7 @@ func TestServerIsKilledWithKwok(t *testing.T) {
 	// Without its cache, a server does not know which Nodes it has deleted. It leaves many
 	// missing instances alone until an administrator confirms that they are lost.
 	o.acceptsLosses = true
-	// Until it has looked for their Nodes, it counts instances as running.
+	// It counts instances as running until it has looked for their Nodes.
 	o.running = func() []string { return api.nodes(t) }
 	for round := range tier.Pick(2, 8) {
 		s.kill()
@@ -179,7 +178,7 @@ func expectNodes(t *testing.T, api *apiServer, s *server, ids []string) {
 	t.Helper()
 	want := slices.Sorted(slices.Values(ids))
 	eventually(t, "only the Nodes and the records of the group are left", func(context.Context) error {
-		nodes, records := api.nodes(t), s.records() //nolint:contextcheck // They use that of the test.
+		nodes, records := api.nodes(t), s.records() //nolint:contextcheck // They use the context of the test.
 		if !slices.Equal(nodes, want) {
 			return fmt.Errorf("the Nodes are %q, and the instances %q", nodes, want)
 		}
@@ -193,8 +192,8 @@ func expectNodes(t *testing.T, api *apiServer, s *server, ids []string) {
 // account is the name of the ServiceAccount of the server, and of its ClusterRole.
 const account = "nstance-server"
 
-// apiServer is an API server with its etcd. No controller runs: a Node is what the server
-// makes of it.
+// apiServer is an API server with its etcd. No controller runs, so that only the server changes a
+// Node.
 type apiServer struct {
 	*controlplane.ControlPlane
 	client kubernetes.Interface
@@ -224,9 +223,8 @@ func startAPIServer(t *testing.T) *apiServer {
 	return &apiServer{ControlPlane: cp, client: client}
 }
 
-// serve serves the API through a tap, and returns the path of a kubeconfig with which a
-// server reaches it there. Its user has the rights that docs/server.md#providers names, and no
-// other.
+// serve serves the API through a tap, and returns the path of a kubeconfig with which a server
+// reaches it there. Its user has only the rights in docs/server.md#providers.
 func (a *apiServer) serve(t *testing.T, p *tap) (kubeconfig string) {
 	t.Helper()
 	upstream, err := url.Parse(a.Server())
@@ -290,7 +288,7 @@ func (a *apiServer) nodes(t *testing.T) []string {
 	return names
 }
 
-// everCreated returns how many Nodes of each name were ever created, as the audit log has it.
+// everCreated returns how many Nodes of each name were ever created, according to the audit log.
 func (a *apiServer) everCreated(t *testing.T) map[string]int {
 	t.Helper()
 	writes, err := a.AuditLog().Writes(0, func(w controlplane.Write) bool {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package standalone has tests of shard servers that run without an operator, whose place the
-// tests take: the programs nstance-server and nstance-agent, and a storage that is S3. Where
-// instances are containers or virtual machines there is no Kubernetes; make test-machines runs
-// these tests. Where they are Nodes there is only an API server.
+// Package standalone has tests of shard servers without an operator, whose calls the tests make:
+// the programs nstance-server and nstance-agent, and a storage in S3. Tests with containers or
+// virtual machines as instances have no Kubernetes; make test-machines runs them. Tests with Nodes
+// as instances have only an API server.
 package standalone
 
 import (
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	log.SetOutput(io.Discard) // where proxies write that a killed server has cut a call
+	log.SetOutput(io.Discard) // proxies log each call that a killed server has cut
 	os.Exit(m.Run())
 }
 

@@ -36,9 +36,9 @@ type operator struct {
 	nstancev1.OperatorServiceClient
 	t      *testing.T
 	server *server
-	// size is the size of the group that it wants.
+	// size is the requested size of the group.
 	size atomic.Int32
-	// acceptsLosses has scale confirm that missing instances are lost, as an administrator
+	// acceptsLosses is set if scale confirms that missing instances are lost, as an administrator
 	// does.
 	acceptsLosses bool
 	// running returns the ids of the instances that run for the provider, which scale waits
@@ -56,7 +56,7 @@ func newOperator(s *server) *operator {
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13, RootCAs: pkitest.Roots(s.authority), Certificates: []tls.Certificate{certificate},
 		})),
-		// The server is started again at once.
+		// The backoff is short, because the server is started again at once.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff: backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1, MaxDelay: 50 * time.Millisecond}, MinConnectTimeout: time.Second,
 		}))
@@ -118,8 +118,8 @@ func (o *operator) scale(size int) []string {
 			return err
 		}
 		ids = nil
-		for _, one := range group.Instances.GetInstances() {
-			ids = append(ids, one.Id)
+		for _, instance := range group.Instances.GetInstances() {
+			ids = append(ids, instance.Id)
 		}
 		if o.acceptsLosses && int(group.ActualSize) < size {
 			if err := losses.Accept(ctx, o.server.store, shardID, instance.GroupKey{Tenant: tenant, Group: groupName}); err != nil {

@@ -74,14 +74,15 @@ func TestServerIsKilledWithQEMU(t *testing.T) {
 	assert.Greater(t, len(started), kills/10, "a test with few machines tests little")
 }
 
-// guestHost is the address of the host in the network of a guest.
+// guestHost is the address of the host in the network of a guest
+// (https://www.qemu.org/docs/master/system/devices/net.html).
 const guestHost = "10.0.2.2"
 
 // qemuHost has the machines of a server.
 type qemuHost struct {
 	dir string
-	// starts is a file with the folder of each QEMU that was started. If there is a file
-	// kill, the next start kills the server.
+	// starts is a file with the folder of each QEMU that was started. If the file kill exists, the
+	// next start kills the server.
 	starts, kill string
 	binary       string
 }
@@ -103,7 +104,7 @@ func newQEMUHost(t *testing.T) *qemuHost {
 	return h
 }
 
-// options returns those of the provider, with others.
+// options returns the options of the provider, and others.
 func (h *qemuHost) options(others object, memory string) object {
 	return merged(others, object{
 		"dir": h.dir, "accel": "tcg", "binary": h.binary,
@@ -115,7 +116,7 @@ func (h *qemuHost) options(others object, memory string) object {
 func (h *qemuHost) folder(id string) string { return filepath.Join(h.dir, "e2e", shardID, id) }
 
 // killAtStart lets the group grow and kills the server when it starts QEMU, or after a while. It
-// reports whether QEMU was started: the group may have more machines than it needs.
+// reports whether QEMU was started: the group may have enough machines already.
 func (h *qemuHost) killAtStart(t *testing.T, s *server, o *operator, limit time.Duration) bool {
 	t.Helper()
 	require.NoError(t, os.WriteFile(h.kill, nil, 0o600))

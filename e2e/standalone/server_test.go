@@ -60,12 +60,12 @@ type options struct {
 	// provider is the name of the provider, and providerOptions its options.
 	provider        string
 	providerOptions object
-	// instanceType and subnet are those of all instances, and args their arguments.
+	// instanceType, subnet and args are the instance type, subnet and arguments of all instances.
 	instanceType, subnet string
 	args                 object
 	userdata             string
-	// bindHost and advertiseHost are where agents reach the server: the address that it
-	// listens at, and the one that instances know.
+	// bindHost is the address at which the server listens for agents, and advertiseHost the
+	// address that instances are given.
 	bindHost, advertiseHost string
 	drainTimeout            string
 }
@@ -142,7 +142,7 @@ func (s *server) configuration(o options, keyFile string) object {
 			"advertise": object{
 				"registration_addr": address(o.advertiseHost, registration), "agent_addr": address(o.advertiseHost, agents),
 			},
-			// A server that starts need not wait for the lock of one that was killed.
+			// A server that starts need not wait for the lock of a killed server.
 			"leader_election":       alone,
 			"subnet_pools":          object{"default": []string{o.subnet}},
 			"default_drain_timeout": o.drainTimeout,
@@ -155,11 +155,11 @@ func (s *server) configuration(o options, keyFile string) object {
 	}
 }
 
-// merged returns an object with the members of all.
+// merged returns an object with the members of all objects.
 func merged(objects ...object) object {
 	all := object{}
-	for _, one := range objects {
-		maps.Copy(all, one)
+	for _, o := range objects {
+		maps.Copy(all, o)
 	}
 	return all
 }

@@ -29,16 +29,16 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// TestVirtualMachine follows a virtual machine from its boot to its end: its agent registers
-// and reports, announces the termination of which the metadata service has a notice, and the
-// machine is replaced, drained and shut down.
+// TestVirtualMachine follows a virtual machine from its boot to its end: its agent registers and
+// reports, announces the termination in a notice of the metadata service, and the machine is
+// replaced, drained and shut down.
 func TestVirtualMachine(t *testing.T) {
 	host, notices := newQEMUHost(t), newMetadata(t)
 	kernel, initrd := testguest.Build(t, map[string]string{agentProgram: programs[agentProgram]})
 	k, records := new(killer), new(recorded)
 	s := newServer(t, options{
 		cluster: "e2e", provider: "qemu", instanceType: "small", subnet: "local",
-		// The machine is not turned off before the test has failed: it shuts down.
+		// The timeout is so long that the machine shuts down and is not turned off.
 		providerOptions: host.options(object{"kernel": kernel, "initrd": initrd, "append": testguest.Append, "shutdown_grace": "1h"}, "256Mi"),
 		userdata:        userdata + "NSTANCE_PROVIDER=aws\nNSTANCE_METADATA_URL=" + notices.url + "/{{.Instance.ID}}\n",
 		bindHost:        loopback, advertiseHost: guestHost, drainTimeout: "5m",
@@ -118,9 +118,9 @@ func (o *operator) untilReplaced(id string) (replacement string) {
 		if err != nil {
 			return err
 		}
-		for _, one := range group.Instances.GetInstances() {
-			if one.Id != id {
-				replacement = one.Id
+		for _, instance := range group.Instances.GetInstances() {
+			if instance.Id != id {
+				replacement = instance.Id
 				return nil
 			}
 		}
@@ -156,9 +156,11 @@ func (e *instanceEvents) until(id, status string) *nstancev1.InstanceEvent {
 	}
 }
 
-// metadata is a metadata service like that of AWS, with a path for each instance.
+// metadata is a metadata service like AWS
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html),
+// with a path for each instance.
 type metadata struct {
-	// url is where guests reach it.
+	// url is the URL of the service for guests.
 	url string
 
 	mu      sync.Mutex

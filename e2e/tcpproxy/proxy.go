@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package tcpproxy stands between clients and servers and can lose what they send.
+// Package tcpproxy stands between clients and servers and can lose the bytes that they send.
 package tcpproxy
 
 import (
@@ -56,7 +56,7 @@ func Start(ctx context.Context, backend Backend) (*Proxy, error) {
 }
 
 // Cut stops forwarding, like a network that loses all packets: connections stay open, new
-// ones are accepted, and neither end notices that the other one closes them.
+// connections are accepted, and neither end notices that the other end closes them.
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -70,7 +70,7 @@ func (p *Proxy) CutResponses() {
 	p.responses = stopped(p.responses)
 }
 
-// Heal forwards everything that was sent meanwhile.
+// Heal forwards everything that was sent since Cut or CutResponses.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -61,7 +61,7 @@ func (e *echo) received() string {
 	return e.bytes.String()
 }
 
-// holds returns how much waits for Heal.
+// holds returns how many connections and directions wait for Heal.
 func (p *Proxy) holds() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

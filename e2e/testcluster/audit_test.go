@@ -12,7 +12,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// A list that no watch follows is a read of the client's own.
+// A list without a watch after it counts as a read.
 func TestReads(t *testing.T) {
 	at := func(second int, verb, resource string) controlplane.Request {
 		return controlplane.Request{Time: time.Unix(int64(second), 0), Verb: verb, Resource: resource}

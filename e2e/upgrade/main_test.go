@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package upgrade shows that operator and servers of the previous version and of this one
-// work side by side and replace each other without a loss, on a cluster like that of
-// package operator.
+// Package upgrade shows that operator and servers of the previous version and of this one work
+// side by side and replace each other without a loss, on a cluster like the cluster of package
+// operator.
 package upgrade
 
 import (
@@ -30,7 +30,8 @@ var (
 func TestMain(m *testing.M) {
 	shards := installation.Shards(shardIDs...)
 	for i := range shards {
-		// Longer than the test: a drain ends when its Pod may be evicted.
+		// The timeout is longer than the test, so that a drain ends only when its Pod may be
+		// evicted.
 		shards[i].DrainTimeout = time.Hour
 	}
 	testcluster.Main(m, &env, testcluster.Options{Shards: shards, Prepare: buildPrevious, OperatorFlags: []string{}})

@@ -37,11 +37,10 @@ const (
 	draining = "draining"
 )
 
-// Operators and servers of the previous version are replaced by those of this one, one
-// after the other, and then the other way round, while a pool is scaled up and a drain is
-// blocked. Exactly the instances that are wanted are created, none is terminated, and the
-// drain is the same at the end. The upgrade is that of docs/operations.md#upgrade. The kinds
-// of this version stay.
+// Operators and servers of the previous version are replaced by this version, one after the other,
+// and then the other way round, while a pool is scaled up and a drain is blocked. Exactly the
+// wanted instances are created, no instance is terminated, and the drain is the same at the end.
+// The upgrade follows docs/operations.md#upgrade. The kinds of this version stay.
 func TestUpgradeAndRollBack(t *testing.T) {
 	standby := env.RunStandby(t)
 	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}
@@ -117,8 +116,8 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	require.Equal(t, begun.instance, acknowledged[0].Instance)
 }
 
-// run replaces the process of a component by one of another program. The name of the
-// program is all that differs: flags are those of the Deployment of this version.
+// run replaces the process of a component by a process of another program. Only the name of the
+// program differs: the flags come from the Deployment of this version.
 func run(t *testing.T, component *controlplane.Component, program string) {
 	t.Helper()
 	require.NoError(t, component.Stop(t.Context()))
@@ -164,7 +163,7 @@ func protectedPods(t *testing.T) []corev1.Pod {
 	return pods
 }
 
-// drain is one that a server reports.
+// drain is a drain that a server reports.
 type drain struct {
 	instance        string
 	begin, deadline time.Time

@@ -24,7 +24,8 @@ var (
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env, testcluster.Options{
 		Shards: installation.Shards(shardIDs...),
-		// A MachinePool that is being deleted when Cluster API restarts may wait for two of them.
+		// A MachinePool that is being deleted when Cluster API restarts may wait for two sync
+		// periods.
 		CAPIFlags:     []string{"--sync-period", "1m"},
 		OperatorFlags: slices.Concat(testcluster.ShortLease, []string{"--resync-period", "10s"}),
 	})

@@ -23,7 +23,7 @@ import (
 // maxReplicas keeps the rotation of a whole pool short.
 const maxReplicas = 6
 
-// model is what the user has requested.
+// model is the state that the user has requested.
 type model struct {
 	pools []*poolModel
 	// changes counts the requests.
@@ -34,8 +34,8 @@ type poolModel struct {
 	name     string
 	exists   bool
 	replicas int32
-	// instanceType is that of the instances, and typeBefore that at the beginning of a step.
-	// A change replaces all instances.
+	// instanceType is the requested instance type, and typeBefore the instance type at the
+	// beginning of a step. A change replaces all instances.
 	instanceType, typeBefore string
 	// paused is set until the end of a step.
 	paused bool
@@ -135,9 +135,9 @@ func (p *poolModel) create(t *testing.T, replicas int32) {
 	})
 }
 
-// hasFinalizer reports whether Cluster API deletes the pool with its MachinePool. One that
-// is deleted before Cluster API has processed it leaves the pool, for which the operator
-// creates the MachinePool again.
+// hasFinalizer reports whether Cluster API deletes the pool with its MachinePool. If a MachinePool
+// is deleted before Cluster API has processed it, the pool stays, and the operator creates the
+// MachinePool again.
 func (p *poolModel) hasFinalizer(t *testing.T) (has bool) {
 	t.Helper()
 	retry(t, "get the MachinePool "+p.name, func(ctx context.Context) error {

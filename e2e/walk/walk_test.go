@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// durationVariable is how long a walk lasts at least.
+// durationVariable is the environment variable with the least duration of a walk.
 const durationVariable = "NSTANCE_WALK_DURATION"
 
 // leastSteps is how many steps a walk has at least.
@@ -69,7 +69,7 @@ func shuffled(random *rand.Rand) []fault {
 	return order
 }
 
-// fault is what happens during a step, until heal is called.
+// fault is an outage during a step, until heal is called.
 type fault struct {
 	name  string
 	begin func(*testing.T, *rand.Rand) (heal func())

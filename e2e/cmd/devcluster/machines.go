@@ -32,7 +32,8 @@ func (d devcluster) openDocker(ctx context.Context) (*dockerhost.Host, error) {
 	return host, nil
 }
 
-// machines are the nodes of a cluster that are containers. Nil means simulated ones.
+// machines are the nodes of a cluster that are containers. Nil means that kwok simulates the
+// nodes.
 type machines struct {
 	devcluster
 	docker  *dockerhost.Host
@@ -56,7 +57,7 @@ func (d devcluster) openMachines(ctx context.Context) (*machines, error) {
 	if err != nil {
 		return nil, errors.Join(err, network.Close())
 	}
-	// From here on there may be containers, also if this program is killed.
+	// Containers may exist after this line, also if this program is killed.
 	if err := os.WriteFile(d.dockerFile(), []byte(host.Address+"\n"), 0o644); err != nil {
 		return nil, errors.Join(err, network.Close(), host.Close())
 	}
@@ -71,7 +72,7 @@ func (m *machines) buildImage(ctx context.Context) (err error) {
 	return err
 }
 
-// address is where nodes reach this machine, "" if there are none.
+// address is the address at which nodes reach this machine, "" if kwok simulates them.
 func (m *machines) address() string {
 	if m == nil {
 		return ""
@@ -87,7 +88,7 @@ func (m *machines) podNetwork() string {
 	return m.network.String()
 }
 
-// without are the parts of the control plane that are not needed.
+// without lists the parts of the control plane that nodes with a kubelet replace.
 func (m *machines) without() []string {
 	if m == nil {
 		return nil
@@ -95,8 +96,8 @@ func (m *machines) without() []string {
 	return []string{controlplane.KWOK}
 }
 
-// shards are those of the cluster. Nodes that are containers need more than simulated ones:
-// there are none but those of the sample.
+// shards returns the shards of the cluster. Containers need more memory than simulated nodes, so
+// that only the sample has nodes then.
 func (m *machines) shards() []installation.Shard {
 	list := slices.Clone(shards)
 	if m != nil {
@@ -107,7 +108,7 @@ func (m *machines) shards() []installation.Shard {
 	return list
 }
 
-// installation is what makes instances containers.
+// installation returns the options with which instances are containers.
 func (m *machines) installation(cp *controlplane.ControlPlane) (*installation.Machines, error) {
 	if m == nil {
 		return nil, nil
@@ -189,7 +190,7 @@ func (d devcluster) nodes(ctx context.Context) (nodes []container.Summary, addre
 	return nodes, address, errors.Join(err, host.Close())
 }
 
-// dockerFile has the address of the Docker with nodes of this cluster.
+// dockerFile is the file with the address of the Docker that runs the nodes of this cluster.
 func (d devcluster) dockerFile() string { return filepath.Join(d.dir, "docker") }
 
 func shardIDs() []string {

@@ -19,8 +19,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first signal the next one kills the program at once. The kernel then
-	// kills its children.
+	// After the first signal the next signal kills the program at once. The kernel then kills its
+	// children.
 	context.AfterFunc(ctx, stop)
 
 	err := newCommand().ExecuteContext(ctx)
@@ -31,7 +31,7 @@ func main() {
 }
 
 type (
-	// action is what a command does in a dev cluster, runE the same for cobra.
+	// action is the function of a command in a dev cluster, runE the function that cobra calls.
 	action func(ctx context.Context, d devcluster, args []string) error
 	runE   = func(*cobra.Command, []string) error
 )

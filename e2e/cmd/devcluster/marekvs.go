@@ -30,7 +30,7 @@ const (
 	marekvsAccount = "system:serviceaccount:" + marekvsoperator.Namespace + ":marekvs-operator"
 	// marekvsPods selects the Pods and the volume claims of all clusters.
 	marekvsPods = "app.kubernetes.io/name=marekvs"
-	// removeTimeout is how long the Pods may take to end.
+	// removeTimeout is how long the Pods may take to terminate.
 	removeTimeout = time.Minute
 )
 
@@ -74,7 +74,7 @@ func newMarekvsCommand(in func(action) runE) *cobra.Command {
 	return group
 }
 
-// marekvs is the folder of the state of marekvs.
+// marekvs returns a devcluster whose state folder is the subfolder of marekvs.
 func (d devcluster) marekvs() devcluster {
 	d.dir = filepath.Join(d.dir, "marekvs")
 	return d
@@ -152,7 +152,7 @@ func (d devcluster) marekvsUp(ctx context.Context, windows bool) (err error) {
 	return marekvs.Run(ctx, marekvsOptions(impersonating))
 }
 
-// marekvsOptions are those of an operator that is watched by a person.
+// marekvsOptions returns options with short intervals, for a person who watches the operator.
 func marekvsOptions(kubeconfig string) *marekvs.Options {
 	options := marekvs.DefaultOptions()
 	options.Kubeconfig, options.Namespace = kubeconfig, marekvsoperator.Namespace
@@ -207,8 +207,8 @@ Ctrl-C, or %[2]s marekvs down, removes everything.
 `, d.dir, os.Args[0])
 }
 
-// removeMarekvs deletes the example, its volume claims and the manifests. The store still ends
-// Pods meanwhile.
+// removeMarekvs deletes the example, its volume claims and the manifests. Until then the store
+// still terminates Pods.
 func removeMarekvs(ctx context.Context, config *rest.Config, kube kubernetes.Interface, manifests, sample []*unstructured.Unstructured) error {
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()

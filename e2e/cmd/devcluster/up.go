@@ -89,7 +89,7 @@ func (d devcluster) build(ctx context.Context) (programs, error) {
 	var p programs
 	var plugin string
 	// The longest package of the server compiles on one processor. The control plane uses the
-	// others meanwhile.
+	// other processors.
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
 		p.controlPlane, err = builder.ControlPlaneWithInstalledKube(ctx)
@@ -180,8 +180,7 @@ func (d devcluster) reportExit(c *controlplane.Component, how string) {
 // downTimeout is how long down waits until an up has exited.
 const downTimeout = 2 * time.Minute
 
-// down stops the up that runs in the folder, and the components that an earlier one
-// left running.
+// down stops the up that runs in the folder, and the components that an earlier up left running.
 func (d devcluster) down(ctx context.Context) error {
 	lock, err := acquire(d.dir)
 	var locked lockedError

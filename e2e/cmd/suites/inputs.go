@@ -11,10 +11,10 @@ import (
 	"nstance.dev/operator/e2e/previous"
 )
 
-// cluster is what a cluster with Nstance is made of.
+// cluster lists the inputs of a suite that starts a cluster with Nstance.
 var cluster = []string{controlplane.ControlPlaneInput, "nstance-operator", "nstance-server", inputs.Manifests, records}
 
-// with returns the inputs of a cluster and more.
+// with returns the inputs of a cluster and further inputs.
 func with(more ...string) []string { return slices.Concat(cluster, more) }
 
 // suites are the inputs of the packages with tests. A package that is not in the list
@@ -40,7 +40,7 @@ var suites = map[string][]string{
 	"upgrade":     with("nstance-admin", inputs.Docs, previous.Input),
 	"walk":        cluster,
 
-	// Tests of what the tests above use.
+	// Tests of the support packages.
 	"clusterdns":     nil,
 	"cmd/devcluster": nil,
 	"cmd/suites":     {inputs.Docs, inputs.Manifests},
@@ -57,7 +57,7 @@ var suites = map[string][]string{
 	"testcluster":    nil,
 }
 
-// all are all inputs.
+// all lists every input.
 var all = slices.Concat(controlplane.Products, []string{
 	controlplane.ControlPlaneInput, previous.Input, inputs.Docs, inputs.Manifests, records,
 })

@@ -27,8 +27,8 @@ func TestEveryInputIsKnown(t *testing.T) {
 	}
 }
 
-// Programs and kustomizations are checked when a test uses them (inputs.Check). A test that
-// reads a folder in another way has the name of the folder in its source.
+// Programs and kustomizations are checked when a test uses them (inputs.Check). If a test reads a
+// folder in another way, its source contains the name of the folder.
 func TestEveryFolderThatIsReadIsListed(t *testing.T) {
 	packages, err := packagesWithTests(filepath.Join("..", ".."))
 	require.NoError(t, err)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command suites builds the programs that the end-to-end tests run, each one once, and prints
-// the flags of go test that link the digests of a suite's inputs into its test binary, a flag
-// a line (see e2e/inputs).
+// Command suites builds each program that the end-to-end tests run once, and prints the flags of
+// go test that link the digests of a suite's inputs into its test binary, a flag a line (see
+// e2e/inputs).
 package main
 
 import (
