@@ -50,8 +50,9 @@ type Cloud struct {
 	options Options
 	server  *http.Server
 
-	// mu serializes starts and stops of machines, and guards the next three fields: the running
-	// machines by provider id, how many have run at once, and how many requests were rejected.
+	// mu serializes starts and stops of machines, and guards the fields below: the running
+	// machines by provider id, the most that have run at once, and the number of rejected
+	// requests.
 	mu             sync.Mutex
 	machines       map[string]*machine
 	most, rejected int

@@ -123,7 +123,7 @@ func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	require.NoError(t, err)
 	operator := kubernetes.NewForConfigOrDie(config).CoreV1()
-	// The operator may watch the objects that it reads, and may not get them.
+	// The operator lists and watches the objects that it reads, and has no right to get them.
 	shards := metav1.ListOptions{FieldSelector: "metadata.name=nstance-shards"}
 	if list, err := operator.ConfigMaps(Namespace).List(t.Context(), shards); err != nil || len(list.Items) != 1 {
 		t.Errorf("the operator cannot read where the shards are: %v, %v", list, err)

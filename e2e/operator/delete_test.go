@@ -77,8 +77,8 @@ func interruptedDeletion(name, shard string, remove func(ctx context.Context, na
 }
 
 // interruptedDeletionAtOnce is the deletion of a pool before Cluster API has become its owner:
-// Cluster API waits for the deletion, and is notified of it only as the owner. It creates the pool
-// at once.
+// Cluster API waits for the deletion, and is notified of it only as the owner. The pool is created
+// by the call of this function.
 func interruptedDeletionAtOnce(t *testing.T, name, shard string) interrupted {
 	t.Helper()
 	_, err := env.NstanceMachinePools().

@@ -102,8 +102,9 @@ func TestImportFromAddedShard(t *testing.T) {
 	testcluster.Eventually(t, 2*time.Minute, "nothing is rebalanced", func(ctx context.Context) error { return env.SizesAre(ctx, name, 1, 2) })
 }
 
-// serverWithGroup starts a server that has a group, stops it again, and returns the address and
-// the instances with which another server can replace it.
+// serverWithGroup starts a server that has a group, stops it again, and returns the data
+// directory, the API server with the Nodes and the address with which another server can replace
+// it.
 func serverWithGroup(t *testing.T, o servertest.Options, group string, size int32) (string, kubernetes.Interface, string) {
 	t.Helper()
 	server := servertest.Start(t, o)

@@ -93,7 +93,8 @@ func TestChangesWhileAShardIsDown(t *testing.T) {
 	outage(down).interrupt(t, shard, changes...)
 }
 
-// Changes wait for a shard that accepts connections and does not respond, too.
+// Changes wait for a shard that accepts connections and does not respond, as for a shard that is
+// down.
 func TestChangesWhileAShardHangs(t *testing.T) {
 	const deleted, recreated = "deleted-hanging", "recreated-hanging"
 	shard := shardIDs[0]

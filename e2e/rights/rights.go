@@ -127,9 +127,9 @@ func missing(refused []controlplane.Request, granted []string) []controlplane.Re
 	})
 }
 
-// Unused returns the rights in granted that are not in used. The right to list is not required
-// beside the right to watch: an informer lists only if the API server cannot stream the initial
-// objects of a watch
+// Unused returns the rights in granted that are not in used. A right to list counts as used with
+// the right to watch the same resource: an informer lists only if the API server cannot stream the
+// initial objects of a watch
 // (https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists), and the API
 // server of the tests can.
 func Unused(granted, used []string) (unused []string) {
