@@ -30,12 +30,12 @@ func BenchmarkScaleDown500(b *testing.B) {
 				var took time.Duration
 				for range downs {
 					node := selectNodes(b, group, random, 1)[0]
-					untilOperatorIdle(b)
+					env.UntilNoWrites(b, timeout, 20, testcluster.ByOperator)
 					from, begin := env.AuditEnd(b), time.Now()
 					require.NoError(b, group.deleteNodes(b.Context(), node))
 					untilMachinesDeleted(b, node.Name)
 					took += time.Since(begin)
-					untilOperatorIdle(b)
+					env.UntilNoWrites(b, timeout, 20, testcluster.ByOperator)
 					writes = append(writes, changesSince(b, from, testcluster.ByOperator)...)
 				}
 				writesPerDown[size] = float64(len(writes)) / downs
@@ -77,20 +77,4 @@ func grow(b *testing.B, group nodeGroup, size int) {
 		})
 		b.Logf("%d instances and Machines run, %d more after %s", at, delta, time.Since(begin).Round(time.Second/10))
 	}
-}
-
-// untilOperatorIdle waits until the operator has written nothing in twenty checks.
-func untilOperatorIdle(b *testing.B) {
-	b.Helper()
-	from, idle := env.AuditEnd(b), 0
-	testcluster.Eventually(b, timeout, "the operator writes nothing", func(context.Context) error {
-		writes := changesSince(b, from, testcluster.ByOperator)
-		if idle++; len(writes) > 0 {
-			from, idle = env.AuditEnd(b), 0
-		}
-		if idle < 20 {
-			return fmt.Errorf("%d checks without a write, the last were%s", idle, testcluster.Describe(writes))
-		}
-		return nil
-	})
 }

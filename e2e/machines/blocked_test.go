@@ -50,7 +50,7 @@ func staticGroups(shard string) map[string]installation.Group {
 
 // A drain that a disruption budget blocks reports that, and completes when the budget is deleted.
 func TestDrainWaitsForABudget(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = budgetGroup
 	pod := newPodOnStaticPool(t, name, func(*corev1.Pod) {})
@@ -70,7 +70,7 @@ func TestDrainWaitsForABudget(t *testing.T) {
 // A kubelet that hangs does not terminate an evicted Pod. The drain reports that, and ends
 // with the drain timeout.
 func TestDrainTimesOutForAHungKubelet(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = hungGroup
 	pod := newPodOnStaticPool(t, name, func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1) })
@@ -88,7 +88,7 @@ func TestDrainTimesOutForAHungKubelet(t *testing.T) {
 
 // A Pod whose containers have exited does not block the drain if a finalizer keeps it.
 func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = finalizerGroup
 	newPodOnStaticPool(t, name, func(pod *corev1.Pod) { pod.Finalizers = []string{"example.com/keep"} })
@@ -106,7 +106,7 @@ func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
 // (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination), and its
 // Node is drained.
 func TestDrainKillsAPodThatIgnoresItsTermination(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = unstoppableGroup
 	last := followPod(t, name)

@@ -24,7 +24,6 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/podroutes"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // enabled is the environment variable without which the tests are skipped: make
@@ -86,15 +85,6 @@ func TestMain(m *testing.M) {
 			return errors.Join(routesErr, dnsErr, removeNodes(), os.RemoveAll(volumes), podNetwork.Close(), docker.Close())
 		},
 	})
-}
-
-// skipUnlessFull skips a test that only make test-full runs. TestCrashesWhileAPoolIsScaled has a
-// pool of real Nodes that is created, scaled, drained and deleted.
-func skipUnlessFull(t *testing.T) {
-	t.Helper()
-	if !tier.Full() {
-		t.Skip("only make test-full runs this test")
-	}
 }
 
 func open() error {

@@ -15,6 +15,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/e2e/testcluster"
 )
 
 // metadataRequest requests METHOD PATH HEADER at HOST PORT, in the network of the first
@@ -38,7 +40,7 @@ func requestMetadata(ctx context.Context, node, process, method, path, header, h
 // TestOnlyTheNodeHasMetadata: the userdata has contained a nonce, and the service identifies a
 // node by its address, from which its Pods call other hosts too.
 func TestOnlyTheNodeHasMetadata(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	const (
 		name    = "metadata"
 		service = "169.254.169.254"

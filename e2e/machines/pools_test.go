@@ -24,7 +24,7 @@ import (
 // A pool has real Nodes: Pods run on them, kubectl shows their logs and runs commands in
 // them.
 func TestPoolOfMachines(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = "workers"
 	env.CreatePoolForTest(t, name, 0)
@@ -43,7 +43,7 @@ func TestPoolOfMachines(t *testing.T) {
 
 // A Pod gets a machine of its own, whose Node it selects, and which is deleted with it.
 func TestPodHasAMachine(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	const name = "builders"
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
@@ -74,7 +74,7 @@ func TestPodHasAMachine(t *testing.T) {
 // While a pool is scaled over three shards from zero to six and to two, a Deployment serves
 // every request, and every Node is drained before its container is stopped.
 func TestNoRequestFailsWhileAPoolIsScaled(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	const name = "serving"
 	env.CreatePoolForTest(t, name, 0)
 	createDeployment(t, name, 2)
@@ -105,7 +105,8 @@ func TestNoRequestFailsWhileAPoolIsScaled(t *testing.T) {
 // The operator and a shard server are killed while a pool is scaled up, and again while it is
 // scaled down: no instance has two machines, no running instance is replaced, and no instance is
 // left. A machine that Docker has not started when its server is killed counts as failed, and is
-// replaced.
+// replaced. It is the only test of real Nodes in make test: its pool is created, scaled, drained
+// and deleted.
 func TestCrashesWhileAPoolIsScaled(t *testing.T) {
 	const name = "crashes"
 	large, small := tier.Pick[int32](3, 6), tier.Pick[int32](1, 2)
@@ -153,7 +154,7 @@ func crash(t *testing.T, shard string) {
 
 // A node whose processes are suspended has a silent agent, and Docker reports it as paused.
 func TestPausedNodeIsReplaced(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "paused", func(id string) error {
 		_, err := docker.Client.ContainerPause(t.Context(), id, client.ContainerPauseOptions{})
@@ -162,7 +163,7 @@ func TestPausedNodeIsReplaced(t *testing.T) {
 }
 
 func TestKilledNodeIsReplaced(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "killed", func(id string) error {
 		_, err := docker.Client.ContainerKill(t.Context(), id, client.ContainerKillOptions{})
@@ -172,7 +173,7 @@ func TestKilledNodeIsReplaced(t *testing.T) {
 
 // A node without a kubelet exits.
 func TestNodeWithoutKubeletIsReplaced(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "kubelet", func(id string) error {
 		return runInContainer(t.Context(), id, "pkill", "-KILL", "-x", "kubelet")

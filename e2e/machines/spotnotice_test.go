@@ -145,7 +145,7 @@ func podsOnNode(ctx context.Context, node string) int {
 // Each is replaced, cordoned and drained, in this order, and its container is removed when it is
 // empty. A container that cannot be drained is removed at the time of the notice.
 func TestSpotNotices(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	const name, replicas = "spot", 3
 	env.CreatePoolForTest(t, name, 0)
 	env.Scale(t, name, replicas)

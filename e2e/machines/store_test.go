@@ -47,7 +47,7 @@ const (
 // its volumes. No acknowledged key is lost while it shrinks, gets a new image and an image that
 // does not start, and while two of its Nodes are drained.
 func TestStoreOnMachines(t *testing.T) {
-	skipUnlessFull(t)
+	testcluster.SkipUnlessFull(t)
 	t.Parallel()
 	env.CreatePoolForTest(t, storeName, 4)
 	env.CreateNamespace(t, storeName)

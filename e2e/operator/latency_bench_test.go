@@ -20,7 +20,6 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -77,12 +76,12 @@ func BenchmarkLatency(b *testing.B) {
 	for b.Loop() {
 		for i := range int32(latencyRounds) {
 			size := 2 - i%2
-			untilIdle(b)
+			env.UntilNoWrites(b, time.Minute, 5)
 			operator = append(operator, scaleAndWait(b, servers["latency"], "latency", size))
 			testcluster.Eventually(b, time.Minute, "the operator has reported", func(ctx context.Context) error {
 				return reported(ctx, "latency", size)
 			})
-			untilIdle(b)
+			env.UntilNoWrites(b, time.Minute, 5)
 			floor = append(floor, withoutOperator(b, func() time.Duration { return scaleAndWait(b, servers["floor"], "floor", size) }))
 			testcluster.Eventually(b, time.Minute, "the operator has observed the floor's write", func(ctx context.Context) error {
 				group, err := env.ShardGroup(ctx, "floor", "floor")
@@ -152,23 +151,6 @@ func withoutOperator[T any](b *testing.B, f func() T) T {
 		assert.NoError(b, syscall.Kill(pid, syscall.SIGCONT))
 	}()
 	return f()
-}
-
-// untilIdle waits until the audit log has no write in five checks, so that no measurement includes
-// effects of the measurement before.
-func untilIdle(b *testing.B) {
-	b.Helper()
-	from, idle := env.AuditEnd(b), 0
-	testcluster.Eventually(b, time.Minute, "nothing is written", func(context.Context) error {
-		writes := env.Writes(b, from, func(w controlplane.Write) bool { return w.Resource != "leases" })
-		if idle++; len(writes) > 0 {
-			from, idle = env.AuditEnd(b), 0
-		}
-		if idle < 5 {
-			return fmt.Errorf("%d checks without a write", idle)
-		}
-		return nil
-	})
 }
 
 // configureShard adds a shard to the operator's configuration until the end of the

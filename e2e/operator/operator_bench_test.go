@@ -31,7 +31,7 @@ func BenchmarkChange(b *testing.B) {
 	env.CreatePoolForTest(b, name, 3)
 	env.UntilRunning(b, name, 3)
 	for b.Loop() {
-		untilIdle(b)
+		env.UntilNoWrites(b, time.Minute, 5)
 		from, calls := env.AuditEnd(b), upserts(b)
 		env.Scale(b, name, 12)
 		env.UntilRunning(b, name, 12)
@@ -162,7 +162,7 @@ type memory struct{ resident, anonymous float64 }
 
 func readMemory(b *testing.B, operator *controlplane.Component) memory {
 	b.Helper()
-	untilIdle(b)
+	env.UntilNoWrites(b, time.Minute, 5)
 	resident, _, err := operator.Memory()
 	require.NoError(b, err)
 	anonymous, err := operator.AnonymousMemory()

@@ -4,6 +4,7 @@
 package testcluster
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"regexp"
@@ -63,6 +64,24 @@ func (c *Cluster) OperatorRequests(t testing.TB, from controlplane.Position, mat
 func (c *Cluster) OperatorWrites(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Write {
 	t.Helper()
 	return c.Writes(t, from, append(match, ByOperator, notPeriodic)...)
+}
+
+// UntilNoWrites waits until so many checks in a row, ten a second, find no write that matches,
+// other than for leases, so that a measurement does not include effects of the measurement before.
+func (c *Cluster) UntilNoWrites(t testing.TB, timeout time.Duration, checks int, match ...Match) {
+	t.Helper()
+	match = append(match, notPeriodic)
+	from, idle := c.AuditEnd(t), 0
+	Eventually(t, timeout, "nothing is written", func(context.Context) error {
+		writes := c.Writes(t, from, match...)
+		if idle++; len(writes) > 0 {
+			from, idle = c.AuditEnd(t), 0
+		}
+		if idle < checks {
+			return fmt.Errorf("%d checks without a write, the last writes were%s", idle, Describe(writes))
+		}
+		return nil
+	})
 }
 
 func notPeriodic(r controlplane.Request) bool { return r.Resource != "leases" && r.Verb != "watch" }
