@@ -30,8 +30,8 @@ func TestEven(t *testing.T) {
 		"more shards than usual":  {3, 5, []int32{1, 1, 1, 0, 0}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := Even(c.replicas, c.shards); !slices.Equal(got, c.want) {
-				t.Errorf("Even(%d, %d) = %v, want %v", c.replicas, c.shards, got, c.want)
+			if got := even(c.replicas, c.shards); !slices.Equal(got, c.want) {
+				t.Errorf("even(%d, %d) = %v, want %v", c.replicas, c.shards, got, c.want)
 			}
 		})
 	}
@@ -43,9 +43,9 @@ func TestEvenProperties(t *testing.T) {
 	withSeeds(t, func(t *testing.T, random *rand.Rand) {
 		for range 1000 {
 			replicas, shards := random.Int32N(1<<16), 1+random.IntN(1<<8)
-			sizes := Even(replicas, shards)
+			sizes := even(replicas, shards)
 			if len(sizes) != shards || Total(sizes) != replicas || sizes[0]-sizes[shards-1] > 1 || !slices.IsSortedFunc(sizes, descending) {
-				t.Fatalf("Even(%d, %d) = %v", replicas, shards, sizes)
+				t.Fatalf("even(%d, %d) = %v", replicas, shards, sizes)
 			}
 		}
 	})

@@ -31,7 +31,7 @@ func TestSpreadKeepsFixedShards(t *testing.T) {
 		"negative replicas":         {[]int32{5, 1, 1}, []int{0}, -4, []int32{5, 0, 0}},
 		"sizes of an even division": {[]int32{4, 3, 3}, []int{0}, 10, []int32{4, 3, 3}},
 	} {
-		if got := Spread(fixed(shardsOf(test.sizes, nil), test.fixed...), test.replicas); !slices.Equal(got, test.want) {
+		if got := spread(fixed(shardsOf(test.sizes, nil), test.fixed...), test.replicas); !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}
 	}
@@ -52,7 +52,7 @@ func TestScaleKeepsFixedShards(t *testing.T) {
 		"one candidate, two are to be less": {[]int{0}, 8, candidatesOn(0), []int32{3, 1, 4}},
 	} {
 		shards := fixed(shardsOf([]int32{4, 1, 5}, []int32{0, 0, 0}), test.fixed...)
-		got, _ := Scale(shards, test.replicas, test.candidates)
+		got, _ := scale(shards, test.replicas, test.candidates)
 		if !slices.Equal(got, test.want) {
 			t.Errorf("%s: got %v, want %v", name, got, test.want)
 		}

@@ -18,19 +18,18 @@ type stocked struct {
 }
 
 // stockedShards returns shards a, b, c, and so on.
-func stockedShards(list []stocked) (shards []Shard, stocks []Stock) {
-	for i, one := range list {
+func stockedShards(list []stocked) (shards []Shard) {
+	for i, shard := range list {
 		id := string(rune('a' + i))
-		group := &Group{Size: one.size, ListsInstances: true}
-		for n := range max(one.size, one.created) {
+		group := &Group{Size: shard.size, ListsInstances: true}
+		for n := range max(shard.size, shard.created) {
 			group.Instances = append(group.Instances, Instance{
-				ID: fmt.Sprintf("%s-%d", id, n), Pending: n >= one.created, Uncreated: n >= one.created,
+				ID: fmt.Sprintf("%s-%d", id, n), Pending: n >= shard.created, Uncreated: n >= shard.created,
 			})
 		}
-		shards = append(shards, Shard{ID: id, Size: one.size, HasShardGroup: true, Synced: true, Reported: group})
-		stocks = append(stocks, one.stock)
+		shards = append(shards, Shard{ID: id, Size: shard.size, HasShardGroup: true, Synced: true, Reported: group, Stock: shard.stock})
 	}
-	return shards, stocks
+	return shards
 }
 
 func TestLend(t *testing.T) {
@@ -39,11 +38,11 @@ func TestLend(t *testing.T) {
 		return Stock{Usable: true, Missing: missing, Due: true, Lent: lent}
 	}
 	fine := func(lent int32) Stock { return Stock{Usable: true, Lent: lent} }
-	even := LendOptions{Even: true, MayMove: true}
+	even := lendOptions{even: true, mayMove: true}
 	for name, test := range map[string]struct {
 		shards   []stocked
 		replicas int32
-		options  LendOptions
+		options  lendOptions
 		sizes    []int32
 		lent     []int32
 		selected string
@@ -59,11 +58,11 @@ func TestLend(t *testing.T) {
 		},
 		"in a pool with Machines too": {
 			shards:   []stocked{{2, 1, short(1, 0)}, {5, 5, fine(0)}, {3, 3, fine(0)}},
-			replicas: 10, options: LendOptions{MayMove: true}, sizes: []int32{1, 5, 4}, lent: []int32{1, 0, -1}, selected: "[[a-1] [] []]", moved: true,
+			replicas: 10, options: lendOptions{mayMove: true}, sizes: []int32{1, 5, 4}, lent: []int32{1, 0, -1}, selected: "[[a-1] [] []]", moved: true,
 		},
 		"not soon after a move": {
 			shards:   []stocked{{3, 0, short(3, 0)}, {3, 3, fine(0)}},
-			replicas: 6, options: LendOptions{Even: true}, sizes: []int32{3, 3}, lent: []int32{0, 0}, selected: "[[] []]",
+			replicas: 6, options: lendOptions{even: true}, sizes: []int32{3, 3}, lent: []int32{0, 0}, selected: "[[] []]",
 		},
 		"not before the time": {
 			shards:   []stocked{{3, 0, Stock{Usable: true, Missing: 3}}, {3, 3, fine(0)}},
@@ -75,7 +74,7 @@ func TestLend(t *testing.T) {
 		},
 		"an interrupted move is completed": {
 			shards:   []stocked{{0, 0, fine(3)}, {3, 3, fine(0)}, {3, 3, fine(0)}},
-			replicas: 9, options: LendOptions{Even: true, Interrupted: true}, sizes: []int32{0, 5, 4}, lent: []int32{3, -2, -1}, selected: "[[] [] []]", moved: true,
+			replicas: 9, options: lendOptions{even: true, interrupted: true}, sizes: []int32{0, 5, 4}, lent: []int32{3, -2, -1}, selected: "[[] [] []]", moved: true,
 		},
 		"growth fills the lender first": {
 			shards:   []stocked{{0, 0, fine(3)}, {5, 5, fine(-2)}, {4, 4, fine(-1)}},
@@ -83,7 +82,7 @@ func TestLend(t *testing.T) {
 		},
 		"in a pool with Machines growth fills the lender first too": {
 			shards:   []stocked{{0, 0, fine(3)}, {5, 5, fine(-2)}, {4, 4, fine(-1)}},
-			replicas: 12, options: LendOptions{}, sizes: []int32{3, 5, 4}, lent: []int32{1, -1, 0}, selected: "[[] [] []]",
+			replicas: 12, options: lendOptions{}, sizes: []int32{3, 5, 4}, lent: []int32{1, -1, 0}, selected: "[[] [] []]",
 		},
 		"up to its share": {
 			shards:   []stocked{{0, 0, fine(3)}, {5, 5, fine(-2)}, {4, 4, fine(-1)}},
@@ -111,19 +110,26 @@ func TestLend(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			shards, stocks := stockedShards(test.shards)
-			got := Lend(shards, stocks, test.replicas, test.options)
-			assert.Equal(t, test.sizes, got.Sizes, "sizes")
-			assert.Equal(t, test.lent, got.Lent, "lent")
-			assert.Equal(t, test.selected, fmt.Sprint(got.Selected), "selected")
-			assert.Equal(t, test.moved, got.Moved, "moved")
+			got := lend(stockedShards(test.shards), test.replicas, test.options)
+			assert.Equal(t, test.sizes, got.sizes, "sizes")
+			assert.Equal(t, test.lent, got.lent, "lent")
+			assert.Equal(t, test.selected, fmt.Sprint(got.selected), "selected")
+			assert.Equal(t, test.moved, got.moved, "moved")
 		})
 	}
 }
 
 // A server that works towards another size may need its pending instances.
 func TestOutdatedReportsLendNothing(t *testing.T) {
-	shards, stocks := stockedShards([]stocked{{3, 0, Stock{Usable: true, Missing: 3, Due: true}}, {3, 3, Stock{Usable: true}}})
+	shards := stockedShards([]stocked{{3, 0, Stock{Usable: true, Missing: 3, Due: true}}, {3, 3, Stock{Usable: true}}})
 	shards[0].Reported.Size = 4
-	assert.Equal(t, []int32{3, 3}, Lend(shards, stocks, 6, LendOptions{Even: true, MayMove: true}).Sizes)
+	assert.Equal(t, []int32{3, 3}, lend(shards, 6, lendOptions{even: true, mayMove: true}).sizes)
+}
+
+// A lender has stock again while the server of another shard has no group: it is not known
+// what that shard could return.
+func TestUnknownBorrowersReturnNothing(t *testing.T) {
+	shards := stockedShards([]stocked{{2, 2, Stock{Usable: true, Lent: 1}}, {4, 4, Stock{Usable: true, Lent: -1}}})
+	shards[1].Reported = nil
+	assert.Equal(t, []int32{2, 4}, lend(shards, 6, lendOptions{mayMove: true}).sizes)
 }

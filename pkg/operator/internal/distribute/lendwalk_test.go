@@ -45,25 +45,24 @@ func (w *lendWalk) step(replicas int32, interrupted bool) {
 		case w.since[i] < 0:
 			w.since[i] = w.now
 		}
-		known := Stock{Usable: w.usable[i], Lent: w.lent[i]}
+		stock := Stock{Usable: w.usable[i], Lent: w.lent[i]}
 		if w.usable[i] {
-			known.Missing, known.Due = missing, missing > 0 && w.now-w.since[i] >= w.after
+			stock.Missing, stock.Due = missing, missing > 0 && w.now-w.since[i] >= w.after
 		}
-		list[i] = stocked{w.sizes[i], w.created[i], known}
+		list[i] = stocked{w.sizes[i], w.created[i], stock}
 	}
-	shards, stocks := stockedShards(list)
-	options := LendOptions{Even: w.even, Interrupted: w.of == replicas, MayMove: len(w.moves) == 0 || w.now-w.moves[len(w.moves)-1] >= w.after}
-	loans := Lend(shards, stocks, replicas, options)
-	w.check(loans, replicas, options)
+	options := lendOptions{even: w.even, interrupted: w.of == replicas, mayMove: len(w.moves) == 0 || w.now-w.moves[len(w.moves)-1] >= w.after}
+	result := lend(stockedShards(list), replicas, options)
+	w.check(result, replicas, options)
 	scaledDown := Total(w.sizes) > replicas
-	if loans.Moved {
+	if result.moved {
 		w.moves = append(w.moves, w.now)
 	}
 	for i := range w.sizes {
-		if interrupted && !scaledDown && loans.Sizes[i] > w.sizes[i] {
+		if interrupted && !scaledDown && result.sizes[i] > w.sizes[i] {
 			continue
 		}
-		w.sizes[i], w.lent[i] = loans.Sizes[i], loans.Lent[i]
+		w.sizes[i], w.lent[i] = result.sizes[i], result.lent[i]
 	}
 	w.of = replicas
 	if got := Total(w.sizes); got > replicas {
@@ -71,14 +70,14 @@ func (w *lendWalk) step(replicas int32, interrupted bool) {
 	}
 }
 
-func (w *lendWalk) check(loans Loans, replicas int32, options LendOptions) {
+func (w *lendWalk) check(result loans, replicas int32, options lendOptions) {
 	w.t.Helper()
-	if got := Total(loans.Sizes); got != replicas {
-		w.t.Fatalf("second %d: the sizes %v add up to %d, want %d", w.now, loans.Sizes, got, replicas)
+	if got := Total(result.sizes); got != replicas {
+		w.t.Fatalf("second %d: the sizes %v add up to %d, want %d", w.now, result.sizes, got, replicas)
 	}
 	before := Total(w.sizes)
 	moved := false
-	for i, size := range loans.Sizes {
+	for i, size := range result.sizes {
 		if before <= replicas && size < w.created[i] {
 			w.t.Fatalf("second %d: shard %d has created %d instances, and its size becomes %d", w.now, i, w.created[i], size)
 		}
@@ -87,22 +86,22 @@ func (w *lendWalk) check(loans Loans, replicas int32, options LendOptions) {
 		}
 		moved = moved || before == replicas && size != w.sizes[i]
 	}
-	if moved && !options.MayMove {
-		w.t.Fatalf("second %d: sizes %v became %v, the last move was at %v", w.now, w.sizes, loans.Sizes, w.moves)
+	if moved && !options.mayMove {
+		w.t.Fatalf("second %d: sizes %v became %v, the last move was at %v", w.now, w.sizes, result.sizes, w.moves)
 	}
-	if before >= replicas || options.Interrupted {
+	if before >= replicas || options.interrupted {
 		return
 	}
 	// Growth fills the lenders first.
-	shares := Even(replicas, len(w.sizes))
+	shares := even(replicas, len(w.sizes))
 	for i := range w.sizes {
-		lacks := w.lent[i] > 0 && w.usable[i] && w.since[i] < 0 && loans.Sizes[i] < shares[i]
+		lacks := w.lent[i] > 0 && w.usable[i] && w.since[i] < 0 && result.sizes[i] < shares[i]
 		if !lacks {
 			continue
 		}
 		for j := range w.sizes {
-			if w.lent[j] <= 0 && loans.Sizes[j] > w.sizes[j] {
-				w.t.Fatalf("second %d: shard %d grows from %v to %v before lender %d has its share of %v, lent are %v", w.now, j, w.sizes, loans.Sizes, i, shares, w.lent)
+			if w.lent[j] <= 0 && result.sizes[j] > w.sizes[j] {
+				w.t.Fatalf("second %d: shard %d grows from %v to %v before lender %d has its share of %v, lent are %v", w.now, j, w.sizes, result.sizes, i, shares, w.lent)
 			}
 		}
 	}
@@ -151,7 +150,7 @@ func TestLendWalk(t *testing.T) {
 				replicas++
 				w.step(replicas, false)
 			}
-			if shares := Even(replicas, len(w.sizes)); !slices.Equal(w.sizes, shares) {
+			if shares := even(replicas, len(w.sizes)); !slices.Equal(w.sizes, shares) {
 				t.Errorf("the sizes are %v, the shares %v", w.sizes, shares)
 			}
 			if !slices.Equal(w.lent, make([]int32, len(w.lent))) {

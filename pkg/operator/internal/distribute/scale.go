@@ -5,64 +5,11 @@ package distribute
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
-// Shard is the part of a pool that is on one shard.
-type Shard struct {
-	ID string
-	// Size is the current number of instances that the shard should have: that of the
-	// pool's shard group, or before there is one, that of the server's group.
-	Size int32
-	// Fixed is set for a shard that is not configured. Its size stays as it is, except
-	// that a scale-down removes deletion candidates from it too.
-	Fixed bool
-	// HasShardGroup reports whether the pool has a shard group for the shard.
-	HasShardGroup bool
-	// RemoveFirst are the ids of the instances that earlier scale-downs selected. The
-	// server terminates them before others.
-	RemoveFirst []string
-	// Synced reports whether Reported is known.
-	Synced bool
-	// Reported is the group on the server, nil if the server has none.
-	Reported *Group
-}
-
-// Group is a group as its server reports it.
-type Group struct {
-	Size int32
-	// ListsInstances is false if the server does not report Instances.
-	ListsInstances bool
-	// Running is the number of running instances. It is used if Instances are not listed.
-	Running int32
-	// Instances are listed from the oldest to the newest.
-	Instances []Instance
-}
-
-// Instance is an instance as its server reports it.
-type Instance struct {
-	ID string
-	// Pending is set while the server is creating the instance.
-	Pending bool
-	// Draining is set while the instance is drained.
-	Draining bool
-	// Uncreated is set while a pending instance has no provider id.
-	Uncreated bool
-	// Terminating is set while the server terminates the instance, and afterwards.
-	Terminating bool
-}
-
-// Candidate is a deletion candidate: an instance whose Machine was annotated for
-// deletion or is being deleted.
-type Candidate struct {
-	ID, Shard string
-	// Annotated reports whether the Machine is annotated, and Annotation is the value,
-	// a time.
-	Annotated  bool
-	Annotation string
-}
-
-// Scale changes the sizes of shards until they add up to replicas. It moves no
+// scale changes the sizes of shards until they add up to replicas. It moves no
 // instance without need: a scale-up shrinks no shard, and a scale-down grows none.
 //
 // A scale-up adds instances one by one to the smallest shard that is not fixed.
@@ -70,15 +17,16 @@ type Candidate struct {
 // A scale-down removes, until there are replicas left:
 //  1. the deletion candidates, in the order of sortCandidates;
 //  2. instances that do not exist yet: those that were not yet requested from a
-//     shard, then those that it is still creating, the newest first. The cluster
+//     shard, then instances that it is still creating, the newest first. The cluster
 //     autoscaler lowers the replicas without a candidate when it gives up waiting
-//     for an instance, and that must not cost a running one;
-//  3. any others. The server selects which ones.
+//     for an instance, and no running instance must be terminated for that
+//     (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md);
+//  3. any others. The server selects them.
 //
-// Steps 2 and 3 remove one by one from the largest shard that is not fixed. Scale returns the new
-// sizes, and by shard the ids of the instances of steps 1 and 2 that exist: the
-// shard must terminate these and not others.
-func Scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int32, selected [][]string) {
+// Steps 2 and 3 remove instances one by one from the largest shard that is not fixed. scale
+// returns the new sizes, and by shard the ids of the instances of steps 1 and 2 that exist:
+// the shard must terminate these and not others.
+func scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int32, selected [][]string) {
 	sizes, selected = Sizes(shards), make([][]string, len(shards))
 	surplus := Surplus(sizes, replicas)
 	if surplus == 0 {
@@ -117,31 +65,6 @@ func Scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int3
 	return sizes, selected
 }
 
-// Sizes returns the current sizes of shards.
-func Sizes(shards []Shard) []int32 {
-	sizes := make([]int32, len(shards))
-	for i, shard := range shards {
-		sizes[i] = shard.Size
-	}
-	return sizes
-}
-
-// growVariable adds n to the sizes of the shards that are not fixed (see grow).
-func growVariable(shards []Shard, sizes []int32, n int32) {
-	var variable []int32
-	for i := range shards {
-		if !shards[i].Fixed {
-			variable = append(variable, sizes[i])
-		}
-	}
-	grow(variable, n)
-	for i := range shards {
-		if !shards[i].Fixed {
-			sizes[i], variable = variable[0], variable[1:]
-		}
-	}
-}
-
 // sortCandidates returns the candidates in the order of their removal: annotated
 // ones first, the earliest annotation first, because their Nodes are drained and the
 // replicas are lowered for them. A Machine that is being deleted may be meant to be
@@ -172,108 +95,206 @@ func indexOf(shards []Shard, id string) int {
 	return slices.IndexFunc(shards, func(shard Shard) bool { return shard.ID == id })
 }
 
-// shortfall is the part of a shard's size that does not exist yet.
-type shortfall struct {
-	// notYetSent is the number of instances that the server has no request for.
-	notYetSent int32
-	// pending are the ids of instances that the server is creating, the newest last.
-	pending []string
-}
-
-func (s shortfall) total() int32 { return s.notYetSent + int32(len(s.pending)) }
-
-// remove returns the ids of the pending instances to name when n instances are
-// removed. Those that were not yet sent need no name.
-func (s shortfall) remove(n int32) []string {
-	named := min(max(int(n-s.notYetSent), 0), len(s.pending))
-	return s.pending[len(s.pending)-named:]
-}
-
-// shortfall returns what is missing without the candidates, which are removed
-// before it.
-func (s *Shard) shortfall(candidates []Candidate) shortfall {
-	if !s.HasShardGroup || !s.Synced || s.Reported != nil && !s.Reported.ListsInstances {
-		return shortfall{}
+// stepReplicas returns the replicas to which scale scales down now, if limits delay the
+// scale-down to replicas. The deletion candidates and the instances that do not exist or
+// run yet are removed at once: the candidates were drained for it, or their Machines are
+// being deleted, and their shard would replace them; the others run nothing. The
+// candidates count among the removable instances. The step of a scale-up is replicas.
+func stepReplicas(shards []Shard, replicas int32, limits Limits, candidates []Candidate) int32 {
+	sizes := Sizes(shards)
+	surplus, total := Surplus(sizes, replicas), Total(sizes)
+	if surplus == 0 {
+		return replicas
 	}
-	reported := Group{}
-	if s.Reported != nil {
-		reported = *s.Reported
-	}
-	missing, pending := s.Size, []string(nil)
-	for _, instance := range reported.Instances {
-		candidate := slices.ContainsFunc(candidates, func(c Candidate) bool { return c.ID == instance.ID && c.Shard == s.ID })
-		switch {
-		case instance.Terminating || s.Selected(instance.ID):
-		case candidate || !instance.Pending:
-			missing--
-		default:
-			pending = append(pending, instance.ID)
+	candidates = sortCandidates(shards, candidates)
+	var chosen, missing int32
+	for _, candidate := range candidates {
+		if i := indexOf(shards, candidate.Shard); sizes[i] > 0 {
+			sizes[i]--
+			chosen++
 		}
 	}
-	missing = max(missing, 0)
-	notYetSent := min(missing, max(s.Size-reported.Size, 0))
-	// Pending instances that replace others are not missing.
-	newest := min(int(missing-notYetSent), len(pending))
-	return shortfall{notYetSent, pending[len(pending)-newest:]}
+	for i := range shards {
+		if !shards[i].Fixed {
+			missing += min(shards[i].shortfall(candidates).total(), sizes[i])
+		}
+	}
+	passing := min(surplus, chosen+missing)
+	others := min(surplus-passing, max(limits.Removable-chosen, 0), max(total-passing-limits.Floor, 0))
+	return total - passing - others
 }
 
-// Selected reports whether an earlier scale-down selected an instance.
-func (s *Shard) Selected(id string) bool { return slices.Contains(s.RemoveFirst, id) }
-
-// Terminated reports whether the server is known to have terminated an instance, or
-// to be terminating it.
-func (s *Shard) Terminated(id string) bool {
-	if !s.listsInstances() {
-		return false
+// stepSizes returns the sizes that a pool without Machines gets now, if limits delay the
+// change to the sizes wanted. Shards that grow do so at once. The others lose the instances
+// that do not exist or run yet, and as many others as the limits allow, one by one from the
+// largest shard.
+func stepSizes(shards []Shard, wanted []int32, limits Limits) []int32 {
+	sizes, shrinkable := Sizes(shards), make([]int32, len(shards))
+	for i := range shards {
+		excess := sizes[i] - wanted[i]
+		if excess <= 0 {
+			sizes[i] = wanted[i]
+			continue
+		}
+		missing := min(excess, shards[i].shortfall(nil).total())
+		sizes[i] -= missing
+		shrinkable[i] = excess - missing
 	}
-	i := slices.IndexFunc(s.Reported.Instances, func(instance Instance) bool { return instance.ID == id })
-	return i < 0 || s.Reported.Instances[i].Terminating
+	shrink(sizes, shrinkable, min(limits.Removable, max(Total(sizes)-limits.Floor, 0)))
+	return sizes
 }
 
-// Replaces reports whether the shard replaces an instance that is deleted on it: the
-// size counts the instance, because no scale-down selected it.
-func (s *Shard) Replaces(id string) bool { return s.Size > 0 && !s.Selected(id) }
+// Sizes returns the current sizes of shards.
+func Sizes(shards []Shard) []int32 {
+	sizes := make([]int32, len(shards))
+	for i, shard := range shards {
+		sizes[i] = shard.Size
+	}
+	return sizes
+}
 
-// NextRemoveFirst returns RemoveFirst for a new size, for which selected were
-// selected. Ids stay until the size changes after their instances are terminated. A
-// scale-up revokes the selection of instances that are no longer surplus; if the
-// Machine of one is being deleted, it is a candidate of the next scale-down.
-func (s *Shard) NextRemoveFirst(size int32, selected []string) []string {
-	if !s.HasShardGroup {
-		return selected
+// Total returns the sum of sizes.
+func Total(sizes []int32) int32 {
+	var total int32
+	for _, size := range sizes {
+		total += size
 	}
-	if s.Size == size {
-		return s.RemoveFirst
+	return total
+}
+
+// Surplus returns how many instances a scale-down from sizes to replicas removes, 0
+// if sizes need not shrink. Negative replicas count as 0.
+func Surplus(sizes []int32, replicas int32) int32 {
+	return max(Total(sizes)-max(replicas, 0), 0)
+}
+
+// spread returns sizes that add up to replicas: a fixed shard keeps its size, and the
+// others get equal shares of the rest (see even).
+func spread(shards []Shard, replicas int32) []int32 {
+	sizes, rest, variable := Sizes(shards), max(replicas, 0), 0
+	for _, shard := range shards {
+		if shard.Fixed {
+			rest -= shard.Size
+		} else {
+			variable++
+		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(s.RemoveFirst), s.Terminated)
-	if size > s.Size && s.listsInstances() {
-		running := 0
-		for _, instance := range s.Reported.Instances {
-			if !instance.Terminating {
-				running++
+	shares := even(rest, variable)
+	for i, shard := range shards {
+		if !shard.Fixed {
+			sizes[i], shares = shares[0], shares[1:]
+		}
+	}
+	return sizes
+}
+
+// even gives each of the given number of shards an equal share of replicas. The
+// shards listed first get the remainder, one each. The result has one entry per shard
+// in the order of the shards, so that an administrator decides with that order which
+// zone gets the odd instance: 5 replicas on shards [b, a] are 3 for b and 2 for a.
+//
+// Negative replicas count as 0. even returns nil if shards is not positive.
+func even(replicas int32, shards int) []int32 {
+	if shards <= 0 {
+		return nil
+	}
+	replicas = max(replicas, 0)
+	share, rest := replicas/int32(shards), int(replicas%int32(shards))
+	sizes := make([]int32, shards)
+	for i := range sizes {
+		sizes[i] = share
+		if i < rest {
+			sizes[i]++
+		}
+	}
+	return sizes
+}
+
+// grow adds n to sizes, one by one to the smallest, and among equal ones to the one
+// listed first. Sizes of even become sizes of even; other sizes
+// get closer to that with every growth.
+func grow(sizes []int32, n int32) {
+	for n > 0 && len(sizes) > 0 {
+		// All of the smallest grow together, up to the next larger size.
+		smallest, next, count := slices.Min(sizes), int32(math.MaxInt32), int32(0)
+		for _, size := range sizes {
+			if size == smallest {
+				count++
+			} else {
+				next = min(next, size)
 			}
 		}
-		kept = kept[:min(len(kept), max(running-int(size), 0))]
-	}
-	return append(kept, selected...)
-}
-
-// RemoveDrained returns the size and RemoveFirst of a shard whose pool is being
-// deleted. Cluster API drains the Machines of such a pool. Each drained instance that
-// the shard would replace lowers the size by one.
-func (s *Shard) RemoveDrained(drained []string) (size int32, removeFirst []string) {
-	size = s.Size
-	var selected []string
-	for _, id := range drained {
-		if size > 0 && !s.Selected(id) && !s.Terminated(id) {
-			size--
-			selected = append(selected, id)
+		step := max(min(next-smallest, n/count), 1)
+		for i := range sizes {
+			if sizes[i] == smallest && n > 0 {
+				sizes[i] += step
+				n -= step
+			}
 		}
 	}
-	return size, s.NextRemoveFirst(size, selected)
 }
 
-// listsInstances reports whether the instances on the server are known.
-func (s *Shard) listsInstances() bool {
-	return s.Synced && s.Reported != nil && s.Reported.ListsInstances
+// growSome adds n to some of the sizes (see grow).
+func growSome(sizes []int32, n int32, some []bool) {
+	var chosen []int32
+	for i := range sizes {
+		if some[i] {
+			chosen = append(chosen, sizes[i])
+		}
+	}
+	grow(chosen, n)
+	for i := range sizes {
+		if some[i] {
+			sizes[i], chosen = chosen[0], chosen[1:]
+		}
+	}
+}
+
+// growVariable adds n to the sizes of the shards that are not fixed (see grow).
+func growVariable(shards []Shard, sizes []int32, n int32) {
+	variable := make([]bool, len(shards))
+	for i := range shards {
+		variable[i] = !shards[i].Fixed
+	}
+	growSome(sizes, n, variable)
+}
+
+// shrink removes up to n from sizes, one by one from the largest, and among equal
+// ones from the one listed last. It removes at most limits[i] from sizes[i], and no
+// size becomes negative. It returns how much it removed.
+func shrink(sizes, limits []int32, n int32) (removed int32) {
+	limits = slices.Clone(limits)
+	for removed < n {
+		// All of the largest shrink together, down to the next smaller size or until
+		// one of them reaches its limit.
+		var largest, next, count int32
+		for i, size := range sizes {
+			if limits[i] > 0 {
+				largest = max(largest, size)
+			}
+		}
+		if largest == 0 {
+			break
+		}
+		step := largest
+		for i, size := range sizes {
+			switch {
+			case limits[i] <= 0:
+			case size == largest:
+				count++
+				step = min(step, limits[i])
+			default:
+				next = max(next, size)
+			}
+		}
+		step = max(min(step, largest-next, (n-removed)/count), 1)
+		for i := len(sizes) - 1; i >= 0; i-- {
+			if sizes[i] == largest && limits[i] > 0 && removed < n {
+				sizes[i] -= step
+				limits[i] -= step
+				removed += step
+			}
+		}
+	}
+	return removed
 }

@@ -90,7 +90,7 @@ func TestScale(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			shards := shardsOf(test.sizes, test.notYetSent)
 			before := shardsOf(test.sizes, test.notYetSent)
-			got, selected := Scale(shards, test.replicas, test.candidates)
+			got, selected := scale(shards, test.replicas, test.candidates)
 			if !slices.Equal(got, test.want) || len(slices.Concat(selected...)) != test.selected {
 				t.Errorf("got sizes %v and selected %q, want %v and %d", got, selected, test.want, test.selected)
 			}
@@ -130,19 +130,19 @@ func testScaleProperties(t *testing.T, random *rand.Rand) {
 		random.Shuffle(len(candidates), func(i, j int) { candidates[i], candidates[j] = candidates[j], candidates[i] })
 		before := Total(sizes)
 		replicas := random.Int32N(before + 10)
-		got, selected := Scale(shardsOf(sizes, notYetSent), replicas, candidates)
+		got, selected := scale(shardsOf(sizes, notYetSent), replicas, candidates)
 		if Total(got) != replicas {
-			t.Fatalf("Scale(%v, %d, %v) = %v adds up to %d", sizes, replicas, candidates, got, Total(got))
+			t.Fatalf("scale(%v, %d, %v) = %v adds up to %d", sizes, replicas, candidates, got, Total(got))
 		}
 		for i := range got {
 			if got[i] < 0 || replicas >= before && got[i] < sizes[i] || replicas <= before && got[i] > sizes[i] {
-				t.Fatalf("Scale(%v, %d, %v) = %v moves an instance without need", sizes, replicas, candidates, got)
+				t.Fatalf("scale(%v, %d, %v) = %v moves an instance without need", sizes, replicas, candidates, got)
 			}
 		}
 		left := expectCandidatesFirst(t, sizes, replicas, candidates, selected)
 		expectShortfallFirst(t, left, notYetSent, got)
 		if replicas > before && spreadOf(got) > max(1, spreadOf(sizes)) {
-			t.Fatalf("Scale(%v, %d) = %v is more uneven", sizes, replicas, got)
+			t.Fatalf("scale(%v, %d) = %v is more uneven", sizes, replicas, got)
 		}
 	}
 }
@@ -166,7 +166,7 @@ func expectCandidatesFirst(t *testing.T, sizes []int32, replicas int32, candidat
 			}
 		}
 	}
-	require.Equal(t, want, selected, "Scale(%v, %d, %v) selected", sizes, replicas, candidates)
+	require.Equal(t, want, selected, "scale(%v, %d, %v) selected", sizes, replicas, candidates)
 	return left
 }
 
@@ -202,19 +202,19 @@ func testScaleLargeSizes(t *testing.T, random *rand.Rand) {
 			sizes[i] = random.Int32N(1 << 24)
 		}
 		replicas := random.Int32N(2 * Total(sizes))
-		got, _ := Scale(shardsOf(sizes, nil), replicas, nil)
+		got, _ := scale(shardsOf(sizes, nil), replicas, nil)
 		if Total(got) != replicas {
-			t.Fatalf("Scale(%v, %d) = %v adds up to %d", sizes, replicas, got, Total(got))
+			t.Fatalf("scale(%v, %d) = %v adds up to %d", sizes, replicas, got, Total(got))
 		}
 		for i := range got {
 			if got[i] < sizes[i] && got[i] < slices.Max(got)-1 || got[i] > sizes[i] && got[i] > slices.Min(got)+1 {
-				t.Fatalf("Scale(%v, %d) = %v changes the wrong shards", sizes, replicas, got)
+				t.Fatalf("scale(%v, %d) = %v changes the wrong shards", sizes, replicas, got)
 			}
 		}
 	}
 }
 
-// From the result of Even, every change leads to the result of Even. From any other
+// From the result of even, every change leads to the result of even. From any other
 // sizes it does once every shard has grown.
 func TestScaleConvergesToEven(t *testing.T) { withSeeds(t, testScaleConvergesToEven) }
 
@@ -222,8 +222,8 @@ func testScaleConvergesToEven(t *testing.T, random *rand.Rand) {
 	for range 2000 {
 		shards, replicas := 1+random.IntN(6), random.Int32N(40)
 		for next := range int32(40) {
-			if got, _ := Scale(shardsOf(Even(replicas, shards), nil), next, nil); !slices.Equal(got, Even(next, shards)) {
-				t.Fatalf("Scale(%v, %d) = %v, want %v as of Even", Even(replicas, shards), next, got, Even(next, shards))
+			if got, _ := scale(shardsOf(even(replicas, shards), nil), next, nil); !slices.Equal(got, even(next, shards)) {
+				t.Fatalf("scale(%v, %d) = %v, want %v as of even", even(replicas, shards), next, got, even(next, shards))
 			}
 		}
 		skewed := make([]int32, shards)
@@ -231,8 +231,8 @@ func testScaleConvergesToEven(t *testing.T, random *rand.Rand) {
 			skewed[i] = random.Int32N(20)
 		}
 		enough := slices.Max(skewed) * int32(shards)
-		if got, _ := Scale(shardsOf(skewed, nil), enough, nil); !slices.Equal(got, Even(enough, shards)) {
-			t.Fatalf("Scale(%v, %d) = %v, want %v as of Even", skewed, enough, got, Even(enough, shards))
+		if got, _ := scale(shardsOf(skewed, nil), enough, nil); !slices.Equal(got, even(enough, shards)) {
+			t.Fatalf("scale(%v, %d) = %v, want %v as of even", skewed, enough, got, even(enough, shards))
 		}
 	}
 }
@@ -247,14 +247,14 @@ func testScaleInSteps(t *testing.T, random *rand.Rand) {
 			sizes[i] = random.Int32N(12)
 		}
 		goal := random.Int32N(Total(sizes) + 20)
-		want, _ := Scale(shardsOf(sizes, nil), goal, nil)
+		want, _ := scale(shardsOf(sizes, nil), goal, nil)
 		got := sizes
 		for Total(got) != goal {
 			step := int32(1)
 			if Total(got) > goal {
 				step = -1
 			}
-			got, _ = Scale(shardsOf(got, nil), Total(got)+step, nil)
+			got, _ = scale(shardsOf(got, nil), Total(got)+step, nil)
 		}
 		if !slices.Equal(got, want) {
 			t.Fatalf("from %v to %d one by one gives %v, at once %v", sizes, goal, got, want)

@@ -47,9 +47,9 @@ func TestStep(t *testing.T) {
 		"a candidate on a shard of another pool": {shardsOf([]int32{3}, nil), candidatesOn(7), 2, 2, 0, 3},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := Step(test.shards, test.replicas, test.floor, test.candidates, test.removable)
+			got := stepReplicas(test.shards, test.replicas, Limits{test.floor, test.removable}, test.candidates)
 			assert.Equal(t, test.want, got)
-			sizes, _ := Scale(test.shards, got, test.candidates)
+			sizes, _ := scale(test.shards, got, test.candidates)
 			assert.Equal(t, max(got, 0), Total(sizes), "scale to the step")
 		})
 	}
@@ -73,7 +73,7 @@ func TestStepSizes(t *testing.T) {
 		"the largest first":           {[]int32{1, 4}, nil, []int32{0, 0}, 0, 3, []int32{1, 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			assert.Equal(t, test.want, StepSizes(shardsOf(test.sizes, test.notYetSent), test.wanted, test.floor, test.removable))
+			assert.Equal(t, test.want, stepSizes(shardsOf(test.sizes, test.notYetSent), test.wanted, Limits{test.floor, test.removable}))
 		})
 	}
 }
@@ -168,22 +168,28 @@ func (p *pool) beingRemoved() (removed int32) {
 	return removed
 }
 
+// newlySelected returns how many ids of removeFirst the shard did not have before.
+func (p *pool) newlySelected(shard int, removeFirst []string) (n int32) {
+	for _, id := range removeFirst {
+		if !p.shards[shard].Selected(id) {
+			n++
+		}
+	}
+	return n
+}
+
 // step makes one step to replicas, and returns how many instances that are no candidates it
 // removes.
 func (p *pool) step(replicas, limit int32, candidates []Candidate) (others int32) {
 	before := Sizes(p.shards)
 	removable := max(limit-p.beingRemoved(), 0)
-	var sizes []int32
-	selected := make([][]string, len(p.shards))
-	if p.machines {
-		sizes, selected = Scale(p.shards, Step(p.shards, replicas, replicas, candidates, removable), candidates)
-	} else {
-		sizes = StepSizes(p.shards, Spread(p.shards, replicas), replicas, removable)
-	}
+	division := Divide(Pool{
+		Shards: p.shards, Replicas: replicas, Machines: p.machines, Candidates: candidates,
+		Limits: &Limits{Floor: replicas, Removable: removable},
+	})
 	for i := range p.shards {
-		p.shards[i].RemoveFirst = p.shards[i].NextRemoveFirst(sizes[i], selected[i])
-		p.shards[i].Size = sizes[i]
-		others += max(before[i]-sizes[i], 0) - int32(len(selected[i]))
+		others += max(before[i]-division.Sizes[i], 0) - p.newlySelected(i, division.RemoveFirst[i])
+		p.shards[i].RemoveFirst, p.shards[i].Size = division.RemoveFirst[i], division.Sizes[i]
 	}
 	p.serve()
 	return others
@@ -241,8 +247,8 @@ func TestStepsWithoutLimitAreTheWholeScaleDown(t *testing.T) {
 func testStepsWithoutLimitAreTheWholeScaleDown(t *testing.T, r *rand.Rand) {
 	for range 3000 {
 		p, replicas := newPoolModel(r), r.Int32N(20)
-		assert.Equal(t, replicas, Step(p.shards, replicas, replicas, nil, unlimited))
-		wanted := Spread(p.shards, replicas)
-		assert.Equal(t, wanted, StepSizes(p.shards, wanted, replicas, unlimited))
+		assert.Equal(t, replicas, stepReplicas(p.shards, replicas, Limits{replicas, unlimited}, nil))
+		wanted := spread(p.shards, replicas)
+		assert.Equal(t, wanted, stepSizes(p.shards, wanted, Limits{replicas, unlimited}))
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // A shard replaces an instance of a pool that is deleted, unless the pool has selected
-// it before (distribute.Scale). In a scale-down an instance is therefore not deleted
+// it before (distribute.Divide). In a scale-down an instance is therefore not deleted
 // before the pool has selected and its shard has confirmed that. The replacement would
 // be one instance too many, and another would be deleted for it.
 const (

@@ -20,14 +20,15 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
 // planDeletion completes the deletion of a pool after its last shard group and
 // nstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
-func planDeletion(observed observation) decision {
+func planDeletion(observed observation, machines machinesMode) decision {
 	d := decision{
-		machines:  machinesMode{on: hasMachines(observed)},
+		machines:  machines,
 		addOwners: slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(observed.pool, machinePool) }),
 		blocked:   &problem{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
@@ -43,7 +44,7 @@ func planDeletion(observed observation) decision {
 	for _, group := range observed.shardGroups {
 		switch {
 		case retains(observed.pool):
-			planPolicy(observed, group, v1beta1.DeletionRetain, &d)
+			planPolicy(group, v1beta1.DeletionRetain, &d)
 		case group.DeletionTimestamp.IsZero():
 			planShardGroupDeletion(observed, group, &d)
 		}
@@ -58,10 +59,9 @@ func planDeletion(observed observation) decision {
 func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGroup, d *decision) {
 	nstanceMachines := onShardOf(observed.nstanceMachines, group)
 	if len(nstanceMachines) == 0 {
-		planPolicy(observed, group, "", d)
+		planPolicy(group, "", d)
 		return
 	}
-	state := stateOf(observed, group)
 	var drained []string
 	for _, nstanceMachine := range nstanceMachines {
 		if !nstanceMachine.DeletionTimestamp.IsZero() &&
@@ -69,27 +69,54 @@ func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGro
 			drained = append(drained, nstanceMachine.Name)
 		}
 	}
-	shard := state.distributeShard()
+	shard := shardOf(observed, group)
 	size, removeFirst := shard.RemoveDrained(drained)
 	if size == group.Spec.Size {
 		return
 	}
-	want := wantedShardGroup{
-		uid: string(group.UID), resourceVersion: group.ResourceVersion,
-		spec: *group.Spec.DeepCopy(), kept: state.keptNote(),
-	}
+	want := unchanged(group)
 	want.spec.Size, want.spec.RemoveFirst = size, removeFirst
 	d.apply = append(d.apply, want)
 }
 
-// stateOf returns the shard of a shard group, also if the pool no longer names it.
-func stateOf(observed observation, group *v1beta1.NstanceShardGroup) shardState {
-	for _, state := range observed.shards {
+// shardOf returns the shard of a shard group, also if the pool no longer names it.
+func shardOf(observed observation, group *v1beta1.NstanceShardGroup) distribute.Shard {
+	for i, state := range observed.shards {
 		if state.group != nil && state.group.UID == group.UID {
-			return state
+			return observed.distributable[i]
 		}
 	}
-	return shardState{id: string(group.Spec.Shard), group: group}
+	return distribute.Shard{
+		ID: string(group.Spec.Shard), Size: group.Spec.Size, Fixed: true, HasShardGroup: true, RemoveFirst: group.Spec.RemoveFirst,
+	}
+}
+
+// unchanged returns a shard group as it exists, for a change of some fields.
+func unchanged(group *v1beta1.NstanceShardGroup) wantedShardGroup {
+	return wantedShardGroup{
+		uid: string(group.UID), resourceVersion: group.ResourceVersion,
+		spec: *group.Spec.DeepCopy(), kept: group.Annotations[v1beta1.AnnotationKept],
+	}
+}
+
+// retains reports whether a pool is being deleted and its groups stay on the shards. Its
+// provider ids stay too: Cluster API deletes the Node of an id that is removed
+// (docs/capi.md#provider-ids).
+func retains(pool *v1beta1.NstanceMachinePool) bool {
+	return !pool.DeletionTimestamp.IsZero() && deletionPolicy(pool) == v1beta1.DeletionRetain
+}
+
+// planPolicy deletes a shard group once it has a policy. The policy may have been changed
+// just before the deletion, and a shard group is deleted by its own.
+func planPolicy(group *v1beta1.NstanceShardGroup, policy v1beta1.DeletionPolicy, d *decision) {
+	switch {
+	case group.Spec.DeletionPolicy == policy && group.DeletionTimestamp.IsZero():
+		d.deleteShardGroups = append(d.deleteShardGroups, group)
+	case group.Spec.DeletionPolicy != policy:
+		want := unchanged(group)
+		want.spec.DeletionPolicy = policy
+		d.apply = append(d.apply, want)
+	}
 }
 
 // onShardOf returns the nstanceMachines whose instances are on the shard of group.
@@ -160,4 +187,29 @@ func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clu
 		controllers.LogDeletion(ctx, "MachinePool", klog.KObj(machinePool), "its pool is deleted", err)
 	}
 	return errors.Join(failed...)
+}
+
+// deleteOrphan deletes the MachinePool that was created for a pool that no longer
+// exists. A finalizer does not prevent that: the API server may decide to delete an
+// object at once before the finalizer is written, and do it afterwards.
+func (c *Controller) deleteOrphan(ctx context.Context, pool cache.ObjectName) error {
+	uid, ok := c.created.Load(pool)
+	if !ok {
+		return nil
+	}
+	_, err := c.pools.Get(ctx, pool.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("read pool %s: %w", pool, err)
+	}
+	// A pool that has got the name takes over the MachinePool.
+	if apierrors.IsNotFound(err) {
+		err := c.machinePools.Delete(ctx, pool.Name, *metav1.NewPreconditionDeleteOptions(string(uid.(types.UID))))
+		// A conflict means that another MachinePool has the name.
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fmt.Errorf("delete MachinePool %s, whose pool does not exist: %w", pool, err)
+		}
+		controllers.LogDeletion(ctx, "MachinePool", klog.KRef(pool.Namespace, pool.Name), "its pool was deleted meanwhile", err)
+	}
+	c.created.Delete(pool)
+	return nil
 }

@@ -83,7 +83,7 @@ func TestDeletionDrainsMachinesFirst(t *testing.T) {
 			seen := poolInDeletion(map[string][]string{"a": {"a1", "a2", "a3"}, "b": {"b1"}})
 			group := seen.shardGroups[0]
 			test.change(&seen)
-			d := plan(seen)
+			d := planOf(seen)
 			if removed := slices.Contains(d.deleteShardGroups, group); removed != test.removed || d.removeFinalizer {
 				t.Errorf("its shard group is removed: %t, want %t; the finalizer is removed: %t", removed, test.removed, d.removeFinalizer)
 			}
@@ -115,11 +115,11 @@ func TestDeletionWaitsForNstanceMachines(t *testing.T) {
 		t.Errorf("with a Machine to drain it is blocked by %+v", blocked)
 	}
 	seen.shardGroups, seen.shards, seen.machinePools = nil, nil, nil
-	if d := plan(seen); d.removeFinalizer || d.blocked.message != "the pool is being deleted and waits for the Machines of its instances" {
+	if d := planOf(seen); d.removeFinalizer || d.blocked.message != "the pool is being deleted and waits for the Machines of its instances" {
 		t.Errorf("finalizer removed: %t while it has an NstanceMachine; the message is %q", d.removeFinalizer, d.blocked.message)
 	}
 	seen.nstanceMachines = nil
-	if d := plan(seen); !d.removeFinalizer {
+	if d := planOf(seen); !d.removeFinalizer {
 		t.Error("the finalizer is not removed")
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -64,5 +65,30 @@ func (c *Controller) recordProblem(pool *v1beta1.NstanceMachinePool, status v1be
 	problem := controller.TurnedFalse(pool.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
 	if problem != nil && slices.Contains(warningReasons, problem.Reason) {
 		controller.Warn(c.recorder, pool, problem.Reason, "Distribute", problem.Message)
+	}
+}
+
+// recordBlocked records that a guard blocks a scale-down, when it begins to.
+func (c *Controller) recordBlocked(pool *v1beta1.NstanceMachinePool, after []metav1.Condition) {
+	blocked := controller.TurnedFalse(pool.Status.Conditions, after, v1beta1.ConditionScalingDown)
+	switch {
+	case blocked == nil:
+	case blocked.Reason == v1beta1.ReasonStabilizing || blocked.Reason == v1beta1.ReasonMinReady:
+		controller.Record(c.recorder, pool, "ScaleDownDelayed", "Scale", blocked.Message)
+	default:
+		controller.Warn(c.recorder, pool, "ScaleDownBlocked", "Scale", blocked.Message)
+	}
+}
+
+// recordShortfall records an event when the reason of the condition Shortfall has changed.
+func (c *Controller) recordShortfall(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
+	before := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
+	after := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionShortfall)
+	switch {
+	case after == nil || before != nil && before.Reason == after.Reason:
+	case after.Status == metav1.ConditionTrue:
+		controller.Warn(c.recorder, pool, after.Reason, "Distribute", after.Message)
+	default:
+		controller.Record(c.recorder, pool, after.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")
 	}
 }

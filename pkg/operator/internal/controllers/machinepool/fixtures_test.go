@@ -12,6 +12,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
 // newPool is the pool "workers" of the group "workers" on these shards.
@@ -95,4 +96,15 @@ func observed(pool *v1beta1.NstanceMachinePool, replicas int32, groups ...*v1bet
 		}
 	}
 	return seen
+}
+
+// planOf plans with the shards of seen, converted as observe does.
+func planOf(seen observation) decision {
+	seen.distributable = distributable(seen.pool, seen.shards)
+	return plan(seen)
+}
+
+// sizesOf returns the current sizes of the shards of seen.
+func sizesOf(seen observation) []int32 {
+	return distribute.Sizes(distributable(seen.pool, seen.shards))
 }

@@ -8,28 +8,28 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
-// guarded is what a sync has read for the guards of a pool with surplus instances.
-type guarded struct {
-	now time.Time
-	// stable is the number at or below which the replicas have been for long enough, and
-	// stableAt when that is true of a smaller one, zero for never.
-	stable   int32
-	stableAt time.Time
-	// draining reports whether an instance on a shard is being drained or was deleted.
-	draining func(shard, id string) bool
-	// readySince returns since when the Node with a provider id has been Ready, or why it
-	// is not Ready.
-	readySince func(providerID string) (since time.Time, notReady string)
+// allowance is what the guards of a pool allow a scale-down to remove now.
+type allowance struct {
+	distribute.Limits
+	// atOnce is how many instances may be removed at once.
+	atOnce int32
+	// blocked is the guard that blocks the next step, nil if no guard does.
+	blocked *problem
+	// wait is the time until the guard may allow the step, 0 if that depends on a change.
+	wait time.Duration
 }
 
 // scalingDown is the state of a guarded scale-down that is not complete.
@@ -42,80 +42,73 @@ type scalingDown struct {
 	wait time.Duration
 }
 
-// guardedSpread is divide, except that a scale-down is done in steps if the pool has
-// guards. The scale-down is nil if it is complete or there is none.
-func guardedSpread(observed observation, replicas int32, keepsMachines bool) (spreading, *lending, *scalingDown) {
-	divided, loans := divide(observed, replicas, keepsMachines)
+// checkGuards asks the guards of a pool how much a scale-down from the current size to
+// replicas may remove now. It returns nil if the pool has no guards.
+func checkGuards(observed observation, current, replicas int32) *allowance {
 	guards := observed.pool.Spec.ScaleDown
-	if guards == nil || observed.guarded == nil || !shrinks(observed.shards, divided.sizes) || loans != nil && loans.moved {
-		return divided, loans, nil
+	if guards == nil || observed.guarded == nil {
+		return nil
 	}
-	shards := guardedShards(observed)
-	floor := max(replicas, min(observed.guarded.stable, distribute.Total(distribute.Sizes(shards))))
-	limit, removed, known := removals(guards, shards)
-	removable, blocked := max(limit-removed, 0), blockedByGuard(observed, shards, floor, known)
-	if blocked != nil && blocked.reason != v1beta1.ReasonStabilizing {
-		removable = 0
-	}
-	if hasMachines(observed) {
-		divided, loans = divide(observed, distribute.Step(shards, replicas, floor, observed.candidates, removable), keepsMachines)
-	} else {
-		divided.sizes = distribute.StepSizes(shards, divided.sizes, floor, removable)
-		for i := range shards {
-			divided.removeFirst[i] = shards[i].NextRemoveFirst(divided.sizes[i], nil)
-		}
-	}
-	left := distribute.Surplus(divided.sizes, replicas)
+	floor := max(replicas, min(observed.guarded.stable, current))
+	atOnce, removed, known := removals(guards, current, observed.distributable)
+	allowed := &allowance{Limits: distribute.Limits{Floor: floor, Removable: max(atOnce-removed, 0)}, atOnce: atOnce}
+	allowed.blocked, allowed.wait = blockedByGuard(observed, known)
 	switch {
-	case left == 0:
-		return divided, loans, nil
-	case blocked == nil, blocked.reason == v1beta1.ReasonStabilizing && distribute.Total(divided.sizes) > floor:
-		return divided, loans, &scalingDown{status: metav1.ConditionTrue, wait: waitOf(blocked), problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
-			"%d more instances are to be removed, at most %d at once", left, limit)}}
+	case allowed.blocked != nil:
+		allowed.Removable = 0
+	case floor > replicas:
+		allowed.blocked, allowed.wait = stabilizing(guards, observed.guarded)
 	}
-	blocked.message = fmt.Sprintf("%d more instances are to be removed: %s", left, blocked.message)
-	return divided, loans, blocked
+	return allowed
 }
 
-func waitOf(blocked *scalingDown) time.Duration {
-	if blocked == nil {
+// limits returns nil if the pool has no guards.
+func (a *allowance) limits() *distribute.Limits {
+	if a == nil {
+		return nil
+	}
+	return &a.Limits
+}
+
+// progress returns the state of the scale-down after a division with the limits, nil if it
+// is complete or the pool has no guards.
+func (a *allowance) progress(division distribute.Division) *scalingDown {
+	if a == nil || division.Left == 0 {
+		return nil
+	}
+	removing := &scalingDown{status: metav1.ConditionTrue, wait: a.wait, problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
+		"%d more instances are to be removed, at most %d at once", division.Left, a.atOnce)}}
+	switch {
+	case a.blocked == nil:
+		return removing
+	case a.blocked.reason == v1beta1.ReasonStabilizing && distribute.Total(division.Sizes) > a.Floor:
+		// The guard blocks only the steps below the floor.
+		return removing
+	default:
+		return &scalingDown{status: metav1.ConditionFalse, wait: a.wait, problem: problem{a.blocked.reason, fmt.Sprintf(
+			"%d more instances are to be removed: %s", division.Left, a.blocked.message)}}
+	}
+}
+
+// incomplete returns why a pool whose scale-down is delayed is not ready.
+func (s *scalingDown) incomplete() *problem {
+	if s == nil {
+		return nil
+	}
+	return &problem{v1beta1.ReasonScaling, "the scale-down is done in steps; the condition ScalingDown has its state"}
+}
+
+// delay returns the time until a guard may allow the next step, 0 for never.
+func (s *scalingDown) delay() time.Duration {
+	if s == nil {
 		return 0
 	}
-	return blocked.wait
-}
-
-// shrinks reports whether a shard gets smaller.
-func shrinks(shards []shardState, sizes []int32) bool {
-	for i, current := range currentSizes(shards) {
-		if sizes[i] < current {
-			return true
-		}
-	}
-	return false
-}
-
-// guardedShards returns the shards as package distribute takes them, with the instances
-// that are being drained.
-func guardedShards(observed observation) []distribute.Shard {
-	shards := make([]distribute.Shard, len(observed.shards))
-	for i := range observed.shards {
-		state := &observed.shards[i]
-		shards[i] = state.distributeShard()
-		if shards[i].Reported == nil {
-			continue
-		}
-		shards[i].Reported.Running = state.reported.ActualSize
-		for n := range shards[i].Reported.Instances {
-			instance := &shards[i].Reported.Instances[n]
-			instance.Draining = observed.guarded.draining(state.id, instance.ID)
-		}
-	}
-	return shards
+	return s.wait
 }
 
 // removals returns how many instances of the pool may be removed at once, and how many are.
 // It is not known before every shard is synced, and not necessary without a limit.
-func removals(guards *v1beta1.ScaleDownGuards, shards []distribute.Shard) (limit, removed int32, known bool) {
+func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribute.Shard) (atOnce, removed int32, known bool) {
 	if guards.MaxUnavailable == nil {
 		return math.MaxInt32, 0, true
 	}
@@ -125,8 +118,7 @@ func removals(guards *v1beta1.ScaleDownGuards, shards []distribute.Shard) (limit
 		removed += n
 		known = known && ok
 	}
-	instances := int(distribute.Total(distribute.Sizes(shards)) + removed)
-	scaled, err := intstr.GetScaledValueFromIntOrPercent(guards.MaxUnavailable, instances, false)
+	scaled, err := intstr.GetScaledValueFromIntOrPercent(guards.MaxUnavailable, int(current+removed), false)
 	if err != nil {
 		// The CRD has a rule against it.
 		scaled = 1
@@ -134,56 +126,49 @@ func removals(guards *v1beta1.ScaleDownGuards, shards []distribute.Shard) (limit
 	return int32(max(scaled, 1)), removed, known
 }
 
-// blockedByGuard returns the guard that blocks the next step, nil for none. known reports
-// whether it is known how many instances are being removed.
-func blockedByGuard(observed observation, shards []distribute.Shard, floor int32, known bool) *scalingDown {
+// blockedByGuard returns the first guard that allows no step, nil if each allows it. known
+// reports whether it is known how many instances are being removed.
+func blockedByGuard(observed observation, known bool) (blocked *problem, wait time.Duration) {
 	guards := observed.pool.Spec.ScaleDown
-	if slices.Contains(guards.PauseWhile, v1beta1.PauseWhileShardUnreachable) {
-		if ids := unreachable(observed.shards); len(ids) > 0 {
-			return blockedBecause(v1beta1.ReasonShardUnreachable, "these shards are not connected: %s", strings.Join(ids, ", "))
-		}
+	away, unknown, drains := unreachable(observed.shards), unsynced(observed.shards), drainsBlocked(observed)
+	switch {
+	case slices.Contains(guards.PauseWhile, v1beta1.PauseWhileShardUnreachable) && len(away) > 0:
+		return problemf(v1beta1.ReasonShardUnreachable, "these shards are not connected: %s", strings.Join(away, ", ")), 0
+	case slices.Contains(guards.PauseWhile, v1beta1.PauseWhileDrainBlocked) && drains > 0:
+		return problemf(v1beta1.ReasonDrainBlocked, "%d drains are blocked, for the reasons that the shard groups have", drains), 0
+	case len(unknown) > 0 && (!known || needsReadiness(guards)):
+		return problemf(v1beta1.ReasonNotSynced, "it is not known which instances these shards have: %s", strings.Join(unknown, ", ")), 0
+	case needsReadiness(guards):
+		return instancesNotReady(observed)
 	}
-	if slices.Contains(guards.PauseWhile, v1beta1.PauseWhileDrainBlocked) {
-		if n := drainsBlocked(observed); n > 0 {
-			return blockedBecause(v1beta1.ReasonDrainBlocked, "%d drains are blocked, for the reasons that the shard groups have", n)
-		}
-	}
-	ready := guards.MinReadySeconds > 0 || slices.Contains(guards.PauseWhile, v1beta1.PauseWhileInstanceNotReady)
-	if ids := unsynced(observed.shards); len(ids) > 0 && (!known || ready) {
-		return blockedBecause(v1beta1.ReasonNotSynced, "it is not known which instances these shards have: %s", strings.Join(ids, ", "))
-	}
-	if ready {
-		if blocked := instancesNotReady(observed, shards); blocked != nil {
-			return blocked
-		}
-	}
-	if replicas := *observed.machinePools[0].Spec.Replicas; floor > replicas {
-		blocked := blockedBecause(v1beta1.ReasonStabilizing, "the replicas are to be lowered for %d s before the next step, at %s",
-			guards.StabilizationSeconds, observed.guarded.stableAt.UTC().Format(time.RFC3339))
-		blocked.wait = observed.guarded.stableAt.Sub(observed.guarded.now)
-		return blocked
-	}
-	return nil
+	return nil, 0
 }
 
-func blockedBecause(reason, format string, args ...any) *scalingDown {
-	return &scalingDown{status: metav1.ConditionFalse, problem: problem{reason, fmt.Sprintf(format, args...)}}
+// needsReadiness reports whether guards depend on the Nodes of the remaining instances.
+func needsReadiness(guards *v1beta1.ScaleDownGuards) bool {
+	return guards.MinReadySeconds > 0 || slices.Contains(guards.PauseWhile, v1beta1.PauseWhileInstanceNotReady)
+}
+
+// stabilizing blocks the steps below the floor until the replicas were lowered for long
+// enough.
+func stabilizing(guards *v1beta1.ScaleDownGuards, guarded *guarded) (blocked *problem, wait time.Duration) {
+	return problemf(v1beta1.ReasonStabilizing, "the replicas are to be lowered for %d s before the next step, at %s",
+		guards.StabilizationSeconds, guarded.stableAt.UTC().Format(time.RFC3339)), guarded.stableAt.Sub(guarded.now)
 }
 
 // unreachable returns the shards that are not connected.
-func unreachable(shards []shardState) (ids []string) {
-	for _, shard := range shards {
-		if !shard.reachable || !shard.configured {
-			ids = append(ids, shard.id)
-		}
-	}
-	return ids
+func unreachable(shards []shardState) []string {
+	return idsOf(shards, func(s shardState) bool { return !s.reachable || !s.configured })
 }
 
 // unsynced returns the configured shards whose instances are not known.
-func unsynced(shards []shardState) (ids []string) {
+func unsynced(shards []shardState) []string {
+	return idsOf(shards, func(s shardState) bool { return s.configured && !s.synced })
+}
+
+func idsOf(shards []shardState, wanted func(shardState) bool) (ids []string) {
 	for _, shard := range shards {
-		if shard.configured && !shard.synced {
+		if wanted(shard) {
 			ids = append(ids, shard.id)
 		}
 	}
@@ -197,41 +182,39 @@ func drainsBlocked(observed observation) (blocked int32) {
 	return blocked
 }
 
-// instancesNotReady returns which remaining instances are not ready, or not for long enough, nil if
-// all are. Candidates and pending instances that the scale-down removes do not remain.
-func instancesNotReady(observed observation, shards []distribute.Shard) *scalingDown {
+// instancesNotReady returns which remaining instances are not ready, or not for long enough,
+// nil if all are. Candidates and pending instances that the scale-down removes do not remain.
+func instancesNotReady(observed observation) (blocked *problem, wait time.Duration) {
 	minReady := time.Duration(observed.pool.Spec.ScaleDown.MinReadySeconds) * time.Second
 	var remaining, bad int
 	var first, latest string
-	var wait time.Duration
-	for i := range shards {
-		for _, instance := range remainingOn(&observed.shards[i], &shards[i], observed.candidates) {
+	for i := range observed.shards {
+		for _, instance := range remainingOn(&observed.shards[i], &observed.distributable[i], observed.candidates) {
 			remaining++
-			since, problem := time.Time{}, "is pending"
-			if !instance.pending {
-				since, problem = observed.guarded.readySince(instance.providerID)
+			node := observed.guarded.nodes[instance.providerID]
+			if instance.pending {
+				node = nodeReadiness{problem: "is pending"}
 			}
-			left := min(minReady-observed.guarded.now.Sub(since), minReady)
+			left := min(minReady-observed.guarded.now.Sub(node.since), minReady)
 			switch {
-			case problem != "":
-				if bad++; first == "" {
-					first = fmt.Sprintf("instance %s %s", instance.name, problem)
+			case !node.ready:
+				bad++
+				if first == "" {
+					first = fmt.Sprintf("instance %s %s", instance.name, node.problem)
 				}
 			case left > wait:
 				wait = left
-				latest = fmt.Sprintf("the Node of instance %s has been Ready since %s", instance.name, since.UTC().Format(time.RFC3339))
+				latest = fmt.Sprintf("the Node of instance %s has been Ready since %s", instance.name, node.since.UTC().Format(time.RFC3339))
 			}
 		}
 	}
 	switch {
 	case bad > 0:
-		return blockedBecause(v1beta1.ReasonInstanceNotReady, "%d of %d remaining instances are not ready: %s", bad, remaining, first)
+		return problemf(v1beta1.ReasonInstanceNotReady, "%d of %d remaining instances are not ready: %s", bad, remaining, first), 0
 	case wait > 0:
-		blocked := blockedBecause(v1beta1.ReasonMinReady, "%s, and spec.scaleDown.minReadySeconds is %d", latest, observed.pool.Spec.ScaleDown.MinReadySeconds)
-		blocked.wait = wait
-		return blocked
+		return problemf(v1beta1.ReasonMinReady, "%s, and spec.scaleDown.minReadySeconds is %d", latest, observed.pool.Spec.ScaleDown.MinReadySeconds), wait
 	}
-	return nil
+	return nil, 0
 }
 
 // remainingInstance is an instance that a scale-down does not remove yet.
@@ -241,8 +224,8 @@ type remainingInstance struct {
 	pending          bool
 }
 
-// remainingOn returns the instances on a shard that remain. Those of a shard that is not
-// configured are not known.
+// remainingOn returns the instances on a shard that remain. The instances on a shard that is
+// not configured are not known.
 func remainingOn(state *shardState, shard *distribute.Shard, candidates []distribute.Candidate) []remainingInstance {
 	if !state.configured || state.reported == nil {
 		return nil
@@ -264,4 +247,78 @@ func remainingOn(state *shardState, shard *distribute.Shard, candidates []distri
 		remaining = append(remaining, remainingInstance{instance.ID, instance.ProviderID, listed.Pending})
 	}
 	return remaining
+}
+
+// lowering is a number of replicas, and the time since which the replicas of a pool have
+// been at or below it.
+type lowering struct {
+	replicas int32
+	since    time.Time
+}
+
+// lowerings are those of one pool, from the largest number to the smallest.
+type lowerings []lowering
+
+// observe adds the present replicas. Lowerings below them are removed: the replicas were
+// raised.
+func (l lowerings) observe(replicas int32, now time.Time) lowerings {
+	at := 0
+	for at < len(l) && l[at].replicas > replicas {
+		at++
+	}
+	since := now
+	if at < len(l) {
+		since = l[at].since
+	}
+	return append(l[:at:at], lowering{replicas, since})
+}
+
+// stable returns the number at or below which the replicas have been for period,
+// math.MaxInt32 if there is none, and when there is a smaller one, the zero time if there
+// will be none.
+func (l lowerings) stable(period time.Duration, now time.Time) (replicas int32, next time.Time) {
+	replicas = math.MaxInt32
+	for _, lowering := range l {
+		if now.Sub(lowering.since) < period {
+			return replicas, lowering.since.Add(period)
+		}
+		replicas = lowering.replicas
+	}
+	return replicas, time.Time{}
+}
+
+// scaleDowns are the guarded scale-downs that this leader has seen. Another leader starts
+// without them. The zero value is empty.
+type scaleDowns struct {
+	mu     sync.Mutex
+	byPool map[cache.ObjectName]poolLowerings
+}
+
+type poolLowerings struct {
+	uid types.UID
+	lowerings
+}
+
+// observe records the replicas of a pool that has more instances, and returns its
+// lowerings.
+func (s *scaleDowns) observe(pool cache.ObjectName, uid types.UID, replicas int32, now time.Time) lowerings {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.byPool == nil {
+		s.byPool = make(map[cache.ObjectName]poolLowerings)
+	}
+	before := s.byPool[pool]
+	if before.uid != uid {
+		before = poolLowerings{uid: uid}
+	}
+	before.lowerings = before.observe(replicas, now)
+	s.byPool[pool] = before
+	return before.lowerings
+}
+
+// drop removes the scale-down of a pool, which is complete or no longer guarded.
+func (s *scaleDowns) drop(pool cache.ObjectName) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byPool, pool)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -38,12 +39,19 @@ func guardedPool(guards *v1beta1.ScaleDownGuards, replicas int32) observation {
 				shard.Instance{ID: id, State: shard.InstanceRunning, ProviderID: "provider-" + id})
 		}
 	}
-	seen.guarded = &guarded{
-		now: noon, stable: replicas,
-		draining:   func(string, string) bool { return false },
-		readySince: func(string) (time.Time, string) { return noon.Add(-time.Minute), "" },
-	}
+	seen.guarded = &guarded{now: noon, stable: replicas}
+	everyNode(&seen, nodeReadiness{ready: true, since: noon.Add(-time.Minute)})
 	return seen
+}
+
+// everyNode gives the Nodes of all instances the same readiness.
+func everyNode(seen *observation, readiness nodeReadiness) {
+	seen.guarded.nodes = map[string]nodeReadiness{}
+	for _, state := range seen.shards {
+		for _, id := range providerIDsOf(state.reported) {
+			seen.guarded.nodes[id] = readiness
+		}
+	}
 }
 
 func upTo(n string) *v1beta1.ScaleDownGuards {
@@ -81,7 +89,7 @@ func TestGuardedScaleDown(t *testing.T) {
 			seen.shards[1].group.Spec.Size = 2
 		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"an instance is replaced": {upTo("1"), 2, func(seen *observation) {
-			seen.guarded.draining = func(shard, id string) bool { return shard == "a" && id == "a1" }
+			seen.shards[0].draining = sets.New("a1")
 		}, []int32{3, 3}, "True Removing: 4 more instances are to be removed, at most 1 at once", 0},
 		"a shard is not synced, so that the number is not known": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[0].synced, seen.shards[0].reported = false, nil
@@ -104,34 +112,24 @@ func TestGuardedScaleDown(t *testing.T) {
 			seen.shards[0].group.Status.DrainsBlocked = ptr.To[int32](0)
 		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"a Node is not Ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, func(seen *observation) {
-			seen.guarded.readySince = func(id string) (time.Time, string) {
-				if id == "provider-b1" {
-					return time.Time{}, `has Node "n", which is not Ready`
-				}
-				return noon, ""
-			}
+			everyNode(seen, nodeReadiness{ready: true, since: noon})
+			seen.guarded.nodes["provider-b1"] = nodeReadiness{problem: `has Node "n", which is not Ready`}
 		}, []int32{3, 3}, `False InstanceNotReady: 4 more instances are to be removed: 1 of 6 remaining instances are not ready: instance b1 has Node "n", which is not Ready`, 0},
 		"the Nodes are Ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, nil, []int32{1, 1}, "", 0},
 		"an instance that is replaced need not be ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, func(seen *observation) {
 			seen.shards[1].reported.Instances[1].State = shard.InstanceTerminating
-			seen.guarded.readySince = func(id string) (time.Time, string) {
-				if id == "provider-b1" {
-					return time.Time{}, "is not Ready"
-				}
-				return noon, ""
-			}
+			everyNode(seen, nodeReadiness{ready: true, since: noon})
+			seen.guarded.nodes["provider-b1"] = nodeReadiness{problem: "is not Ready"}
 		}, []int32{1, 1}, "", 0},
 		"not Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 90}, 2, nil, []int32{3, 3},
 			"False MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T11:59:00Z, and spec.scaleDown.minReadySeconds is 90", 30 * time.Second},
 		"Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, nil, []int32{1, 1}, "", 0},
 		"Ready in the future, by another clock": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
-			seen.guarded.readySince = func(string) (time.Time, string) { return noon.Add(time.Hour), "" }
+			everyNode(seen, nodeReadiness{ready: true, since: noon.Add(time.Hour)})
 		}, []int32{3, 3}, "False MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T13:00:00Z, and spec.scaleDown.minReadySeconds is 60", time.Minute},
 		"no Node": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
-			seen.guarded.readySince = func(id string) (time.Time, string) {
-				return time.Time{}, fmt.Sprintf("has no Node with provider id %q", id)
-			}
-		}, []int32{3, 3}, `False InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node with provider id "provider-a0"`, 0},
+			everyNode(seen, nodeReadiness{problem: "has no Node"})
+		}, []int32{3, 3}, `False InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node`, 0},
 		"an instance is pending, and is taken back": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 5, func(seen *observation) {
 			seen.shards[1].reported.Instances[2].State = shard.InstancePending
 		}, []int32{3, 2}, "", 0},
@@ -156,7 +154,7 @@ func TestGuardedScaleDown(t *testing.T) {
 				if test.change != nil {
 					test.change(&seen)
 				}
-				d := plan(seen)
+				d := planOf(seen)
 				assert.Equal(t, test.sizes, d.sizes, "with Machines: %t", machines)
 				var got string
 				if d.scalingDown != nil {
@@ -188,7 +186,7 @@ func TestGuardsLetDeletionCandidatesPass(t *testing.T) {
 			seen.shards[0].group.Status.DrainsBlocked = ptr.To[int32](1)
 			seen.guarded.stable, seen.guarded.stableAt = math.MaxInt32, noon.Add(time.Hour)
 			seen.candidates = candidates
-			d := plan(seen)
+			d := planOf(seen)
 			assert.Equal(t, int32(6-len(candidates)), distribute.Total(d.sizes))
 			var selected, want []string
 			for _, group := range d.apply {
@@ -213,7 +211,7 @@ func TestGuardsDoNotDelayGrowth(t *testing.T) {
 		seen.shards[0].reported.Instances = append(seen.shards[0].reported.Instances, shard.Instance{ID: fmt.Sprintf("a%d", n+3), State: shard.InstanceRunning})
 	}
 	seen.shards[1].reported.Instances = seen.shards[1].reported.Instances[:1]
-	assert.Equal(t, []int32{5, 3}, plan(seen).sizes)
+	assert.Equal(t, []int32{5, 3}, planOf(seen).sizes)
 }
 
 func TestLowerings(t *testing.T) {

@@ -30,7 +30,7 @@ func TestGuardedScaleDownOfAPoolWithLoans(t *testing.T) {
 
 	var steps [][]int32
 	for range 4 {
-		d := plan(seen)
+		d := planOf(seen)
 		require.Nil(t, d.blocked)
 		steps = append(steps, d.sizes)
 		if distribute.Total(d.sizes) > replicas {

@@ -177,6 +177,40 @@ func (c *Controller) nodeChanged(before, after *corev1.Node) {
 	}
 }
 
+// readinessChanged enqueues the pools with guards that have an instance with the Node's
+// provider id. Other changes of the Node are those of nodeChanged.
+func (c *Controller) readinessChanged(before, after *corev1.Node) {
+	if before == nil || after == nil || after.Spec.ProviderID == "" {
+		return
+	}
+	was, is := controllers.ReadyCondition(before), controllers.ReadyCondition(after)
+	if was.Status == is.Status && was.LastTransitionTime.Equal(&is.LastTransitionTime) {
+		return
+	}
+	for _, group := range c.shardGroupsWith(after.Spec.ProviderID) {
+		c.enqueueGuarded(group)
+	}
+}
+
+// instancesChanged enqueues the pool of a cached group if it has guards: they count the
+// instances that the shard group does not report.
+func (c *Controller) instancesChanged(shard, key string) {
+	if group, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard)); err == nil {
+		c.enqueueGuarded(group)
+	}
+}
+
+// enqueueGuarded enqueues the pool of a shard group if it has guards.
+func (c *Controller) enqueueGuarded(group *v1beta1.NstanceShardGroup) {
+	name := poolOf(group)
+	if name == "" {
+		return
+	}
+	if pool, err := c.poolLister.Get(name); err == nil && pool.Spec.ScaleDown != nil {
+		c.queue.AddAfter(c.key(name), shardGroupBatch)
+	}
+}
+
 // clusterChanged enqueues every pool when the Cluster is created, paused, unpaused or
 // deleted. Its other fields are Cluster API's.
 func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {

@@ -31,7 +31,7 @@ func needsCandidates(observed observation) bool {
 		len(observed.machinePools) != 1 || checkPreconditions(observed) != nil {
 		return false
 	}
-	return distribute.Surplus(currentSizes(observed.shards), *observed.machinePools[0].Spec.Replicas) > 0
+	return distribute.Surplus(distribute.Sizes(observed.distributable), *observed.machinePools[0].Spec.Replicas) > 0
 }
 
 // readCandidates reads the replicas and the deletion candidates into observed. The caches

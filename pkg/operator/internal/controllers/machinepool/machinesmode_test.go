@@ -107,7 +107,7 @@ func TestPlanMachines(t *testing.T) {
 			for _, change := range test.change {
 				change(&seen)
 			}
-			got := planMachines(seen)
+			got := planMachines(seen, machinesMode{on: hasMachines(seen)})
 			if got.on != test.on || got.status != test.status || got.reason != test.reason || !strings.Contains(got.message, test.words) {
 				t.Errorf("got %+v, want on %t, %s for %s with %q", got, test.on, test.status, test.reason, test.words)
 			}
@@ -216,11 +216,11 @@ func TestNewUnsyncedShardGetsNoSize(t *testing.T) {
 	pool.Spec.Machines, pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, v1beta1.MachineKind
 	seen := observed(pool, 2, newShardGroup(pool, "a", 2))
 	seen.shards[1].synced = false
-	if d := plan(seen); len(d.apply) > 0 {
+	if d := planOf(seen); len(d.apply) > 0 {
 		t.Errorf("writes %+v", d.apply)
 	}
 	seen.shards[1].synced, seen.shards[1].size = true, 1
-	if d := plan(seen); len(d.apply) != 2 || d.apply[0].spec.Size != 1 || d.apply[1].spec.Size != 1 {
+	if d := planOf(seen); len(d.apply) != 2 || d.apply[0].spec.Size != 1 || d.apply[1].spec.Size != 1 {
 		t.Errorf("writes %+v when it is read, want size 1 on both", d.apply)
 	}
 }

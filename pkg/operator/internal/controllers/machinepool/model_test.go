@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/distribute"
@@ -111,10 +110,8 @@ func (s *model) seen() observation {
 		}
 	}
 	// Nothing but candidates and missing instances passes these guards.
-	seen.guarded = &guarded{
-		now: noon, stable: math.MaxInt32, draining: func(string, string) bool { return false },
-		readySince: func(string) (time.Time, string) { return time.Time{}, "is not Ready" },
-	}
+	seen.guarded = &guarded{now: noon, stable: math.MaxInt32}
+	seen.distributable = distributable(seen.pool, seen.shards)
 	return seen
 }
 
@@ -128,7 +125,7 @@ func (s *model) sync() {
 			}
 		}
 	}
-	d := plan(seen)
+	d := planOf(seen)
 	s.r.Shuffle(len(d.apply), func(i, j int) { d.apply[i], d.apply[j] = d.apply[j], d.apply[i] })
 	for _, want := range d.apply {
 		if s.r.IntN(4) == 0 {

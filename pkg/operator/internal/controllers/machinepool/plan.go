@@ -4,74 +4,30 @@
 package machinepool
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
-	"time"
+	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/operator/internal/distribute"
-	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// observation is what a sync has read about a pool.
-type observation struct {
-	pool *v1beta1.NstanceMachinePool
-	// machinePools refer to the pool. There should be one.
-	machinePools []*clusterv1.MachinePool
-	// nameTaken is set if a MachinePool of the pool's name refers to another object.
-	nameTaken bool
-	// paused is what pauses the pool, "" if nothing does.
-	paused string
-	// clusterDeleting is set while the Cluster is being deleted.
-	clusterDeleting bool
-	// shards are in the order of the pool's spec.
-	shards []shardState
-	// shardGroups are those of the pool, also on shards that it no longer names.
-	shardGroups []*v1beta1.NstanceShardGroup
-	// nstanceMachines are those of the pool's instances.
-	nstanceMachines []*v1beta1.NstanceMachine
-	// candidates are the deletion candidates. They are read only for a scale-down.
-	candidates []distribute.Candidate
-	// guarded is what the guards of the pool need, nil if it has none.
-	guarded *guarded
-	// mayMove is set when the last move for a shortfall is long enough ago.
-	mayMove bool
-	// shortfallWait is when a shortfall becomes due, zero for never.
-	shortfallWait time.Duration
-}
-
-// shardState is one shard of a pool.
-type shardState struct {
-	id string
-	// configured reports whether the shard is in the configuration.
-	configured bool
-	// synced reports whether all groups of the shard are known.
-	synced bool
-	// reachable reports whether the shard is connected.
-	reachable bool
-	// size is the size of the pool's group on the shard, 0 if there is none or it is
-	// being deleted.
-	size int32
-	// reported is the pool's group on the shard, nil if there is none.
-	reported *shard.Group
-	// shortfallDue reports whether the shard has reported its shortfall for long enough.
-	shortfallDue bool
-	// group is the shard group of that name, of this pool or another owner.
-	group *v1beta1.NstanceShardGroup
-}
-
-// decision is what a sync will do.
+// decision is the part of a sync that act carries out and newStatus reports. The zero value
+// changes nothing.
 type decision struct {
-	// create is the number of replicas of the MachinePool to create, nil for none.
+	// create is the number of replicas of the MachinePool to create, nil if it exists.
 	create *int32
 	// raise is the number of replicas to set on the MachinePool, nil for no change.
 	raise *int32
 	// apply are the shard groups to write.
 	apply []wantedShardGroup
-	// deleteShardGroups are the shard groups to delete: those on shards that the pool
-	// no longer names, or all of a pool that is being deleted.
+	// deleteShardGroups are the shard groups on shards that the pool no longer names, or
+	// all shard groups of a pool that is being deleted.
 	deleteShardGroups []*v1beta1.NstanceShardGroup
 	// deleteMachinePools are the MachinePools of a pool that is being deleted.
 	deleteMachinePools []*clusterv1.MachinePool
@@ -81,101 +37,151 @@ type decision struct {
 	removeFinalizer bool
 	// statusOnly is set while the pool is paused: only its status may be written.
 	statusOnly bool
-	// sizes are the wanted sizes by shard, nil while the replicas cannot be spread.
+	// sizes are the wanted sizes by shard, nil while the replicas cannot be divided.
 	sizes []int32
-	// scalingDown is the guarded scale-down that is not complete, nil for none.
+	// scalingDown is the guarded scale-down that is not complete, nil if it is.
 	scalingDown *scalingDown
-	// machines is whether the instances have Machines.
-	machines machinesMode
-	// blocked is why the replicas cannot be spread.
+	machines    machinesMode
+	// blocked is why the replicas cannot be divided.
 	blocked *problem
-	// loans describes which shards have lent instances, "" for none.
-	loans string
+	// lent is how many instances shards have lent, by shard as distribute.Stock.Lent.
+	lent []int32
 	// moved is set if instances move from one shard to another because of a shortfall.
 	moved bool
 }
 
 // wantedShardGroup is a shard group as it should be.
 type wantedShardGroup struct {
-	// uid and resourceVersion are those of the existing object. With them an apply
-	// cannot create an object again that was deleted meanwhile, and a former leader
-	// cannot revert a size that it has not seen.
+	// uid and resourceVersion name the existing object. With them an apply cannot create an object again
+	// that was deleted meanwhile, and a former leader cannot revert a size that it has not
+	// seen.
 	uid, resourceVersion string
 	spec                 v1beta1.NstanceShardGroupSpec
-	// kept is the value of AnnotationKept, "" for none.
-	kept string
-	// replaces is the value of AnnotationReplaces, "" for none.
-	replaces string
-	// lent is the value of AnnotationLent, "" for none.
-	lent string
+	// kept, replaces and lent are the values of AnnotationKept, AnnotationReplaces and
+	// AnnotationLent, "" for no annotation.
+	kept, replaces, lent string
 	// afterOthers is set for a shard group that is written only if those before it were.
 	afterOthers bool
 }
 
-// plan decides how the replicas of a pool are spread. It changes nothing while
+// problem is the reason and the message of a condition.
+type problem struct{ reason, message string }
+
+func problemf(reason, format string, args ...any) *problem {
+	return &problem{reason, fmt.Sprintf(format, args...)}
+}
+
+// plan decides how the replicas of a pool are divided. It changes nothing while
 // information is missing: sizes stay until the number of replicas and all shards are
 // known.
 func plan(observed observation) decision {
+	before, sizes := machinesMode{on: hasMachines(observed)}, distribute.Sizes(observed.distributable)
+	current := distribute.Total(sizes)
 	switch {
 	case observed.paused != "":
-		return decision{statusOnly: true, sizes: currentSizes(observed.shards), machines: machinesMode{on: hasMachines(observed)}}
+		return decision{statusOnly: true, sizes: sizes, machines: before}
 	case !observed.pool.DeletionTimestamp.IsZero():
-		return planDeletion(observed)
+		return planDeletion(observed, before)
 	}
-	machines := planMachines(observed)
+	machines := planMachines(observed, before)
 	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{blocked: blocked, machines: machines}
 	}
-	current := distribute.Total(currentSizes(observed.shards))
 	if len(observed.machinePools) == 0 {
 		// With the current number of instances, an import changes nothing.
-		return decision{create: &current, machines: machines, blocked: &problem{
-			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being created", observed.pool.Name),
-		}}
+		return decision{create: &current, machines: machines, blocked: problemf(v1beta1.ReasonNoMachinePool,
+			"MachinePool %q is being created", observed.pool.Name)}
 	}
 	machinePool := observed.machinePools[0]
-	if !replicasExplicit(observed, machinePool) && *machinePool.Spec.Replicas < current {
-		return decision{raise: &current, machines: machines, blocked: &problem{
-			v1beta1.ReasonNoMachinePool, fmt.Sprintf("the %d replicas of MachinePool %q are a default, and are being raised to the %d instances of the shards",
-				*machinePool.Spec.Replicas, machinePool.Name, current),
-		}}
+	replicas := *machinePool.Spec.Replicas
+	if !replicasExplicit(observed, machinePool) && replicas < current {
+		return decision{raise: &current, machines: machines, blocked: problemf(v1beta1.ReasonNoMachinePool,
+			"the %d replicas of MachinePool %q are a default, and are being raised to the %d instances of the shards",
+			replicas, machinePool.Name, current)}
 	}
 
-	d := decision{machines: machines}
-	divided, loans, scalingDown := guardedSpread(observed, *machinePool.Spec.Replicas, machines.on)
-	if loans != nil {
-		d.moved, d.loans = loans.moved, describeLoans(observed, loans.lent, *machinePool.Spec.Replicas)
-	}
-	d.sizes, d.scalingDown = divided.sizes, scalingDown
-	resized := resizes(observed.shards, d.sizes)
-	for i, shard := range observed.shards {
-		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
-		want.spec.RemoveFirst = divided.removeFirst[i]
-		want.lent = loans.noteOf(i)
-		want.replaces = shard.replaces(want.spec.Size, resized)
-		switch {
-		case shard.group == nil && !shard.synced && hasMachines(observed):
-			// The size is the one on the server, which is not known.
-		case shard.group == nil:
-			d.apply = append(d.apply, want)
-		case !shard.group.DeletionTimestamp.IsZero():
-			// It is created again after it was deleted.
-		case !sameShardGroup(observed.pool, shard.group, want):
-			want.uid, want.resourceVersion = string(shard.group.UID), shard.group.ResourceVersion
-			d.apply = append(d.apply, want)
-		}
-	}
-	if d.moved {
-		shrinkFirst(observed.shards, d.apply)
+	imported, allowed := hasImportedSizes(observed, replicas), checkGuards(observed, current, replicas)
+	division := distribute.Divide(distribute.Pool{
+		Shards:     observed.distributable,
+		Replicas:   replicas,
+		Machines:   before.on,
+		Candidates: observed.candidates,
+		Imported:   imported,
+		MayMove:    observed.mayMove && observed.pool.Spec.OnShortfall == v1beta1.ShortfallMove,
+		Limits:     allowed.limits(),
+	})
+	d := decision{
+		machines:    machines,
+		sizes:       division.Sizes,
+		scalingDown: allowed.progress(division),
+		lent:        division.Lent,
+		moved:       division.Moved,
+		apply:       planShardGroups(observed, division, before, machines),
 	}
 	for _, group := range observed.shardGroups {
 		if shardRemoved(observed.pool, group) && group.DeletionTimestamp.IsZero() {
 			// The pool is not deleted, so its policy does not apply: the instances are
 			// replaced on the other shards.
-			planPolicy(observed, group, "", &d)
+			planPolicy(group, "", &d)
 		}
 	}
 	return d
+}
+
+// planShardGroups returns the shard groups to write for a division.
+func planShardGroups(observed observation, division distribute.Division, before, after machinesMode) (apply []wantedShardGroup) {
+	resized := resizes(observed.shards, division.Sizes)
+	for i, shard := range observed.shards {
+		want := wantedShardGroup{
+			spec:     wantedSpec(observed.pool, shard.id, division.Sizes[i]),
+			replaces: shard.replaces(division.Sizes[i], resized),
+		}
+		want.spec.RemoveFirst = division.RemoveFirst[i]
+		switch {
+		case before.on && after.on:
+			// A note from before has no effect and is not worth a write.
+			want.kept = shard.keptNote()
+		case division.Uneven:
+			want.kept = keptNote(observed.pool, division.Replicas)
+		}
+		if division.Lent != nil {
+			want.lent = lentNote{division.Lent[i], division.Replicas}.format(observed.pool)
+		}
+		switch {
+		case shard.group == nil && !shard.synced && before.on:
+			// The size is the size on the server, which is not known.
+		case shard.group == nil:
+			apply = append(apply, want)
+		case !shard.group.DeletionTimestamp.IsZero():
+			// It is created again after it was deleted.
+		case !sameShardGroup(observed.pool, shard.group, want):
+			want.uid, want.resourceVersion = string(shard.group.UID), shard.group.ResourceVersion
+			apply = append(apply, want)
+		}
+	}
+	if division.Moved {
+		shrinkFirst(observed.distributable, apply)
+	}
+	return apply
+}
+
+// shrinkFirst orders the shard groups of a move: those that lend are written first, so
+// that the sum of the sizes never exceeds the replicas.
+func shrinkFirst(shards []distribute.Shard, wanted []wantedShardGroup) {
+	for i := range wanted {
+		at := slices.IndexFunc(shards, func(s distribute.Shard) bool { return s.ID == string(wanted[i].spec.Shard) })
+		wanted[i].afterOthers = wanted[i].spec.Size > shards[at].Size
+	}
+	slices.SortStableFunc(wanted, func(a, b wantedShardGroup) int {
+		switch {
+		case a.afterOthers == b.afterOthers:
+			return 0
+		case b.afterOthers:
+			return -1
+		default:
+			return 1
+		}
+	})
 }
 
 // shardRemoved reports whether a shard group of the pool is on a shard that the pool
@@ -193,4 +199,216 @@ func wantedSpec(pool *v1beta1.NstanceMachinePool, shard string, size int32) v1be
 
 		DeletionPolicy: deletionPolicy(pool),
 	}
+}
+
+// deletionPolicy returns the policy for the shard groups of a pool. The default is left
+// out, so that it costs no write.
+func deletionPolicy(pool *v1beta1.NstanceMachinePool) v1beta1.DeletionPolicy {
+	if pool.Spec.DeletionPolicy == v1beta1.DeletionRetain {
+		return v1beta1.DeletionRetain
+	}
+	return ""
+}
+
+// hasImportedSizes reports whether the sizes of all shards were imported for these replicas:
+// the sizes on the servers, or the sizes of shard groups with the note.
+func hasImportedSizes(observed observation, replicas int32) bool {
+	note := keptNote(observed.pool, replicas)
+	return !slices.ContainsFunc(observed.shards, func(shard shardState) bool {
+		if shard.group == nil {
+			return !shard.synced
+		}
+		return shard.keptNote() != note
+	})
+}
+
+// keptNote returns the value of AnnotationKept for which imported sizes stay: it names
+// the replicas and the shards.
+func keptNote(pool *v1beta1.NstanceMachinePool, replicas int32) string {
+	shards := make([]string, len(pool.Spec.Shards))
+	for i, shard := range pool.Spec.Shards {
+		shards[i] = string(shard)
+	}
+	return fmt.Sprintf("%d over %s", replicas, strings.Join(shards, ","))
+}
+
+// keptNote returns the AnnotationKept of the shard group, "" if it has no annotation.
+func (s *shardState) keptNote() string {
+	if s.group == nil {
+		return ""
+	}
+	return s.group.Annotations[v1beta1.AnnotationKept]
+}
+
+// resizes reports whether sizes, by shard, change the size of a shard group.
+func resizes(shards []shardState, sizes []int32) bool {
+	for i := range shards {
+		if shards[i].group != nil && shards[i].group.Spec.Size != sizes[i] {
+			return true
+		}
+	}
+	return false
+}
+
+// replaces returns the value of AnnotationReplaces for a shard group that gets a size.
+//
+// A shard group that a restore of etcd has made older than the group on its shard is not
+// sent (docs/operations.md#backup-and-restore). When the replicas of its pool are changed
+// afterwards, the user wants the new size now, and it replaces the size on the shard.
+// A size that terminates instances does not: the replicas may have been changed by an
+// autoscaler that has not seen the instances of the shard. An administrator decides about it.
+func (s *shardState) replaces(size int32, resized bool) string {
+	if s.group == nil || s.reported == nil || s.reported.Revision == nil {
+		return ""
+	}
+	last := s.reported.Revision
+	if last.UID != string(s.group.UID) || last.Generation <= s.group.Generation || size < s.reported.Size {
+		return ""
+	}
+	if current := s.group.Annotations[v1beta1.AnnotationReplaces]; resized || current == last.String() {
+		return last.String()
+	}
+	return ""
+}
+
+// checkPreconditions returns why the replicas cannot be divided, nil if they can.
+func checkPreconditions(observed observation) *problem {
+	var unknown, unread []string
+	for _, shard := range observed.shards {
+		switch {
+		case !shard.configured && (shard.group == nil || len(observed.machinePools) == 0):
+			// The number of its instances was never known.
+			unknown = append(unknown, shard.id)
+		case shard.configured && !shard.synced:
+			unread = append(unread, shard.id)
+		}
+		if shard.group != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
+			return problemf(v1beta1.ReasonGroupInUse,
+				"shard group %q belongs to another pool", shard.group.Name)
+		}
+	}
+	switch {
+	case len(unknown) > 0:
+		return problemf(v1beta1.ReasonUnknownShard,
+			"spec.shards names shards that are not configured: %s", strings.Join(unknown, ", "))
+	case len(observed.machinePools) > 1:
+		return problemf(v1beta1.ReasonMachinePoolConflict,
+			"%d MachinePools refer to this pool: %s", len(observed.machinePools), names(observed.machinePools))
+	case len(observed.machinePools) == 1 && !observed.machinePools[0].DeletionTimestamp.IsZero():
+		return problemf(v1beta1.ReasonDeleting,
+			"MachinePool %q is being deleted", observed.machinePools[0].Name)
+	case len(observed.machinePools) == 0 && observed.clusterDeleting:
+		return &problem{v1beta1.ReasonNoMachinePool, "no MachinePool is created while the Cluster is being deleted"}
+	case len(observed.machinePools) == 1 && observed.machinePools[0].Spec.Replicas == nil:
+		return problemf(v1beta1.ReasonNoMachinePool,
+			"MachinePool %q has no spec.replicas", observed.machinePools[0].Name)
+	case len(observed.machinePools) == 1 && *observed.machinePools[0].Spec.Replicas > v1beta1.MaxReplicas:
+		return problemf(v1beta1.ReasonTooManyReplicas,
+			"MachinePool %q has %d replicas, and a pool has at most %d; the sizes stay",
+			observed.machinePools[0].Name, *observed.machinePools[0].Spec.Replicas, v1beta1.MaxReplicas)
+	case len(observed.machinePools) == 0 && observed.nameTaken:
+		return problemf(v1beta1.ReasonMachinePoolConflict,
+			"MachinePool %q refers to another infrastructure object", observed.pool.Name)
+	case len(observed.machinePools) == 0 && len(unread) > 0:
+		return problemf(v1beta1.ReasonNotSynced,
+			"no MachinePool is created before every shard was read; missing: %s", strings.Join(unread, ", "))
+	case len(observed.machinePools) == 1 && len(unread) > 0 && !replicasExplicit(observed, observed.machinePools[0]):
+		return problemf(v1beta1.ReasonNotSynced,
+			"the replicas of MachinePool %q are a default, and not every shard was read; missing: %s",
+			observed.machinePools[0].Name, strings.Join(unread, ", "))
+	}
+	return nil
+}
+
+// replicasExplicit reports whether a client has set the replicas. If none does, the
+// webhook of Cluster API sets a default when the MachinePool is created, and fields
+// that a webhook sets have no manager. So before the replicas are divided for the first
+// time, only replicas with a manager count. Afterwards all do: those that the scale
+// subresource sets have no manager either, and the admission webhook rejects the
+// removal of replicas. They also count if the API server records no managers at all.
+func replicasExplicit(observed observation, machinePool *clusterv1.MachinePool) bool {
+	return len(observed.shardGroups) > 0 || len(machinePool.ManagedFields) == 0 || capi.ReplicasOwned(machinePool)
+}
+
+func names(machinePools []*clusterv1.MachinePool) string {
+	list := make([]string, len(machinePools))
+	for i, machinePool := range machinePools {
+		list[i] = machinePool.Name
+	}
+	slices.Sort(list)
+	return strings.Join(list, ", ")
+}
+
+// machinesMode says whether the instances of a pool have Machines after this sync, and the
+// condition MachinesEnabled. An empty status leaves the condition as it is.
+type machinesMode struct {
+	on     bool
+	status metav1.ConditionStatus
+	problem
+}
+
+// planMachines decides whether the instances of a pool have Machines. They are enabled
+// once the servers of all shards list their instances and remove the ones that a
+// scale-down selects. Once enabled, they stay until the user disables them, because the
+// existing Machines depend on that.
+func planMachines(observed observation, mode machinesMode) machinesMode {
+	if len(observed.machinePools) != 1 {
+		return mode
+	}
+	if reason := disabledBecause(observed.pool, observed.machinePools[0]); reason != "" {
+		return machinesMode{false, metav1.ConditionFalse, problem{v1beta1.ReasonMachinesDisabled, reason}}
+	}
+	var unsupported, unknown []string
+	for _, shard := range observed.shards {
+		switch {
+		case !shard.synced || shard.reported == nil:
+			unknown = append(unknown, shard.id)
+		case !shard.reported.ListsInstances:
+			unsupported = append(unsupported, shard.id)
+		}
+	}
+	switch {
+	case len(unsupported) > 0:
+		mode.status = metav1.ConditionFalse
+		mode.problem = problem{v1beta1.ReasonUnsupportedByServer,
+			fmt.Sprintf("the servers of these shards do not list their instances: %s", strings.Join(unsupported, ", "))}
+	case len(unknown) > 0 && !mode.on:
+		mode.status = metav1.ConditionFalse
+		mode.problem = problem{v1beta1.ReasonNotSynced,
+			fmt.Sprintf("it is not known yet what the servers of these shards can do: %s", strings.Join(unknown, ", "))}
+	case len(unknown) == 0:
+		mode.on, mode.status = true, metav1.ConditionTrue
+		mode.problem = problem{reason: v1beta1.ReasonMachinesEnabled}
+	}
+	return mode
+}
+
+// hasMachines reports whether an earlier sync enabled Machines. A backup may restore
+// the pool without its status; then its NstanceMachines show it.
+func hasMachines(observed observation) bool {
+	if observed.pool.Status.InfrastructureMachineKind != "" {
+		return true
+	}
+	return len(observed.nstanceMachines) > 0 && len(observed.machinePools) == 1 &&
+		disabledBecause(observed.pool, observed.machinePools[0]) == ""
+}
+
+// disabledBecause returns why a pool should have no Machines, "" if it should.
+func disabledBecause(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) string {
+	switch mode := cmp.Or(pool.Spec.Machines, v1beta1.MachinesAuto); {
+	case mode == v1beta1.MachinesAlways, mode == v1beta1.MachinesAuto && autoscaled(machinePool):
+		return ""
+	case mode == v1beta1.MachinesAuto:
+		return fmt.Sprintf("spec.machines is Auto, and MachinePool %q does not have both annotations %s and %s",
+			machinePool.Name, clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)
+	default:
+		return fmt.Sprintf("spec.machines is %s", mode)
+	}
+}
+
+// autoscaled reports whether the cluster autoscaler scales a MachinePool.
+func autoscaled(machinePool *clusterv1.MachinePool) bool {
+	_, least := machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation]
+	_, most := machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation]
+	return least && most
 }

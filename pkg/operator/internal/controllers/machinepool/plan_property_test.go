@@ -67,7 +67,7 @@ func randomObservation(r *rand.Rand) observation {
 	}
 	if newcomer && len(seen.machinePools) == 1 && chance(50) {
 		// As many as there are.
-		seen.machinePools[0].Spec.Replicas = ptr.To(distribute.Total(currentSizes(seen.shards)))
+		seen.machinePools[0].Spec.Replicas = ptr.To(distribute.Total(sizesOf(seen)))
 	}
 	return seen
 }
@@ -111,7 +111,7 @@ func TestPlanProperties(t *testing.T) {
 func testPlanProperties(t *testing.T, r *rand.Rand) {
 	for range 20_000 {
 		seen := randomObservation(r)
-		d := plan(seen)
+		d := planOf(seen)
 		number := len(seen.machinePools) == 1 && seen.machinePools[0].Spec.Replicas != nil
 		before := map[v1beta1.Identifier]int32{}
 		for _, shard := range seen.shards {
@@ -130,14 +130,15 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 			continue
 		}
 		var fixed, variable int32
+		current := sizesOf(seen)
 		for i, shard := range seen.shards {
 			switch {
 			case shard.configured:
 				variable++
-			case d.sizes != nil && d.sizes[i] != shard.currentSize():
+			case d.sizes != nil && d.sizes[i] != current[i]:
 				t.Fatalf("shard %s is not configured and gets size %d: %+v", shard.id, d.sizes[i], seen)
 			default:
-				fixed += shard.currentSize()
+				fixed += current[i]
 			}
 		}
 		if number && d.sizes != nil {
@@ -176,7 +177,7 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 		next, again := seen, d
 		for range 4 {
 			next = carriedOut(next, again)
-			again = plan(next)
+			again = planOf(next)
 		}
 		if again.create != nil || again.raise != nil || len(again.apply)+len(again.deleteShardGroups) > 0 {
 			t.Fatalf("decided %q after it was carried out: %+v", describe(again), next)
@@ -201,7 +202,7 @@ func testImportTerminatesNothing(t *testing.T, r *rand.Rand) {
 			pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(id))
 			seen.shards = append(seen.shards, shardState{id: id, configured: true, synced: true, size: r.Int32N(6)})
 		}
-		found := distribute.Total(currentSizes(seen.shards))
+		found := distribute.Total(sizesOf(seen))
 		switch r.IntN(3) {
 		case 0:
 			seen.machinePools = []*clusterv1.MachinePool{machinePool("workers", &found)}
@@ -209,7 +210,7 @@ func testImportTerminatesNothing(t *testing.T, r *rand.Rand) {
 			seen.machinePools = []*clusterv1.MachinePool{withDefaultReplicas(machinePool("workers", ptr.To(min(1, found))))}
 		}
 		steps := 0
-		for d := plan(seen); d.create != nil || d.raise != nil || len(d.apply) > 0; d = plan(seen) {
+		for d := planOf(seen); d.create != nil || d.raise != nil || len(d.apply) > 0; d = planOf(seen) {
 			if steps++; steps > 20 {
 				t.Fatalf("no end: %q of %+v", describe(d), seen)
 			}
@@ -224,8 +225,8 @@ func testImportTerminatesNothing(t *testing.T, r *rand.Rand) {
 			}
 			seen = carriedOut(seen, d)
 		}
-		if got := distribute.Total(currentSizes(seen.shards)); got != found || *seen.machinePools[0].Spec.Replicas != found {
-			t.Fatalf("%d replicas and sizes %v of %d: %+v", *seen.machinePools[0].Spec.Replicas, currentSizes(seen.shards), found, seen)
+		if got := distribute.Total(sizesOf(seen)); got != found || *seen.machinePools[0].Spec.Replicas != found {
+			t.Fatalf("%d replicas and sizes %v of %d: %+v", *seen.machinePools[0].Spec.Replicas, sizesOf(seen), found, seen)
 		}
 	}
 }

@@ -234,7 +234,7 @@ func TestPlan(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			d := plan(test.seen)
+			d := planOf(test.seen)
 			if got := describe(d); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
@@ -249,19 +249,19 @@ func TestPlanNamesBlockingShardsAndMachinePools(t *testing.T) {
 	pool := newPool("a", "b", "c")
 	seen := observed(pool, 3)
 	seen.shards[0].configured, seen.shards[2].configured = false, false
-	if got, want := plan(seen).blocked.message, "spec.shards names shards that are not configured: a, c"; got != want {
+	if got, want := planOf(seen).blocked.message, "spec.shards names shards that are not configured: a, c"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	seen = observed(pool, 3)
 	seen.machinePools = []*clusterv1.MachinePool{machinePool("z", nil), machinePool("y", nil)}
-	if got, want := plan(seen).blocked.message, "2 MachinePools refer to this pool: y, z"; got != want {
+	if got, want := planOf(seen).blocked.message, "2 MachinePools refer to this pool: y, z"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
 func TestPlanCopiesThePoolsSettings(t *testing.T) {
 	pool := newPool("a")
-	d := plan(observed(pool, 2))
+	d := planOf(observed(pool, 2))
 	got := d.apply[0].spec
 	if got.Group != "workers" || got.Shard != "a" || got.Template != "standard" || got.InstanceType != "large" ||
 		!slices.Equal(got.Subnets, pool.Spec.Subnets) || got.Vars["a"] != "1" {

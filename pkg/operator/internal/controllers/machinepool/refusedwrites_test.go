@@ -20,7 +20,7 @@ func TestExistingShardGroupIsWrittenAsObserved(t *testing.T) {
 	pool := newPool("a")
 	group := newShardGroup(pool, "a", 1)
 	group.UID, group.ResourceVersion = "uid-a", "7"
-	d := plan(observed(pool, 3, group))
+	d := planOf(observed(pool, 3, group))
 	require.Len(t, d.apply, 1)
 	applied := applyShardGroup(pool, d.apply[0])
 	assert.Equal(t, ptr.To(types.UID("uid-a")), applied.UID)

@@ -23,7 +23,7 @@ func TestShardGroupsGetThePolicyRetain(t *testing.T) {
 	for _, policy := range []v1beta1.DeletionPolicy{"", v1beta1.DeletionDelete} {
 		pool := newPool("a")
 		pool.Spec.DeletionPolicy = policy
-		assert.Empty(t, plan(observed(pool, 1, newShardGroup(newPool("a"), "a", 1))).apply)
+		assert.Empty(t, planOf(observed(pool, 1, newShardGroup(newPool("a"), "a", 1))).apply)
 	}
 	h := newHarness(t, withSizes(map[string]int32{"a": 1}), retainedPool("a"))
 	h.scale(1)
@@ -72,7 +72,7 @@ func TestShardGroupsAreDeletedWithThePolicyOfThePool(t *testing.T) {
 			if test.change != nil {
 				test.change(&seen)
 			}
-			d := plan(seen)
+			d := planOf(seen)
 			if test.applied == "none" {
 				assert.Empty(t, d.apply)
 			} else {
@@ -91,12 +91,12 @@ func TestRetainIsNotForARemovedShard(t *testing.T) {
 	pool := retainedPool("a", "b")
 	removed := newShardGroup(pool, "b", 2)
 	pool.Spec.Shards = pool.Spec.Shards[:1]
-	d := plan(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
+	d := planOf(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
 	assert.Empty(t, d.deleteShardGroups)
 	assert.Len(t, d.apply, 1)
 	assert.Empty(t, d.apply[0].spec.DeletionPolicy)
 	removed.Spec.DeletionPolicy = ""
-	d = plan(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
+	d = planOf(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
 	assert.Len(t, d.deleteShardGroups, 1)
 	assert.Empty(t, d.apply)
 }

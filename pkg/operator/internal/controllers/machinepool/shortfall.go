@@ -15,7 +15,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
 )
 
 // defaultShortfallAfter is the default of spec.shortfallAfter.
@@ -119,9 +118,9 @@ func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, 
 			short = append(short, fmt.Sprintf("%s lacks %d (%s)", shard.id, n, shard.reported.Shortfall.Message))
 		}
 	}
-	lent := d.loans
-	if d.sizes == nil || d.statusOnly {
-		lent = currentLoans(observed)
+	lent := currentLoans(observed)
+	if d.sizes != nil && !d.statusOnly {
+		lent = describeLoans(observed, d.lent, *observed.machinePools[0].Spec.Replicas)
 	}
 	condition := metav1.Condition{Type: v1beta1.ConditionShortfall, Status: metav1.ConditionTrue}
 	waiting := fmt.Sprintf("shards cannot create %d instances: %s", missing, strings.Join(short, ", "))
@@ -153,15 +152,61 @@ func currentLoans(observed observation) string {
 	return describeLoans(observed, lent, replicas)
 }
 
-// recordShortfall records an event when the reason of the condition Shortfall has changed.
-func (c *Controller) recordShortfall(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
-	before := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
-	after := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionShortfall)
-	switch {
-	case after == nil || before != nil && before.Reason == after.Reason:
-	case after.Status == metav1.ConditionTrue:
-		controller.Warn(c.recorder, pool, after.Reason, "Distribute", after.Message)
-	default:
-		controller.Record(c.recorder, pool, after.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")
+// lentNote is the value of AnnotationLent.
+type lentNote struct {
+	// lent is distribute.Stock.Lent, of replicas.
+	lent, replicas int32
+}
+
+// format returns "" if nothing is lent.
+func (n lentNote) format(pool *v1beta1.NstanceMachinePool) string {
+	if n.lent == 0 {
+		return ""
 	}
+	return fmt.Sprintf("%d of %s", n.lent, keptNote(pool, n.replicas))
+}
+
+// lentNote returns what the shard group says, zero if it has no annotation, or one for
+// other shards: the shares are those of the present shards then.
+func (s *shardState) lentNote(pool *v1beta1.NstanceMachinePool) lentNote {
+	if s.group == nil {
+		return lentNote{}
+	}
+	value := s.group.Annotations[v1beta1.AnnotationLent]
+	var note lentNote
+	if _, err := fmt.Sscanf(value, "%d of %d over", &note.lent, &note.replicas); err != nil || note.format(pool) != value {
+		return lentNote{}
+	}
+	return note
+}
+
+// describeLoans returns which shards have lent how many instances to which others, "" if
+// none has.
+func describeLoans(observed observation, lent []int32, replicas int32) string {
+	var lenders, borrowers []string
+	var total int32
+	for i, n := range lent {
+		switch {
+		case n > 0:
+			total += n
+			lenders = append(lenders, fmt.Sprintf("%s (%d)", observed.shards[i].id, n))
+		case n < 0:
+			borrowers = append(borrowers, fmt.Sprintf("%s (%d)", observed.shards[i].id, -n))
+		}
+	}
+	if total == 0 {
+		return ""
+	}
+	from := "shards " + strings.Join(lenders, ", ")
+	if len(lenders) == 1 {
+		from = "shard " + strings.TrimSuffix(lenders[0], fmt.Sprintf(" (%d)", total))
+	}
+	to := "other shards"
+	if len(borrowers) > 0 {
+		to = "shards " + strings.Join(borrowers, ", ")
+	}
+	if len(borrowers) == 1 {
+		to = "shard " + borrowers[0]
+	}
+	return fmt.Sprintf("%d of %d instances are lent by %s to %s", total, replicas, from, to)
 }

@@ -44,7 +44,7 @@ func TestSizesStayWhenAShardIsConfiguredAgain(t *testing.T) {
 	seen.shards[2].configured, seen.shards[2].synced = false, false
 	step := func(want string) {
 		t.Helper()
-		d := plan(seen)
+		d := planOf(seen)
 		if got := describe(d); got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}

@@ -208,3 +208,14 @@ func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 	}
 	return nil
 }
+
+// setScalingDown sets the condition of a guarded scale-down, and removes it if there is
+// none.
+func setScalingDown(status *v1beta1.NstanceMachinePoolStatus, generation int64, scalingDown *scalingDown) {
+	if scalingDown == nil {
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionScalingDown)
+		return
+	}
+	controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionScalingDown,
+		scalingDown.status, scalingDown.reason, scalingDown.message)
+}

@@ -16,7 +16,7 @@ import (
 
 // statusOf is the status after a sync that saw this.
 func statusOf(seen observation) v1beta1.NstanceMachinePoolStatus {
-	return newStatus(seen.pool, seen, plan(seen), nil)
+	return newStatus(seen.pool, seen, planOf(seen), nil)
 }
 
 func TestStatusConditions(t *testing.T) {
@@ -217,7 +217,7 @@ func TestStatusIsTheSameWhileOnlyTheShardsMessagesChange(t *testing.T) {
 func TestStatusAmbiguousIDIsAProblem(t *testing.T) {
 	pool := newPool("a")
 	seen := observed(pool, 1, ready(newShardGroup(pool, "a", 1), "i-1"))
-	status := newStatus(pool, seen, plan(seen), &problem{v1beta1.ReasonAmbiguousProviderID, "two Nodes"})
+	status := newStatus(pool, seen, planOf(seen), &problem{v1beta1.ReasonAmbiguousProviderID, "two Nodes"})
 	got := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady)
 	if got.Status != metav1.ConditionFalse || got.Reason != v1beta1.ReasonAmbiguousProviderID {
 		t.Errorf("Ready is %s, %s", got.Status, got.Reason)

@@ -19,7 +19,6 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
@@ -86,15 +85,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return observed.shortfallWait, nil
 	}
-	return earliest(waitOf(d.scalingDown), observed.shortfallWait), errors.Join(err, c.report(ctx, observed, d))
-}
-
-// earliest returns the shorter of two times to wait, of which zero means that there is none.
-func earliest(a, b time.Duration) time.Duration {
-	if a == 0 || b > 0 && b < a {
-		return b
-	}
-	return a
+	return shortest(d.scalingDown.delay(), observed.shortfallWait), errors.Join(err, c.report(ctx, observed, d))
 }
 
 // act carries out a decision. A part that fails does not keep the others from being
@@ -138,45 +129,6 @@ func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) (caughtUp bool, 
 		return true, 0
 	}
 	return false, max(c.poolWrites.Delay(own), c.machinePoolWrites.Delay(own), c.shardGroupWrites.Delay(groups...))
-}
-
-// observe reads the caches.
-func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, error) {
-	observed := observation{
-		pool:            pool,
-		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
-		shardGroups:     c.members.ShardGroups(pool),
-		nstanceMachines: c.members.NstanceMachines(pool),
-	}
-	cluster, err := c.cluster()
-	if err != nil {
-		return observation{}, err
-	}
-	observed.clusterDeleting = cluster != nil && !cluster.DeletionTimestamp.IsZero()
-	observed.paused = pausedBy(cluster, pool, observed.machinePools)
-	_, nameTaken, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
-	if err != nil {
-		return observation{}, fmt.Errorf("read MachinePool %s from the cache: %w", c.key(pool.Name), err)
-	}
-	observed.nameTaken = nameTaken
-	for _, id := range pool.Spec.Shards {
-		state := shardState{
-			id:         string(id),
-			configured: c.shards.Has(string(id)),
-			synced:     c.groups.HasSynced(string(id)),
-		}
-		state.reachable, _ = c.groups.Reachable(string(id))
-		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok && !group.Deleting {
-			state.size, state.reported = group.Size, &group
-		}
-		name := v1beta1.ShardGroupName(string(pool.Spec.Group), string(id))
-		if state.group, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name)); err != nil {
-			return observation{}, err
-		}
-		observed.shards = append(observed.shards, state)
-	}
-	observed.mayMove, observed.shortfallWait = c.shortfalls.observe(pool, observed.shards, c.clock.Now())
-	return observed, nil
 }
 
 // createMachinePool creates the MachinePool of a pool that has none. Afterwards only

@@ -108,7 +108,7 @@ func createsMachines(observed observation) bool {
 }
 
 // planDeletion removes instances by deleting their Machines, which Cluster API drains:
-// those that a scale-down selected (see distribute.Scale), and those to replace. An
+// those that a scale-down selected (see distribute.Divide), and those to replace. An
 // nstanceMachine without a Machine waits for it, unless Cluster API will not create it.
 func planDeletion(observed observation, d *decision) {
 	ids := observed.selected
