@@ -5,12 +5,12 @@ package distribute
 
 import "slices"
 
-// loans are the sizes of a pool some of whose shards run instances for others.
+// loans is the result of lend.
 type loans struct {
 	sizes []int32
 	// selected are by shard the ids of instances to remove before others, as of scale.
 	selected [][]string
-	// lent are the new values of Stock.Lent.
+	// lent has a new Stock.Lent for each shard.
 	lent []int32
 	// moved reports whether an instance has moved from one shard to another.
 	moved bool

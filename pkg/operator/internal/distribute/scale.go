@@ -10,13 +10,13 @@ import (
 )
 
 // scale changes the sizes of shards until they add up to replicas. It moves no
-// instance without need: a scale-up shrinks no shard, and a scale-down grows none.
+// instance without need: a scale-up shrinks no shard, and a scale-down grows no shard.
 //
 // A scale-up adds instances one by one to the smallest shard that is not fixed.
 //
 // A scale-down removes, until there are replicas left:
 //  1. the deletion candidates, in the order of sortCandidates;
-//  2. instances that do not exist yet: those that were not yet requested from a
+//  2. instances that do not exist yet: instances that were not yet requested from a
 //     shard, then instances that it is still creating, the newest first. The cluster
 //     autoscaler lowers the replicas without a candidate when it gives up waiting
 //     for an instance, and no running instance must be terminated for that
@@ -68,8 +68,8 @@ func scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int3
 // sortCandidates returns the candidates in the order of their removal: annotated
 // ones first, the earliest annotation first, because their Nodes are drained and the
 // replicas are lowered for them. A Machine that is being deleted may be meant to be
-// replaced. Instances that an earlier scale-down selected and those that are already
-// terminated are left out: the sizes do not count them.
+// replaced. Instances that an earlier scale-down selected or that are already terminated
+// are left out: the sizes do not count them.
 func sortCandidates(shards []Shard, candidates []Candidate) []Candidate {
 	candidates = slices.Clone(candidates)
 	slices.SortFunc(candidates, func(a, b Candidate) int {
@@ -210,7 +210,7 @@ func even(replicas int32, shards int) []int32 {
 	return sizes
 }
 
-// grow adds n to sizes, one by one to the smallest, and among equal ones to the one
+// grow adds n to sizes, one by one to the smallest, and among equal sizes to the size
 // listed first. Sizes of even become sizes of even; other sizes
 // get closer to that with every growth.
 func grow(sizes []int32, n int32) {
@@ -260,7 +260,7 @@ func growVariable(shards []Shard, sizes []int32, n int32) {
 }
 
 // shrink removes up to n from sizes, one by one from the largest, and among equal
-// ones from the one listed last. It removes at most limits[i] from sizes[i], and no
+// sizes from the size listed last. It removes at most limits[i] from sizes[i], and no
 // size becomes negative. It returns how much it removed.
 func shrink(sizes, limits []int32, n int32) (removed int32) {
 	limits = slices.Clone(limits)

@@ -4,6 +4,7 @@
 package distribute
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -101,6 +102,57 @@ func TestScale(t *testing.T) {
 	}
 }
 
+func TestSortCandidates(t *testing.T) {
+	annotated := func(id, shard, at string) Candidate {
+		return Candidate{ID: id, Shard: shard, Annotated: true, Annotation: at}
+	}
+	deleting := func(id, shard string) Candidate { return Candidate{ID: id, Shard: shard} }
+	for name, test := range map[string]struct {
+		candidates []Candidate
+		change     func([]Shard)
+		want       string
+	}{
+		"none":                       {nil, nil, ""},
+		"the annotated one":          {[]Candidate{annotated("a2", "a", "now")}, nil, "a2"},
+		"the earliest first":         {[]Candidate{annotated("a1", "a", "2026-11-21 10:00:02"), annotated("b1", "b", "2026-11-21 10:00:01")}, nil, "b1 a1"},
+		"of the same time by name":   {[]Candidate{annotated("b2", "b", ""), annotated("a1", "a", ""), annotated("b1", "b", "")}, nil, "a1 b1 b2"},
+		"the ones in deletion later": {[]Candidate{deleting("b2", "b"), deleting("b1", "b"), annotated("a1", "a", "")}, nil, "a1 b1 b2"},
+		"one that an earlier scale-down selected": {[]Candidate{annotated("a1", "a", ""), annotated("a2", "a", "")}, func(shards []Shard) {
+			shards[1].RemoveFirst = []string{"a1"}
+		}, "a2"},
+		"one that was terminated and replaced": {[]Candidate{deleting("a9", "a"), annotated("a2", "a", "")}, nil, "a2"},
+		"terminating ones": {[]Candidate{deleting("a1", "a"), deleting("a2", "a")}, func(shards []Shard) {
+			shards[1].Reported.Instances[0].Terminating = true
+			shards[1].Reported.Instances[1].Terminating = true
+		}, ""},
+		"on a shard that has not synced none is known to be terminated": {[]Candidate{annotated("a9", "a", "")}, func(shards []Shard) {
+			shards[1].Synced, shards[1].Reported = false, nil
+		}, "a9"},
+		"nor on a server that lists none": {[]Candidate{annotated("a9", "a", "")}, func(shards []Shard) {
+			shards[1].Reported = &Group{}
+		}, "a9"},
+		"one with two Machines once":                 {[]Candidate{annotated("a1", "a", "2"), annotated("b1", "b", "1"), deleting("a1", "a")}, nil, "b1 a1"},
+		"one on a shard that the pool does not name": {[]Candidate{annotated("c1", "c", "")}, nil, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			shards := []Shard{
+				{ID: "b", Size: 2, HasShardGroup: true, Synced: true, Reported: groupOf("b1", "b2")},
+				{ID: "a", Size: 2, HasShardGroup: true, Synced: true, Reported: groupOf("a1", "a2")},
+			}
+			if test.change != nil {
+				test.change(shards)
+			}
+			var got []string
+			for _, candidate := range sortCandidates(shards, test.candidates) {
+				got = append(got, candidate.ID)
+			}
+			if strings.Join(got, " ") != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 // withSeeds runs a test with random numbers from several seeds.
 func withSeeds(t *testing.T, test func(*testing.T, *rand.Rand)) {
 	t.Helper()
@@ -148,7 +200,7 @@ func testScaleProperties(t *testing.T, random *rand.Rand) {
 }
 
 // expectCandidatesFirst expects that the candidates are removed first, the annotated
-// ones before the others. It returns the sizes without them.
+// candidates before the others. It returns the sizes without them.
 func expectCandidatesFirst(t *testing.T, sizes []int32, replicas int32, candidates []Candidate, selected [][]string) (left []int32) {
 	t.Helper()
 	left = slices.Clone(sizes)
@@ -263,3 +315,96 @@ func testScaleInSteps(t *testing.T, random *rand.Rand) {
 }
 
 func spreadOf(sizes []int32) int32 { return slices.Max(sizes) - slices.Min(sizes) }
+
+func TestEven(t *testing.T) {
+	for name, c := range map[string]struct {
+		replicas int32
+		shards   int
+		want     []int32
+	}{
+		"ten over three":          {10, 3, []int32{4, 3, 3}},
+		"four over three":         {4, 3, []int32{2, 1, 1}},
+		"five over two":           {5, 2, []int32{3, 2}},
+		"fewer than shards":       {1, 3, []int32{1, 0, 0}},
+		"nothing":                 {0, 3, []int32{0, 0, 0}},
+		"one shard":               {7, 1, []int32{7}},
+		"negative counts as zero": {-3, 2, []int32{0, 0}},
+		"no shards":               {3, 0, nil},
+		"negative shards":         {3, -1, nil},
+		"the largest int32":       {math.MaxInt32, 2, []int32{math.MaxInt32/2 + 1, math.MaxInt32 / 2}},
+		"more shards than usual":  {3, 5, []int32{1, 1, 1, 0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := even(c.replicas, c.shards); !slices.Equal(got, c.want) {
+				t.Errorf("even(%d, %d) = %v, want %v", c.replicas, c.shards, got, c.want)
+			}
+		})
+	}
+}
+
+// For any input the shares add up, differ by at most one, and never increase
+// along the list.
+func TestEvenProperties(t *testing.T) {
+	withSeeds(t, func(t *testing.T, random *rand.Rand) {
+		for range 1000 {
+			replicas, shards := random.Int32N(1<<16), 1+random.IntN(1<<8)
+			sizes := even(replicas, shards)
+			if len(sizes) != shards || Total(sizes) != replicas || sizes[0]-sizes[shards-1] > 1 || !slices.IsSortedFunc(sizes, descending) {
+				t.Fatalf("even(%d, %d) = %v", replicas, shards, sizes)
+			}
+		}
+	})
+}
+
+func descending(a, b int32) int { return cmp.Compare(b, a) }
+
+// fixed returns shards whose listed indexes are fixed.
+func fixed(shards []Shard, indexes ...int) []Shard {
+	for _, i := range indexes {
+		shards[i].Fixed = true
+	}
+	return shards
+}
+
+func TestSpreadKeepsFixedShards(t *testing.T) {
+	for name, test := range map[string]struct {
+		sizes    []int32
+		fixed    []int
+		replicas int32
+		want     []int32
+	}{
+		"none is fixed":             {[]int32{9, 0, 0}, nil, 10, []int32{4, 3, 3}},
+		"the first is fixed":        {[]int32{2, 0, 0}, []int{0}, 9, []int32{2, 4, 3}},
+		"the last is fixed":         {[]int32{0, 0, 2}, []int{2}, 9, []int32{4, 3, 2}},
+		"all are fixed":             {[]int32{1, 2, 3}, []int{0, 1, 2}, 9, []int32{1, 2, 3}},
+		"fixed ones have all":       {[]int32{5, 1, 1}, []int{0}, 4, []int32{5, 0, 0}},
+		"negative replicas":         {[]int32{5, 1, 1}, []int{0}, -4, []int32{5, 0, 0}},
+		"sizes of an even division": {[]int32{4, 3, 3}, []int{0}, 10, []int32{4, 3, 3}},
+	} {
+		if got := spread(fixed(shardsOf(test.sizes, nil), test.fixed...), test.replicas); !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}
+
+func TestScaleKeepsFixedShards(t *testing.T) {
+	for name, test := range map[string]struct {
+		fixed      []int
+		replicas   int32
+		candidates []Candidate
+		want       []int32
+	}{
+		"scaled up":                         {[]int{1}, 12, nil, []int32{6, 1, 5}},
+		"scaled down":                       {[]int{0}, 6, nil, []int32{4, 1, 1}},
+		"scaled below the fixed":            {[]int{0}, 2, nil, []int32{4, 0, 0}},
+		"all are fixed":                     {[]int{0, 1, 2}, 12, nil, []int32{4, 1, 5}},
+		"a candidate is on a fixed shard":   {[]int{0}, 9, candidatesOn(0), []int32{3, 1, 5}},
+		"one candidate, two are to be less": {[]int{0}, 8, candidatesOn(0), []int32{3, 1, 4}},
+	} {
+		shards := fixed(shardsOf([]int32{4, 1, 5}, []int32{0, 0, 0}), test.fixed...)
+		got, _ := scale(shards, test.replicas, test.candidates)
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
+}

@@ -94,7 +94,7 @@ func (s *Shard) Replaces(id string) bool { return s.Size > 0 && !s.Selected(id) 
 // NextRemoveFirst returns RemoveFirst for a new size, for which selected were
 // selected. Ids stay until the size changes after their instances are terminated. A
 // scale-up revokes the selection of instances that are no longer surplus; if the
-// Machine of one is being deleted, it is a candidate of the next scale-down.
+// Machine of such an instance is being deleted, it is a candidate of the next scale-down.
 func (s *Shard) NextRemoveFirst(size int32, selected []string) []string {
 	if !s.HasShardGroup {
 		return selected

@@ -24,7 +24,7 @@ import (
 )
 
 // planDeletion completes the deletion of a pool after its last shard group and
-// nstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
+// NstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
 func planDeletion(observed observation, machines machinesMode) decision {
 	d := decision{
@@ -106,8 +106,8 @@ func retains(pool *v1beta1.NstanceMachinePool) bool {
 	return !pool.DeletionTimestamp.IsZero() && deletionPolicy(pool) == v1beta1.DeletionRetain
 }
 
-// planPolicy deletes a shard group once it has a policy. The policy may have been changed
-// just before the deletion, and a shard group is deleted by its own.
+// planPolicy deletes a shard group after it got a policy. The policy of the pool may have
+// been changed just before the deletion, and a shard group is deleted with its own policy.
 func planPolicy(group *v1beta1.NstanceShardGroup, policy v1beta1.DeletionPolicy, d *decision) {
 	switch {
 	case group.Spec.DeletionPolicy == policy && group.DeletionTimestamp.IsZero():
@@ -142,7 +142,7 @@ func (c *Controller) ensureFinalizer(ctx context.Context, observed observation) 
 }
 
 // ownedBy reports whether a MachinePool is among the owners of a pool. Cluster API
-// makes it one, unless the MachinePool was already being deleted. Then it would not
+// adds it, unless the MachinePool was already being deleted. Then it would not
 // notice that the pool was deleted, and keep the MachinePool forever.
 func ownedBy(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) bool {
 	return slices.ContainsFunc(pool.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == machinePool.UID })
@@ -190,8 +190,8 @@ func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clu
 }
 
 // deleteOrphan deletes the MachinePool that was created for a pool that no longer
-// exists. A finalizer does not prevent that: the API server may decide to delete an
-// object at once before the finalizer is written, and do it afterwards.
+// exists. A finalizer does not prevent that: a request to delete the pool may have begun
+// before the finalizer was written.
 func (c *Controller) deleteOrphan(ctx context.Context, pool cache.ObjectName) error {
 	uid, ok := c.created.Load(pool)
 	if !ok {
@@ -201,7 +201,7 @@ func (c *Controller) deleteOrphan(ctx context.Context, pool cache.ObjectName) er
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read pool %s: %w", pool, err)
 	}
-	// A pool that has got the name takes over the MachinePool.
+	// A new pool of this name uses the MachinePool.
 	if apierrors.IsNotFound(err) {
 		err := c.machinePools.Delete(ctx, pool.Name, *metav1.NewPreconditionDeleteOptions(string(uid.(types.UID))))
 		// A conflict means that another MachinePool has the name.

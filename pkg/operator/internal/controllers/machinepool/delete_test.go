@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 const (
@@ -47,7 +48,7 @@ func TestSyncAddsTheFinalizerFirst(t *testing.T) {
 	if got := h.pool().Finalizers; !slices.Contains(got, v1beta1.FinalizerMachinePool) || !slices.Contains(got, "example.com/other") {
 		t.Errorf("the finalizers are %q", got)
 	}
-	// Writing the provider ids keeps it: both are of one field manager.
+	// Writing the provider ids keeps it: both have the same field manager.
 	h.report("a", func(g *v1beta1.NstanceShardGroup) { ready(g, "i-1", "i-2") })
 	h.expect(poolSpec, poolStatus)
 	if got := h.pool(); !slices.Contains(got.Finalizers, v1beta1.FinalizerMachinePool) || len(got.Spec.ProviderIDList) != 2 {
@@ -62,7 +63,7 @@ func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
 	h.scale(2)
 	h.expect(poolStatus, deleteA, deleteB)
-	// Not a MachinePool that was created again under the name.
+	// A MachinePool that was created again under the name is not deleted.
 	assert.Equal(t, []string{`DELETE machinepools/workers {"kind":"DeleteOptions","apiVersion":"cluster.x-k8s.io/v1beta2",` +
 		`"preconditions":{"uid":"uid-machinepool-workers"}}`}, h.CAPI.Changed)
 	h.Show()
@@ -160,4 +161,231 @@ func TestDeletionOfAPausedPoolWaits(t *testing.T) {
 	h.expect(poolStatus)
 	h.Show()
 	h.expect()
+}
+
+// poolInDeletion returns a pool that is being deleted, with these nstanceMachines by
+// shard.
+func poolInDeletion(on map[string][]string) observation {
+	pool := deletingPool("a", "b")
+	seen := observed(pool, 5, newShardGroup(pool, "a", 3), newShardGroup(pool, "b", 2))
+	seen.pool.OwnerReferences = []metav1.OwnerReference{{UID: seen.machinePools[0].UID}}
+	for _, id := range []string{"a", "b"} {
+		for _, name := range on[id] {
+			nstanceMachine, _ := newInstance(name, id, nil)
+			seen.nstanceMachines = append(seen.nstanceMachines, nstanceMachine)
+		}
+	}
+	for i := range seen.shards {
+		seen.shards[i].reported = listed("a1", "a2", "a3")
+	}
+	return seen
+}
+
+// drained marks nstanceMachines as being deleted, as Cluster API does after a drain.
+func drained(seen observation, names ...string) {
+	for _, nstanceMachine := range seen.nstanceMachines {
+		if slices.Contains(names, nstanceMachine.Name) {
+			nstanceMachine.DeletionTimestamp = ptr.To(metav1.Now())
+		}
+	}
+}
+
+// Each drained Machine makes its shard smaller, and the shard group is deleted after
+// the last.
+func TestDeletionDrainsMachinesFirst(t *testing.T) {
+	for name, test := range map[string]struct {
+		change  func(*observation)
+		size    int32
+		first   []string
+		removed bool
+	}{
+		"none is drained yet":          {func(*observation) {}, 3, nil, false},
+		"one is drained":               {func(seen *observation) { drained(*seen, "a2") }, 2, []string{"a2"}, false},
+		"all are drained":              {func(seen *observation) { drained(*seen, "a1", "a2", "a3") }, 0, []string{"a1", "a2", "a3"}, false},
+		"there are none":               {func(seen *observation) { seen.nstanceMachines = seen.nstanceMachines[3:] }, 3, nil, true},
+		"one that was selected before": {func(seen *observation) { drained(*seen, "a2"); seen.shards[0].group.Spec.RemoveFirst = []string{"a2"} }, 3, []string{"a2"}, false},
+		"one more is drained": {func(seen *observation) {
+			drained(*seen, "a1", "a2")
+			seen.shards[0].group.Spec.RemoveFirst, seen.shards[0].group.Spec.Size = []string{"a2"}, 2
+		}, 1, []string{"a2", "a1"}, false},
+		"one that was terminated before": {func(seen *observation) {
+			drained(*seen, "a2")
+			seen.shards[0].reported.Instances[1].State = shard.InstanceTerminating
+		}, 3, nil, false},
+		"one that was terminated before, on a shard that is not synced": {func(seen *observation) {
+			drained(*seen, "a2")
+			meta.SetStatusCondition(&seen.nstanceMachines[1].Status.Conditions, metav1.Condition{Type: v1beta1.ConditionServerDeleted, Status: metav1.ConditionTrue, Reason: "Test"})
+			seen.shards[0].synced, seen.shards[0].reported = false, nil
+		}, 3, nil, false},
+		"one on a shard that is not synced": {func(seen *observation) {
+			drained(*seen, "a2")
+			seen.shards[0].synced, seen.shards[0].reported = false, nil
+		}, 2, []string{"a2"}, false},
+		"more than the size": {func(seen *observation) { drained(*seen, "a1", "a2"); seen.shards[0].group.Spec.Size = 1 }, 0, []string{"a1"}, false},
+		"one on a shard that the pool no longer names": {func(seen *observation) {
+			drained(*seen, "a2")
+			seen.shards = seen.shards[1:]
+		}, 2, []string{"a2"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := poolInDeletion(map[string][]string{"a": {"a1", "a2", "a3"}, "b": {"b1"}})
+			group := seen.shardGroups[0]
+			test.change(&seen)
+			d := planOf(seen)
+			if removed := slices.Contains(d.deleteShardGroups, group); removed != test.removed || d.removeFinalizer {
+				t.Errorf("its shard group is removed: %t, want %t; the finalizer is removed: %t", removed, test.removed, d.removeFinalizer)
+			}
+			got := wantedShardGroup{spec: group.Spec}
+			if len(d.apply) > 0 {
+				got = d.apply[0]
+				if got.uid != string(group.UID) || len(d.apply) > 1 {
+					t.Errorf("writes %+v", d.apply)
+				}
+			}
+			if got.spec.Size != test.size || !slices.Equal(got.spec.RemoveFirst, test.first) {
+				t.Errorf("got size %d and removes %q first, want %d and %q", got.spec.Size, got.spec.RemoveFirst, test.size, test.first)
+			}
+			if slices.Contains(d.deleteShardGroups, seen.shardGroups[1]) {
+				t.Error("shard b has a Machine to drain, and its group is removed")
+			}
+		})
+	}
+}
+
+// A pool that is being deleted waits for its last NstanceMachine.
+func TestDeletionWaitsForNstanceMachines(t *testing.T) {
+	seen := poolInDeletion(map[string][]string{"a": {"a1"}})
+	if blocked := deletionBlocked(seen); blocked == nil || blocked.message != "b: the group is being removed" {
+		t.Errorf("with a Machine to drain on the other shard it is blocked by %+v", blocked)
+	}
+	seen.shardGroups = seen.shardGroups[:1]
+	if blocked := deletionBlocked(seen); blocked != nil {
+		t.Errorf("with a Machine to drain it is blocked by %+v", blocked)
+	}
+	seen.shardGroups, seen.shards, seen.machinePools = nil, nil, nil
+	if d := planOf(seen); d.removeFinalizer || d.blocked.message != "the pool is being deleted and waits for the Machines of its instances" {
+		t.Errorf("finalizer removed: %t while it has an NstanceMachine; the message is %q", d.removeFinalizer, d.blocked.message)
+	}
+	seen.nstanceMachines = nil
+	if d := planOf(seen); !d.removeFinalizer {
+		t.Error("the finalizer is not removed")
+	}
+}
+
+// NstanceMachines of a former pool with the same name do not count.
+func TestDeletionIgnoresNstanceMachinesOfAFormerPool(t *testing.T) {
+	former, _ := newInstance("a1", "a", nil)
+	former.OwnerReferences[0].UID = "uid-of-former"
+	h := newHarness(t, withSizes(map[string]int32{"a": 4}), deletingPool("a"), former)
+	h.expect(removeFinalizerOfPool)
+}
+
+func retainedPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
+	pool := newPool(shards...)
+	pool.Spec.DeletionPolicy = v1beta1.DeletionRetain
+	return pool
+}
+
+// The default is not written, so that shard groups from before stay as they are.
+func TestShardGroupsGetThePolicyRetain(t *testing.T) {
+	for _, policy := range []v1beta1.DeletionPolicy{"", v1beta1.DeletionDelete} {
+		pool := newPool("a")
+		pool.Spec.DeletionPolicy = policy
+		assert.Empty(t, planOf(observed(pool, 1, newShardGroup(newPool("a"), "a", 1))).apply)
+	}
+	h := newHarness(t, withSizes(map[string]int32{"a": 1}), retainedPool("a"))
+	h.scale(1)
+	h.expect(groupA)
+	assert.Equal(t, v1beta1.DeletionRetain, h.shardGroup("a").Spec.DeletionPolicy)
+	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.DeletionPolicy = v1beta1.DeletionDelete })
+	h.settle()
+	assert.Empty(t, h.shardGroup("a").Spec.DeletionPolicy)
+	assert.Equal(t, int32(1), h.shardGroup("a").Spec.Size)
+}
+
+// Each shard group has the policy of the pool before it is deleted, also if the policy was
+// changed just before the deletion.
+func TestShardGroupsAreDeletedWithThePolicyOfThePool(t *testing.T) {
+	now := metav1.Now()
+	for name, test := range map[string]struct {
+		pool, group v1beta1.DeletionPolicy
+		change      func(*observation)
+		// applied is the written policy, "none" if no policy is written.
+		applied v1beta1.DeletionPolicy
+		deleted bool
+	}{
+		"Retain":                            {v1beta1.DeletionRetain, v1beta1.DeletionRetain, nil, "none", true},
+		"Retain, and it is not written yet": {v1beta1.DeletionRetain, "", nil, v1beta1.DeletionRetain, false},
+		"Retain, with Machines": {v1beta1.DeletionRetain, v1beta1.DeletionRetain, func(seen *observation) {
+			nstanceMachine, _ := newInstance("a1", "a", nil)
+			seen.nstanceMachines = append(seen.nstanceMachines, nstanceMachine)
+			drained(*seen, "a1")
+		}, "none", true},
+		"Retain, and it is being deleted without": {v1beta1.DeletionRetain, "", func(seen *observation) {
+			seen.shardGroups[0].DeletionTimestamp = &now
+		}, v1beta1.DeletionRetain, false},
+		"Retain, and it is being deleted": {v1beta1.DeletionRetain, v1beta1.DeletionRetain, func(seen *observation) {
+			seen.shardGroups[0].DeletionTimestamp = &now
+		}, "none", false},
+		"Delete":                    {v1beta1.DeletionDelete, "", nil, "none", true},
+		"Delete, and Retain before": {v1beta1.DeletionDelete, v1beta1.DeletionRetain, nil, "", false},
+		"Delete, and it is being deleted by Retain": {"", v1beta1.DeletionRetain, func(seen *observation) { seen.shardGroups[0].DeletionTimestamp = &now }, "none", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := deletingPool("a")
+			pool.Spec.DeletionPolicy = test.pool
+			group := newShardGroup(pool, "a", 3)
+			group.Spec.DeletionPolicy = test.group
+			seen := observed(pool, 3, group)
+			if test.change != nil {
+				test.change(&seen)
+			}
+			d := planOf(seen)
+			if test.applied == "none" {
+				assert.Empty(t, d.apply)
+			} else {
+				assert.Len(t, d.apply, 1)
+				assert.Equal(t, test.applied, d.apply[0].spec.DeletionPolicy)
+				assert.Equal(t, int32(3), d.apply[0].spec.Size)
+			}
+			assert.Equal(t, test.deleted, len(d.deleteShardGroups) == 1)
+			assert.False(t, d.removeFinalizer)
+		})
+	}
+}
+
+// The instances on a shard that is removed from the pool are replaced on the others.
+func TestRetainIsNotForARemovedShard(t *testing.T) {
+	pool := retainedPool("a", "b")
+	removed := newShardGroup(pool, "b", 2)
+	pool.Spec.Shards = pool.Spec.Shards[:1]
+	d := planOf(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
+	assert.Empty(t, d.deleteShardGroups)
+	assert.Len(t, d.apply, 1)
+	assert.Empty(t, d.apply[0].spec.DeletionPolicy)
+	removed.Spec.DeletionPolicy = ""
+	d = planOf(observed(pool, 2, newShardGroup(pool, "a", 2), removed))
+	assert.Len(t, d.deleteShardGroups, 1)
+	assert.Empty(t, d.apply)
+}
+
+// Cluster API deletes the Node of an id that leaves the list.
+func TestRetainKeepsProviderIDs(t *testing.T) {
+	pool := retainedPool("a", "b")
+	now := metav1.Now()
+	pool.DeletionTimestamp = &now
+	pool.Spec.ProviderIDList = []string{"i-1", "i-2"}
+	pool.OwnerReferences = []metav1.OwnerReference{{UID: "uid-machinepool-workers"}}
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
+	h.scale(2)
+	h.expect(poolStatus, deleteA, deleteB)
+	h.Show()
+	h.deleteShardGroup("a")
+	writes, _, err := h.sync()
+	assert.NoError(t, err)
+	assert.NotContains(t, writes, poolSpec)
+	assert.Equal(t, []string{"i-1", "i-2"}, h.pool().Spec.ProviderIDList)
+	h.Show()
+	h.deleteShardGroup("b")
+	h.expect(removeFinalizerOfPool)
 }

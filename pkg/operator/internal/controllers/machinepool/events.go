@@ -5,8 +5,10 @@ package machinepool
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,8 +25,8 @@ const (
 	reasonShardsReachable = "ShardsReachable"
 )
 
-// warningReasons are the reasons for which a pool that is not ready gets an event:
-// those that a user can resolve. Those of a shard are also recorded on its shard
+// warningReasons are the reasons for which a pool that is not ready gets an event,
+// because a user can resolve them. The reasons of a shard are also recorded on its shard
 // group.
 var warningReasons = []string{
 	v1beta1.ReasonUnknownShard,
@@ -40,7 +42,7 @@ var warningReasons = []string{
 	v1beta1.ReasonProviderError,
 }
 
-// recordChanges records what has changed from the status before to that of written.
+// recordChanges records the events of type Normal for a status that was written.
 func (c *Controller) recordChanges(ctx context.Context, before *v1beta1.NstanceMachinePoolStatus, written *v1beta1.NstanceMachinePool) {
 	after := &written.Status
 	if from, to := before.DesiredReplicas, after.DesiredReplicas; from != nil && to != nil && *from != *to && written.DeletionTimestamp.IsZero() {
@@ -91,4 +93,86 @@ func (c *Controller) recordShortfall(pool *v1beta1.NstanceMachinePool, status v1
 	default:
 		controller.Record(c.recorder, pool, after.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")
 	}
+}
+
+const (
+	// replicasSetting is a field of the MachinePool. The pool has all other settings.
+	replicasSetting = "replicas"
+	// writerTimeout is how long the line of the audit trail may wait for the writer.
+	writerTimeout = 2 * time.Second
+)
+
+// Writer returns who wrote settings of the pool of a shard group last, for the audit trail:
+// the object, the field, the field manager and the time. It returns "" if that is not known.
+func (c *Controller) Writer(ctx context.Context, group *v1beta1.NstanceShardGroup, settings ...string) string {
+	ctx, cancel := context.WithTimeout(ctx, writerTimeout)
+	defer cancel()
+	name := poolOf(group)
+	if len(settings) == 1 && settings[0] == replicasSetting {
+		return c.replicasWriter(ctx, name)
+	}
+	pool, err := c.readWriters(ctx, name)
+	switch {
+	case err != nil:
+		return ""
+	case pool.UID == "" || !pool.DeletionTimestamp.IsZero():
+		return fmt.Sprintf("%s %s is deleted", v1beta1.PoolKind, name)
+	default:
+		return lastWriter(v1beta1.PoolKind+" "+name, pool.ManagedFields, settings...)
+	}
+}
+
+// replicasWriter returns who wrote the replicas of the MachinePool of a pool last.
+func (c *Controller) replicasWriter(ctx context.Context, pool string) string {
+	machinePool, err := c.readReplicasWriters(ctx, pool)
+	if err != nil {
+		return ""
+	}
+	return lastWriter("MachinePool "+machinePool.Name, machinePool.ManagedFields, replicasSetting)
+}
+
+// lastWriter describes the last entry of managedFields that owns a setting of the spec. The
+// time of an entry is the last write of any of its fields
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management).
+func lastWriter(object string, entries []metav1.ManagedFieldsEntry, settings ...string) string {
+	var last *metav1.ManagedFieldsEntry
+	var setting string
+	for i := range entries {
+		entry := &entries[i]
+		owned := ownedSetting(entry, settings)
+		if owned == "" || last != nil && !last.Time.Before(entry.Time) {
+			continue
+		}
+		last, setting = entry, owned
+	}
+	if last == nil {
+		return ""
+	}
+	writer := fmt.Sprintf("%s, spec.%s: %s", object, setting, last.Manager)
+	if last.Subresource != "" {
+		writer += " through " + last.Subresource
+	}
+	if last.Time != nil {
+		writer += " at " + last.Time.UTC().Format(time.RFC3339)
+	}
+	return writer
+}
+
+// ownedSetting returns the first of settings that an entry owns, "" if it owns no setting.
+func ownedSetting(entry *metav1.ManagedFieldsEntry, settings []string) string {
+	if entry.FieldsV1 == nil {
+		return ""
+	}
+	var owned struct {
+		Spec map[string]json.RawMessage `json:"f:spec"`
+	}
+	if err := json.NewDecoder(entry.FieldsV1.GetRawReader()).Decode(&owned); err != nil {
+		return ""
+	}
+	for _, setting := range settings {
+		if _, found := owned.Spec["f:"+setting]; found {
+			return setting
+		}
+	}
+	return ""
 }

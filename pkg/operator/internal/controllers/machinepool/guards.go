@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
-// allowance is what the guards of a pool allow a scale-down to remove now.
+// allowance is the answer of the guards of a pool: how much a scale-down may remove now.
 type allowance struct {
 	distribute.Limits
 	// atOnce is how many instances may be removed at once.
@@ -106,8 +106,9 @@ func (s *scalingDown) delay() time.Duration {
 	return s.wait
 }
 
-// removals returns how many instances of the pool may be removed at once, and how many are.
-// It is not known before every shard is synced, and not necessary without a limit.
+// removals returns how many instances of the pool may be removed at once, and how many are
+// being removed. That is not known before every shard is synced, and not necessary without
+// a limit.
 func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribute.Shard) (atOnce, removed int32, known bool) {
 	if guards.MaxUnavailable == nil {
 		return math.MaxInt32, 0, true
@@ -224,8 +225,8 @@ type remainingInstance struct {
 	pending          bool
 }
 
-// remainingOn returns the instances on a shard that remain. The instances on a shard that is
-// not configured are not known.
+// remainingOn returns the remaining instances on a shard, nil if the shard is not configured
+// and they are not known.
 func remainingOn(state *shardState, shard *distribute.Shard, candidates []distribute.Candidate) []remainingInstance {
 	if !state.configured || state.reported == nil {
 		return nil
@@ -256,7 +257,7 @@ type lowering struct {
 	since    time.Time
 }
 
-// lowerings are those of one pool, from the largest number to the smallest.
+// lowerings are the lowerings of a pool, from the largest number to the smallest.
 type lowerings []lowering
 
 // observe adds the present replicas. Lowerings below them are removed: the replicas were
@@ -274,8 +275,7 @@ func (l lowerings) observe(replicas int32, now time.Time) lowerings {
 }
 
 // stable returns the number at or below which the replicas have been for period,
-// math.MaxInt32 if there is none, and when there is a smaller one, the zero time if there
-// will be none.
+// math.MaxInt32 before that, and when the number becomes smaller, the zero time for never.
 func (l lowerings) stable(period time.Duration, now time.Time) (replicas int32, next time.Time) {
 	replicas = math.MaxInt32
 	for _, lowering := range l {

@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -48,7 +49,7 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 }
 
 // shardGroupChanged enqueues the pool of a shard group. Instances start one by one,
-// and shards one after the other; the pool takes their reports in batches, together
+// and shards in turn; the pool takes their reports in batches, together
 // with the first report of a new shard group.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
 	group := after
@@ -65,8 +66,8 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	}
 }
 
-// relevantChange reports whether a change of a shard group, other than one of its
-// spec, matters to its pool: a new report, or metadata that the pool may revert.
+// relevantChange reports whether a change of a shard group outside of its spec matters
+// to its pool: a new report, or metadata that the pool may revert.
 func relevantChange(before, after *v1beta1.NstanceShardGroup) bool {
 	return !maps.Equal(before.Labels, after.Labels) ||
 		!slices.Equal(before.Finalizers, after.Finalizers) ||
@@ -75,8 +76,8 @@ func relevantChange(before, after *v1beta1.NstanceShardGroup) bool {
 }
 
 // relevantStatusChange reports whether the new status of a shard group changes
-// anything about its pool. That it is no longer ready because it scales does not
-// matter: the pool has requested that, or the number of instances changes too.
+// anything about its pool. If it is no longer ready because it scales, the pool has
+// requested that, or the number of instances changes too.
 func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
 	if !ptr.Equal(before.Replicas, after.Replicas) ||
 		!ptr.Equal(before.Draining, after.Draining) ||
@@ -116,10 +117,10 @@ func startedScaling(before, after []metav1.Condition) bool {
 	return was == nil || was.Status == metav1.ConditionTrue || was.Reason == v1beta1.ReasonScaling
 }
 
-// machinePoolChanged enqueues the pool that a MachinePool refers to, and the one of
-// its name, which has no MachinePool while this one refers to another object. The
-// replicas of a MachinePool matter, whether the cluster autoscaler scales it, whether
-// it is paused, and whether it is being deleted; its status is Cluster API's.
+// machinePoolChanged enqueues the pool that a MachinePool refers to, and the pool of
+// its name, which has no MachinePool while this MachinePool refers to another object.
+// A change matters if it concerns the replicas, the cluster autoscaler, a pause or a
+// deletion. Cluster API writes the status.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	enqueue := func(pool string) { c.queue.Add(c.key(pool)) }
 	if before != nil && after != nil {
@@ -178,7 +179,7 @@ func (c *Controller) nodeChanged(before, after *corev1.Node) {
 }
 
 // readinessChanged enqueues the pools with guards that have an instance with the Node's
-// provider id. Other changes of the Node are those of nodeChanged.
+// provider id. nodeChanged handles other changes of the Node.
 func (c *Controller) readinessChanged(before, after *corev1.Node) {
 	if before == nil || after == nil || after.Spec.ProviderID == "" {
 		return
@@ -212,7 +213,7 @@ func (c *Controller) enqueueGuarded(group *v1beta1.NstanceShardGroup) {
 }
 
 // clusterChanged enqueues every pool when the Cluster is created, paused, unpaused or
-// deleted. Its other fields are Cluster API's.
+// deleted. Its other fields do not matter.
 func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 	if before != nil && after != nil &&
 		ptr.Deref(before.Spec.Paused, false) == ptr.Deref(after.Spec.Paused, false) &&
@@ -228,7 +229,7 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 func (c *Controller) keys() []cache.ObjectName {
 	pools, err := c.poolLister.List(labels.Everything())
 	if err != nil {
-		// A lister of a cache returns no errors.
+		// A lister of a cache returns no errors (https://pkg.go.dev/k8s.io/client-go/tools/cache#ListAll).
 		panic(err)
 	}
 	keys := make([]cache.ObjectName, len(pools))
@@ -266,8 +267,8 @@ func (c *Controller) groupChanged(shard, key string) {
 	}
 }
 
-// lastReported has what servers reported last about groups and pools read from the
-// cache. The zero value is empty.
+// lastReported has the last reports of servers, so that a change of another field of a
+// group enqueues no pool. The zero value is empty.
 type lastReported struct {
 	mu      sync.Mutex
 	reports map[groupOnShard]groupReport
@@ -275,7 +276,7 @@ type lastReported struct {
 
 type groupOnShard struct{ shard, key string }
 
-// groupReport is what a server can do for a group, and what its Nodes will be like.
+// groupReport is the part of a group that no shard group has.
 type groupReport struct {
 	listsInstances bool
 	node           *shard.NodeShape
@@ -299,4 +300,52 @@ func (l *lastReported) set(group groupOnShard, now groupReport) (changed bool) {
 
 func (c *Controller) key(name string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, name)
+}
+
+// Indexes, so that no sync walks a whole cache.
+const (
+	// byShard finds pools by a shard that they name.
+	byShard = "shard"
+	// byProviderID finds shard groups by the keys of their provider ids.
+	byProviderID = "providerID"
+)
+
+var (
+	poolIndexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
+		pool, ok := obj.(*v1beta1.NstanceMachinePool)
+		if !ok {
+			return nil, nil
+		}
+		shards := make([]string, len(pool.Spec.Shards))
+		for i, shard := range pool.Spec.Shards {
+			shards[i] = string(shard)
+		}
+		return shards, nil
+	}}
+
+	shardGroupIndexers = cache.Indexers{byProviderID: func(obj any) ([]string, error) {
+		group, ok := obj.(*v1beta1.NstanceShardGroup)
+		if !ok {
+			return nil, nil
+		}
+		keys := make([]string, len(group.Status.ProviderIDs))
+		for i, id := range group.Status.ProviderIDs {
+			keys[i] = providerid.Key(id)
+		}
+		return keys, nil
+	}}
+)
+
+// poolOf returns the name of the pool that owns a shard group, "" if no pool does.
+func poolOf(group *v1beta1.NstanceShardGroup) string {
+	if owner := controllers.PoolOwning(group); owner != nil {
+		return owner.Name
+	}
+	return ""
+}
+
+// shardGroupsWith returns the shard groups that may have an instance with a provider
+// id.
+func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
+	return controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
 }

@@ -21,8 +21,8 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
-// This file has every read of the API server. A sync reads caches; before it selects
-// instances or removes the finalizer it also reads what a stale cache would get wrong.
+// This file has every read of the API server. A sync reads caches. Before it selects
+// instances or removes the finalizer, it also reads objects that may be stale there.
 
 // needsCandidates reports whether the sync scales down a pool with Machines, so that
 // it matters which instances are deletion candidates.
@@ -69,8 +69,8 @@ func (c *Controller) readCandidates(ctx context.Context, observed *observation) 
 	return true, nil
 }
 
-// isCurrent reports whether the cached shard group has the spec of the one on the API
-// server. It is read by name because its labels may have been removed; the sync that
+// isCurrent reports whether the cached shard group has the spec that the API server has.
+// It is read by name because its labels may have been removed; the sync that
 // follows adds them.
 func (c *Controller) isCurrent(ctx context.Context, pool *v1beta1.NstanceMachinePool, shard shardState) (bool, error) {
 	name := v1beta1.ShardGroupName(string(pool.Spec.Group), shard.id)
@@ -85,7 +85,7 @@ func (c *Controller) isCurrent(ctx context.Context, pool *v1beta1.NstanceMachine
 }
 
 // candidates returns the deletion candidates among the Machines of a pool. It returns
-// false if the cache lacks the NstanceMachine of one.
+// false if the cache lacks the NstanceMachine of a candidate.
 func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []clusterv1.Machine) (candidates []distribute.Candidate, current bool, err error) {
 	for _, machine := range machines {
 		id := capi.NstanceMachineOf(&machine)
@@ -134,7 +134,7 @@ func (c *Controller) readWriters(ctx context.Context, name string) (*v1beta1.Nst
 }
 
 // readReplicasWriters reads the MachinePool of a pool with its managedFields. It is empty if
-// there is not exactly one.
+// the pool has no MachinePool, or several.
 func (c *Controller) readReplicasWriters(ctx context.Context, pool string) (*clusterv1.MachinePool, error) {
 	machinePools := controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool)
 	if len(machinePools) != 1 {
@@ -144,7 +144,7 @@ func (c *Controller) readReplicasWriters(ctx context.Context, pool string) (*clu
 }
 
 // hasUncachedMachinePool reports whether the pool has a MachinePool that is not in the
-// cache: one that a request without a response created, or a former leader.
+// cache because a request without a response created it, or a former leader.
 func (c *Controller) hasUncachedMachinePool(ctx context.Context, observed observation) (bool, error) {
 	if len(observed.machinePools) > 0 {
 		return false, nil

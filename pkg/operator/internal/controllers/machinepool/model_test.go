@@ -198,9 +198,9 @@ func (s *model) live() []string {
 }
 
 // In spite of deletions, losses, unreachable shards and crashes between two writes: only
-// instances are terminated that were annotated, deleted or lost, the annotated ones are
-// terminated, and finally the number of instances is that of the replicas. Guards change
-// nothing about that, whatever they block.
+// instances are terminated that were annotated, deleted or lost, all annotated instances are
+// terminated, and finally the pool has as many instances as replicas. Guards change nothing
+// about that, whatever they block.
 func TestOnlyCandidatesAreTerminated(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testOnlyCandidatesAreTerminated(t, seed) })

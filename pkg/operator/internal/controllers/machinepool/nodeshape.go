@@ -5,18 +5,30 @@ package machinepool
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// shapeOf returns what the Nodes of a pool will be like, nil if that is not known: no
-// shard reports it, or the report of a shard is missing that may have less than the
-// others, or taints. A first shape does not wait for a shard that is not connected,
+// shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard
+// reports it, or the report of a shard is missing, which may have less than the others,
+// or taints. A first shape does not wait for a shard that is not connected,
 // because the pool could not be scaled from zero until then.
 func shapeOf(observed observation) *shard.NodeShape {
 	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
@@ -32,11 +44,11 @@ func shapeOf(observed observation) *shard.NodeShape {
 	return commonShape(shapes)
 }
 
-// commonShape returns what is true of a Node of a pool on every shard, nil if no shard
-// reports it. It must not promise too much: a resource counts with its smallest
+// commonShape returns the shape that a Node of a pool has at least on every shard, nil if
+// no shard reports a shape. It must not promise too much: a resource counts with its smallest
 // quantity, and only if all shards have it; a label, architecture or operating system
-// counts if all shards have the same; a taint counts if one shard has it. A nil shape
-// is that of a shard without a report.
+// counts if all shards have the same; a taint counts if one shard has it. A
+// shape is nil if its shard has no report.
 func commonShape(shapes []*shard.NodeShape) *shard.NodeShape {
 	reported := slices.DeleteFunc(slices.Clone(shapes), func(shape *shard.NodeShape) bool { return shape == nil })
 	if len(reported) == 0 {
@@ -118,4 +130,132 @@ func nodeInfoOf(shape *shard.NodeShape) v1beta1.NodeInfo {
 		return v1beta1.NodeInfo{}
 	}
 	return v1beta1.NodeInfo{Architecture: shape.Architecture, OperatingSystem: shape.OperatingSystem}
+}
+
+// The cluster autoscaler reads the labels and taints of Nodes that do not exist yet
+// from these annotations. A MachinePool has no other field for them
+// (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/clusterapi/README.md).
+const (
+	annotationLabels = "capacity.cluster-autoscaler.kubernetes.io/labels"
+	annotationTaints = "capacity.cluster-autoscaler.kubernetes.io/taints"
+)
+
+// annotate writes the labels and taints of future Nodes to the MachinePool, for the
+// cluster autoscaler. An annotation that another client set keeps its value; that is
+// no error. A nil shape is not known, and changes nothing.
+func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape) error {
+	if shape == nil {
+		return nil
+	}
+	wanted := nodeAnnotations(shape)
+	for {
+		ours := c.annotations.ours(machinePool, wanted)
+		if !slices.ContainsFunc(ours, func(key string) bool { return machinePool.Annotations[key] != wanted[key] }) {
+			return nil
+		}
+		// All of ours together: an apply removes the fields that it omits
+		// (https://kubernetes.io/docs/reference/using-api/server-side-apply/#field-management).
+		applied := make(map[string]string, len(ours))
+		for _, key := range ours {
+			if wanted[key] != "" {
+				applied[key] = wanted[key]
+			}
+		}
+		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controllers.FieldManager})
+		if foreign := conflicting(err, applied); len(foreign) > 0 {
+			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of other clients", "annotations", foreign)
+			c.annotations.add(machinePool, wanted, foreign)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("annotate MachinePool %s: %w", klog.KObj(machinePool), err)
+		}
+		klog.FromContext(ctx).Info("Annotated the MachinePool for the cluster autoscaler", "annotations", applied)
+		c.machinePoolWrites.Record(written)
+		c.annotations.remove(machinePool, ours)
+		// An annotation that is no longer needed and still exists was never ours.
+		c.annotations.add(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
+			return wanted[key] != "" || written.Annotations[key] == ""
+		}))
+		return nil
+	}
+}
+
+// nodeAnnotations returns the annotations for labels and taints, "" for an annotation that
+// is not needed.
+func nodeAnnotations(shape *shard.NodeShape) map[string]string {
+	var labels, taints []string
+	for _, key := range slices.Sorted(maps.Keys(shape.Labels)) {
+		labels = append(labels, key+"="+shape.Labels[key])
+	}
+	for _, taint := range shape.Taints {
+		taints = append(taints, taint.Key+"="+taint.Value+":"+taint.Effect)
+	}
+	return map[string]string{annotationLabels: strings.Join(labels, ","), annotationTaints: strings.Join(taints, ",")}
+}
+
+// conflicting returns the keys of annotations that other clients set, according to
+// err.
+func conflicting(err error, annotations map[string]string) []string {
+	var status apierrors.APIStatus
+	if !errors.As(err, &status) || status.Status().Details == nil {
+		return nil
+	}
+	var keys []string
+	for _, cause := range status.Status().Details.Causes {
+		key := strings.TrimPrefix(cause.Field, ".metadata.annotations.")
+		if _, ok := annotations[key]; ok && cause.Type == metav1.CauseTypeFieldManagerConflict {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// foreignAnnotations records which annotations of MachinePools other clients own.
+// Otherwise every sync would send an apply to find out. The zero value is empty.
+type foreignAnnotations struct {
+	mu sync.Mutex
+	// conflicts are by name, which bounds them by the names of MachinePools.
+	conflicts map[annotationKey]conflict
+}
+
+// annotationKey is an annotation of a MachinePool.
+type annotationKey struct {
+	machinePool cache.ObjectName
+	key         string
+}
+
+// conflict is the value that could not be written, and the value in the cache at that
+// time. If either changes, the annotation is tried again.
+type conflict struct{ wanted, cached string }
+
+// ours returns the keys of wanted, sorted, without keys that other clients own.
+func (a *foreignAnnotations) ours(machinePool *clusterv1.MachinePool, wanted map[string]string) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(wanted)), func(key string) bool {
+		recorded, ok := a.conflicts[annotationKey{cache.MetaObjectToName(machinePool), key}]
+		return ok && recorded == conflict{wanted[key], machinePool.Annotations[key]}
+	})
+}
+
+// add records annotations of other clients.
+func (a *foreignAnnotations) add(machinePool *clusterv1.MachinePool, wanted map[string]string, keys []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.conflicts == nil {
+		a.conflicts = make(map[annotationKey]conflict)
+	}
+	for _, key := range keys {
+		a.conflicts[annotationKey{cache.MetaObjectToName(machinePool), key}] = conflict{wanted[key], machinePool.Annotations[key]}
+	}
+}
+
+// remove records that annotations are ours.
+func (a *foreignAnnotations) remove(machinePool *clusterv1.MachinePool, keys []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, key := range keys {
+		delete(a.conflicts, annotationKey{cache.MetaObjectToName(machinePool), key})
+	}
 }

@@ -23,7 +23,7 @@ import (
 // observation has plain values only: plan is a pure function of it.
 type observation struct {
 	pool *v1beta1.NstanceMachinePool
-	// machinePools refer to the pool. There should be one.
+	// machinePools refer to the pool, which should have exactly one MachinePool.
 	machinePools []*clusterv1.MachinePool
 	// nameTaken is set if a MachinePool of the pool's name refers to another object.
 	nameTaken bool
@@ -49,7 +49,7 @@ type observation struct {
 	shortfallWait time.Duration
 }
 
-// shardState is one shard of a pool.
+// shardState is the state of a shard of a pool.
 type shardState struct {
 	id string
 	// configured reports whether the shard is in the configuration.
@@ -72,7 +72,7 @@ type shardState struct {
 	group *v1beta1.NstanceShardGroup
 }
 
-// guarded is what only the guards of a pool need.
+// guarded has the inputs that only the guards of a pool need.
 type guarded struct {
 	now time.Time
 	// stable is the number at or below which the replicas have been for long enough, and

@@ -50,20 +50,6 @@ type decision struct {
 	moved bool
 }
 
-// wantedShardGroup is a shard group as it should be.
-type wantedShardGroup struct {
-	// uid and resourceVersion name the existing object. With them an apply cannot create an object again
-	// that was deleted meanwhile, and a former leader cannot revert a size that it has not
-	// seen.
-	uid, resourceVersion string
-	spec                 v1beta1.NstanceShardGroupSpec
-	// kept, replaces and lent are the values of AnnotationKept, AnnotationReplaces and
-	// AnnotationLent, "" for no annotation.
-	kept, replaces, lent string
-	// afterOthers is set for a shard group that is written only if those before it were.
-	afterOthers bool
-}
-
 // problem is the reason and the message of a condition.
 type problem struct{ reason, message string }
 
@@ -165,8 +151,8 @@ func planShardGroups(observed observation, division distribute.Division, before,
 	return apply
 }
 
-// shrinkFirst orders the shard groups of a move: those that lend are written first, so
-// that the sum of the sizes never exceeds the replicas.
+// shrinkFirst orders the shard groups of a move: the lenders are written first, so that
+// the sum of the sizes never exceeds the replicas.
 func shrinkFirst(shards []distribute.Shard, wanted []wantedShardGroup) {
 	for i := range wanted {
 		at := slices.IndexFunc(shards, func(s distribute.Shard) bool { return s.ID == string(wanted[i].spec.Shard) })
@@ -320,10 +306,10 @@ func checkPreconditions(observed observation) *problem {
 	return nil
 }
 
-// replicasExplicit reports whether a client has set the replicas. If none does, the
+// replicasExplicit reports whether a client has set the replicas. If no client does, the
 // webhook of Cluster API sets a default when the MachinePool is created, and fields
 // that a webhook sets have no manager. So before the replicas are divided for the first
-// time, only replicas with a manager count. Afterwards all do: those that the scale
+// time, only replicas with a manager count. Afterwards all count: replicas that the scale
 // subresource sets have no manager either, and the admission webhook rejects the
 // removal of replicas. They also count if the API server records no managers at all.
 func replicasExplicit(observed observation, machinePool *clusterv1.MachinePool) bool {
@@ -348,7 +334,7 @@ type machinesMode struct {
 }
 
 // planMachines decides whether the instances of a pool have Machines. They are enabled
-// once the servers of all shards list their instances and remove the ones that a
+// once the servers of all shards list their instances and remove the instances that a
 // scale-down selects. Once enabled, they stay until the user disables them, because the
 // existing Machines depend on that.
 func planMachines(observed observation, mode machinesMode) machinesMode {

@@ -172,7 +172,7 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 			}
 		}
 
-		// One step for a number of replicas, one to spread it, and one more when
+		// A step for a number of replicas, a step to divide it, and one more when
 		// that shows that the replicas were a default.
 		next, again := seen, d
 		for range 4 {

@@ -10,11 +10,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // describe returns a decision as text.
@@ -267,4 +270,129 @@ func TestPlanCopiesThePoolsSettings(t *testing.T) {
 		!slices.Equal(got.Subnets, pool.Spec.Subnets) || got.Vars["a"] != "1" {
 		t.Errorf("got %+v", got)
 	}
+}
+
+func TestReplicasExplicit(t *testing.T) {
+	pool := newPool("a")
+	spread := []*v1beta1.NstanceShardGroup{newShardGroup(pool, "a", 1)}
+	for name, test := range map[string]struct {
+		owned  []*v1beta1.NstanceShardGroup
+		change func(*clusterv1.MachinePool)
+		want   bool
+	}{
+		"no record at all":      {nil, func(*clusterv1.MachinePool) {}, true},
+		"made without a number": {nil, func(m *clusterv1.MachinePool) { withDefaultReplicas(m) }, false},
+		"made with a number": {nil, func(m *clusterv1.MachinePool) {
+			m.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}
+		}, true},
+		// It may have been edited in some other field.
+		"changed since it was made without a number": {nil, func(m *clusterv1.MachinePool) { withDefaultReplicas(m).Generation = 2 }, false},
+		// The scale subresource leaves no owner.
+		"scaled after the pool was spread": {spread, func(m *clusterv1.MachinePool) { withDefaultReplicas(m).Generation = 2 }, true},
+	} {
+		object := machinePool("workers", ptr.To[int32](1))
+		object.Generation = 1
+		test.change(object)
+		if got := replicasExplicit(observation{pool: pool, shardGroups: test.owned}, object); got != test.want {
+			t.Errorf("%s: got %t, want %t", name, got, test.want)
+		}
+	}
+}
+
+// After a restore of etcd the shard groups have size 2, and the shards size 6.
+func TestChangedReplicasReplaceWhatTheShardsHave(t *testing.T) {
+	for name, test := range map[string]struct {
+		replicas int32
+		// onB is the size of the shard group on shard b, 2 if it is 0.
+		onB    int32
+		change func(*shard.Revision)
+		want   map[string]string
+	}{
+		"the replicas of the backup replace nothing": {replicas: 4, want: map[string]string{"a": "", "b": ""}},
+		"as many as the shards have":                 {replicas: 12, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
+		"the size of one shard group is unchanged":   {replicas: 12, onB: 6, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
+		"more than the shards have":                  {replicas: 20, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
+		"one shard would terminate an instance":      {replicas: 11, want: map[string]string{"a": "uid-a/9", "b": ""}},
+		"fewer than in the backup":                   {replicas: 2, want: map[string]string{"a": "", "b": ""}},
+		"the shard group is the newer one": {replicas: 12, want: map[string]string{"a": "", "b": ""},
+			change: func(r *shard.Revision) { r.Generation = 1 }},
+		"the shard has the group of another object": {replicas: 12, want: map[string]string{"a": "", "b": ""},
+			change: func(r *shard.Revision) { r.UID = "uid-other" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool("a", "b")
+			groups := map[string]*shard.Group{}
+			restored := map[string]*v1beta1.NstanceShardGroup{}
+			for _, id := range []string{"a", "b"} {
+				revision := &shard.Revision{UID: "uid-" + id, Generation: 9}
+				if test.change != nil {
+					test.change(revision)
+				}
+				groups[id] = &shard.Group{Key: "workers", Size: 6, Revision: revision}
+				size := int32(2)
+				if id == "b" {
+					size = max(size, test.onB)
+				}
+				restored[id] = ready(newShardGroup(pool, id, size))
+				restored[id].UID, restored[id].Generation = types.UID("uid-"+id), 1
+			}
+			h := newHarness(t, withGroups(groups), pool, restored["a"], restored["b"])
+			h.scale(test.replicas)
+			_, _, err := h.sync()
+			assert.NoError(t, err)
+			for id, want := range test.want {
+				assert.Equal(t, want, h.shardGroup(id).Annotations[v1beta1.AnnotationReplaces], id)
+			}
+			// The annotation stays until the shard has the shard group.
+			h.Show()
+			h.expect()
+		})
+	}
+}
+
+// A shard whose configuration has lost the group, or that is not configured any more, can
+// be removed from the pool.
+func TestStatusStaticShards(t *testing.T) {
+	pool := newPool("a", "b", "c", "d")
+	group := func(shard string, static bool) *v1beta1.NstanceShardGroup {
+		group := ready(newShardGroup(pool, shard, 1))
+		group.Status.IsStatic = &static
+		return group
+	}
+	seen := observed(pool, 4, group("a", true), group("b", false), group("c", true), away(group("d", true)))
+	seen.shards[2].configured = false
+	status := statusOf(seen)
+	want := []v1beta1.Identifier{"a", "d"}
+	if !slices.Equal(status.StaticShards, want) || !*status.IsStatic {
+		t.Errorf("the static shards are %q, want %q; static is %t", status.StaticShards, want, *status.IsStatic)
+	}
+	if got := applyStatus(pool, status).Status.StaticShards; !slices.Equal(got, want) {
+		t.Errorf("%q are applied, want %q", got, want)
+	}
+	pool.Status = status
+	if got := statusOf(observed(pool, 4, group("a", false), group("b", false), group("c", false), group("d", false))).StaticShards; len(got) > 0 {
+		t.Errorf("the static shards are %q, want none", got)
+	}
+}
+
+// No instance is moved when a shard is configured again.
+func TestSizesStayWhenAShardIsConfiguredAgain(t *testing.T) {
+	pool := newPool("a", "b", "c")
+	seen := observed(pool, 12, newShardGroup(pool, "a", 3), newShardGroup(pool, "b", 3), newShardGroup(pool, "c", 3))
+	seen.shards[2].configured, seen.shards[2].synced = false, false
+	step := func(want string) {
+		t.Helper()
+		d := planOf(seen)
+		if got := describe(d); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		seen = carriedOut(seen, d)
+	}
+	step("update a=5, update b=4, update c=3")
+	step("")
+	seen.shards[2].configured, seen.shards[2].synced = true, true
+	step("")
+	seen.machinePools[0].Spec.Replicas = ptr.To[int32](13)
+	step("update a=5, update b=4, update c=4")
+	step("")
 }

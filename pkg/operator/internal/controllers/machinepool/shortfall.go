@@ -20,8 +20,8 @@ import (
 // defaultShortfallAfter is the default of spec.shortfallAfter.
 const defaultShortfallAfter = 5 * time.Minute
 
-// shortfallTimes are since when this process has seen the shortfalls of pools, and when it
-// last moved instances because of them. A new leader begins again. The zero value is empty.
+// shortfallTimes records since when this process has seen the shortfalls of pools, and when
+// it last moved instances because of them. A new leader begins again. The zero value is empty.
 type shortfallTimes struct {
 	mu    sync.Mutex
 	pools map[cache.ObjectName]*poolShortfalls
@@ -107,7 +107,8 @@ func shortfallAfter(pool *v1beta1.NstanceMachinePool) time.Duration {
 	return defaultShortfallAfter
 }
 
-// shortfallCondition returns the condition Shortfall, nil for a pool that never had one.
+// shortfallCondition returns the condition Shortfall, nil for a pool that never had a
+// shortfall.
 func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, d decision) *metav1.Condition {
 	var short []string
 	var missing int32
@@ -142,7 +143,7 @@ func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, 
 	return &condition
 }
 
-// currentLoans describes what the shard groups say.
+// currentLoans describes the loans in the annotations of the shard groups.
 func currentLoans(observed observation) string {
 	lent, replicas := make([]int32, len(observed.shards)), int32(0)
 	for i := range observed.shards {
@@ -166,8 +167,8 @@ func (n lentNote) format(pool *v1beta1.NstanceMachinePool) string {
 	return fmt.Sprintf("%d of %s", n.lent, keptNote(pool, n.replicas))
 }
 
-// lentNote returns what the shard group says, zero if it has no annotation, or one for
-// other shards: the shares are those of the present shards then.
+// lentNote returns the AnnotationLent of the shard group, zero if it has no annotation, or an
+// annotation for other shards: then the shares are divided among the present shards.
 func (s *shardState) lentNote(pool *v1beta1.NstanceMachinePool) lentNote {
 	if s.group == nil {
 		return lentNote{}
@@ -181,7 +182,7 @@ func (s *shardState) lentNote(pool *v1beta1.NstanceMachinePool) lentNote {
 }
 
 // describeLoans returns which shards have lent how many instances to which others, "" if
-// none has.
+// no shard has.
 func describeLoans(observed observation, lent []int32, replicas int32) string {
 	var lenders, borrowers []string
 	var total int32

@@ -91,7 +91,7 @@ func (h *stockHarness) expectState(shortfall string, sizes ...int32) {
 	h.expectSizes(map[string]int32{"a": sizes[0], "b": sizes[1], "c": sizes[2]})
 }
 
-// restart drops what only the process knows of shortfalls.
+// restart drops the times of shortfalls, as a new process does.
 func (h *stockHarness) restart() { h.controller.shortfalls.pools = nil }
 
 const lentByA = "3 of 9 instances are lent by shard a to shards b (2), c (1)"
@@ -119,7 +119,7 @@ func TestInstancesMoveFromAZoneWithoutStock(t *testing.T) {
 	assert.Equal(t, int32(9), *h.pool().Status.DesiredReplicas)
 	assert.Len(t, h.Events(), 1)
 
-	// There is stock again, and nothing that runs is terminated.
+	// The shard has stock again, and no running instance is terminated.
 	h.stock["a"] = 100
 	for range 5 {
 		h.Advance(time.Hour)
@@ -153,8 +153,8 @@ func TestInstancesMoveFromAZoneWithoutStock(t *testing.T) {
 }
 
 func reversed(list []string) (reverse []string) {
-	for _, one := range list {
-		reverse = append([]string{one}, reverse...)
+	for _, id := range list {
+		reverse = append([]string{id}, reverse...)
 	}
 	return reverse
 }

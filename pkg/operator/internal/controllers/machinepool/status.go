@@ -5,17 +5,60 @@ package machinepool
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
+
+// report writes the reports of the shard groups: first the provider ids into the spec,
+// where Cluster API reads them (docs/capi.md#provider-ids), then the status, which has the
+// new generation of the spec.
+func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
+	pool := observed.pool
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed) && !retains(pool))
+	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
+		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
+		if err != nil {
+			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
+		}
+		c.poolWrites.Record(written)
+		pool = written
+	}
+
+	status := newStatus(pool, observed, d, ambiguous)
+	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
+		return nil
+	}
+	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controllers.Apply)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
+	}
+	c.poolWrites.Record(written)
+	c.recordProblem(observed.pool, status)
+	c.recordBlocked(observed.pool, status.Conditions)
+	c.recordShortfall(observed.pool, status)
+	c.recordChanges(ctx, &observed.pool.Status, written)
+	return nil
+}
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.
 func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decision, ambiguous *problem) v1beta1.NstanceMachinePoolStatus {
@@ -65,8 +108,8 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 }
 
 // provisioned reports whether Cluster API can use the pool: a shard group has reported
-// an instance, or all have reported and none is wanted. It does not wait for the other
-// shards, because Cluster API copies no provider id before, and so finds no Node.
+// an instance, or all have reported and the pool has no replicas. It does not wait for the
+// other shards, because Cluster API copies no provider id before, and so finds no Node.
 func provisioned(observed observation, desired int32) bool {
 	for _, group := range observed.shardGroups {
 		if ptr.Deref(group.Status.Replicas, 0) > 0 {
@@ -120,8 +163,8 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 	}
 }
 
-// reachability returns whether all shards are connected, and names those that are not.
-// Shards without a report are unknown.
+// reachability returns whether all shards are connected, and names the others. Shards
+// without a report are unknown.
 func reachability(observed observation) (status metav1.ConditionStatus, reason, message string) {
 	reason = v1beta1.ReasonShardUnreachable
 	var unreachable, unknown []string
@@ -177,7 +220,7 @@ func shardProblem(observed observation, d decision) *problem {
 }
 
 // deletionBlocked returns why the deletion of a pool waits: for the first shard group
-// that its shard blocks. Those that wait for Machines are not deleted yet.
+// that its shard blocks. Shard groups that wait for Machines are not deleted yet.
 func deletionBlocked(observed observation) *problem {
 	if observed.pool.DeletionTimestamp.IsZero() {
 		return nil
@@ -195,7 +238,8 @@ func removalBlocked(observed observation) *problem {
 	}))
 }
 
-// blockedBy returns what the first of some shard groups in deletion waits for.
+// blockedBy returns why the first of some shard groups in deletion waits, nil if groups is
+// empty.
 func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 	for _, group := range groups {
 		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
@@ -209,8 +253,7 @@ func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 	return nil
 }
 
-// setScalingDown sets the condition of a guarded scale-down, and removes it if there is
-// none.
+// setScalingDown sets the condition of a guarded scale-down, and removes it if nil.
 func setScalingDown(status *v1beta1.NstanceMachinePoolStatus, generation int64, scalingDown *scalingDown) {
 	if scalingDown == nil {
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionScalingDown)
@@ -218,4 +261,132 @@ func setScalingDown(status *v1beta1.NstanceMachinePoolStatus, generation int64, 
 	}
 	controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionScalingDown,
 		scalingDown.status, scalingDown.reason, scalingDown.message)
+}
+
+// applyPool returns the fields of a pool that this controller owns, without the
+// status: the finalizer, the provider ids, and during the deletion the owners.
+func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	pool := observed.pool
+	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithFinalizers(v1beta1.FinalizerMachinePool).
+		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
+	if pool.DeletionTimestamp.IsZero() {
+		return applied
+	}
+	for _, machinePool := range observed.machinePools {
+		applied.WithOwnerReferences(metav1ac.OwnerReference().
+			WithAPIVersion(clusterv1.GroupVersion.String()).
+			WithKind("MachinePool").
+			WithName(machinePool.Name).
+			WithUID(machinePool.UID))
+	}
+	return applied
+}
+
+// applyStatus returns the fields of the status that this controller owns.
+func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	applied := applyv1beta1.NstanceMachinePoolStatus().
+		WithShards(applyv1beta1.ShardsSummary().WithTotal(status.Shards.Total).WithReachable(status.Shards.Reachable)).
+		WithSubnets(status.Subnets...).
+		WithStaticShards(status.StaticShards...).
+		WithObservedGeneration(status.ObservedGeneration).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	applied.Ready = status.Ready
+	applied.DesiredReplicas = status.DesiredReplicas
+	applied.Replicas = status.Replicas
+	applied.Draining = status.Draining
+	applied.DrainsBlocked = status.DrainsBlocked
+	applied.IsStatic = status.IsStatic
+	if status.Initialization.Provisioned != nil {
+		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().
+			WithProvisioned(*status.Initialization.Provisioned))
+	}
+	if status.Template != "" {
+		applied.WithTemplate(status.Template)
+	}
+	if status.InfrastructureMachineKind != "" {
+		// Cluster API would take an empty kind for a kind.
+		applied.WithInfrastructureMachineKind(status.InfrastructureMachineKind)
+	}
+	if status.Capacity != nil {
+		applied.WithCapacity(status.Capacity)
+	}
+	if status.NodeInfo != (v1beta1.NodeInfo{}) {
+		info := applyv1beta1.NodeInfo()
+		if status.NodeInfo.Architecture != "" {
+			info.WithArchitecture(status.NodeInfo.Architecture)
+		}
+		if status.NodeInfo.OperatingSystem != "" {
+			info.WithOperatingSystem(status.NodeInfo.OperatingSystem)
+		}
+		applied.WithNodeInfo(info)
+	}
+	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).WithStatus(applied)
+}
+
+// providerIDs returns the ids of all instances of the shard groups, sorted, because
+// Cluster API compares the list in order. Each is written as on its Node, because
+// Cluster API finds the Node by comparing bytes (docs/capi.md#provider-ids). While no Node
+// or several Nodes match, an id stays written as it is in before. A new id is written as
+// the server reports it.
+//
+// Cluster API deletes the Node of an id that is removed from the list. If the groups
+// are not complete, no id is removed.
+func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup, complete bool) (ids []string, ambiguous *problem) {
+	listed := byKey(before)
+	for _, group := range groups {
+		for _, id := range group.Status.ProviderIDs {
+			nodes := c.nodes.WithProviderID(id)
+			if len(nodes) == 1 {
+				ids = append(ids, nodes[0].Spec.ProviderID)
+				continue
+			}
+			if len(nodes) > 1 && ambiguous == nil {
+				ambiguous = &problem{v1beta1.ReasonAmbiguousProviderID,
+					fmt.Sprintf("provider id %q matches %d Nodes", id, len(nodes))}
+			}
+			ids = append(ids, asListed(listed[providerid.Key(id)], id))
+		}
+	}
+	if !complete {
+		reported := byKey(ids)
+		for _, id := range before {
+			ids = append(ids, asListed(reported[providerid.Key(id)], id))
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids), ambiguous
+}
+
+// allReported reports whether every shard of the pool has a shard group that has
+// reported its instances. A new shard group has not, nor has a shard group that a backup
+// restored without its status. While the pool is being deleted, a shard without a
+// shard group has no instances.
+func allReported(observed observation) bool {
+	deleting := !observed.pool.DeletionTimestamp.IsZero()
+	for _, shard := range observed.shards {
+		if shard.group == nil && !deleting || shard.group != nil && shard.group.Status.Replicas == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// byKey groups provider ids that may name the same instance.
+func byKey(ids []string) map[string][]string {
+	grouped := make(map[string][]string, len(ids))
+	for _, id := range ids {
+		key := providerid.Key(id)
+		grouped[key] = append(grouped[key], id)
+	}
+	return grouped
+}
+
+// asListed returns the first of listed that names the same instance as id, or id.
+func asListed(listed []string, id string) string {
+	at := slices.IndexFunc(listed, func(other string) bool { return providerid.Match(id, other) })
+	if at < 0 {
+		return id
+	}
+	return listed[at]
 }

@@ -4,17 +4,23 @@
 package machinepool
 
 import (
+	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )
 
-// statusOf is the status after a sync that saw this.
+// statusOf returns the status after a sync with this observation.
 func statusOf(seen observation) v1beta1.NstanceMachinePoolStatus {
 	return newStatus(seen.pool, seen, planOf(seen), nil)
 }
@@ -221,5 +227,152 @@ func TestStatusAmbiguousIDIsAProblem(t *testing.T) {
 	got := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady)
 	if got.Status != metav1.ConditionFalse || got.Reason != v1beta1.ReasonAmbiguousProviderID {
 		t.Errorf("Ready is %s, %s", got.Status, got.Reason)
+	}
+}
+
+// restoredPool returns a pool and its shard groups on shards a and b, as a backup
+// restores them that has no status.
+func restoredPool(sizes ...int32) (*v1beta1.NstanceMachinePool, []*v1beta1.NstanceShardGroup) {
+	pool := newPool("a", "b")
+	pool.Spec.ProviderIDList = []string{"i-1", "i-2"}
+	return pool, []*v1beta1.NstanceShardGroup{newShardGroup(pool, "a", sizes[0]), newShardGroup(pool, "b", sizes[1])}
+}
+
+// Cluster API deletes the Node of an id that is removed.
+func TestProviderIDsSurviveTheLossOfTheStatus(t *testing.T) {
+	pool, groups := restoredPool(1, 1)
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, groups[0], groups[1])
+	h.scale(2)
+	expect := func(want ...string) {
+		t.Helper()
+		_, _, err := h.sync()
+		assert.NoError(t, err)
+		assert.Equal(t, want, h.pool().Spec.ProviderIDList)
+	}
+	expect("i-1", "i-2")
+	h.report("a", func(group *v1beta1.NstanceShardGroup) { ready(group, "i-1") })
+	expect("i-1", "i-2")
+	h.report("b", func(group *v1beta1.NstanceShardGroup) { ready(group) })
+	expect("i-1")
+}
+
+// The instances of a pool with Machines are selected one by one. Dividing them evenly
+// would terminate some.
+func TestAnUnevenPoolWithMachinesStaysUnevenWithoutItsStatus(t *testing.T) {
+	pool, groups := restoredPool(3, 0)
+	member := &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{
+		Namespace: pool.Namespace, Name: "i-1", UID: "uid-i-1",
+		Labels: map[string]string{clusterv1.MachinePoolNameLabel: "workers"},
+		OwnerReferences: []metav1.OwnerReference{
+			{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.PoolKind, Name: pool.Name, UID: pool.UID},
+		},
+	}, Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "a"}}
+	onA, onB := listed("i-1", "i-2", "i-3"), listed()
+	for mode, want := range map[v1beta1.MachinesMode]map[string]int32{
+		v1beta1.MachinesAlways: {"a": 3, "b": 0},
+		v1beta1.MachinesNever:  {"a": 2, "b": 1},
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			pool := pool.DeepCopy()
+			pool.Spec.Machines = mode
+			h := newHarness(t, withGroups(map[string]*shard.Group{"a": onA, "b": onB}), pool, groups[0].DeepCopy(), groups[1].DeepCopy(), member)
+			h.scale(3)
+			_, _, err := h.sync()
+			assert.NoError(t, err)
+			h.expectSizes(want)
+		})
+	}
+}
+
+func node(name, providerID string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: providerID}}
+}
+
+func TestProviderIDs(t *testing.T) {
+	pool := newPool("a", "b")
+	tests := map[string]struct {
+		before    []string
+		partial   bool
+		groups    []*v1beta1.NstanceShardGroup
+		nodes     []*corev1.Node
+		want      []string
+		ambiguous string
+	}{
+		"there are none": {before: []string{"i-1"}},
+		"without Nodes they are the servers', sorted": {
+			groups: []*v1beta1.NstanceShardGroup{
+				ready(newShardGroup(pool, "a", 2), "i-3", "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"),
+			},
+			want: []string{"i-1", "i-2", "i-3"},
+		},
+		"they are written as on their Nodes": {
+			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 2), "i-1", "us-west-2a/i-2")},
+			nodes:  []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2a/i-2"), node("other", "aws:///us-west-2b/i-2")},
+			want:   []string{"aws:///us-west-2a/i-1", "aws:///us-west-2a/i-2"},
+		},
+		"those of a shard that is away stay": {
+			groups: []*v1beta1.NstanceShardGroup{away(ready(newShardGroup(pool, "a", 1), "i-1")), ready(newShardGroup(pool, "b", 1), "i-2")},
+			want:   []string{"i-1", "i-2"},
+		},
+		"an instance that two shards report is listed once": {
+			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-1")},
+			want:   []string{"i-1"},
+		},
+		"two Nodes are problem, and the server's words are all there is": {
+			groups:    []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
+			nodes:     []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2b/i-1")},
+			want:      []string{"i-1"},
+			ambiguous: `provider id "i-1" matches 2 Nodes`,
+		},
+		"a second Node does not put an id out of the list": {
+			before:    []string{"aws:///us-west-2a/i-1"},
+			groups:    []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
+			nodes:     []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2b/i-1")},
+			want:      []string{"aws:///us-west-2a/i-1"},
+			ambiguous: `provider id "i-1" matches 2 Nodes`,
+		},
+		"a Node that went does not put an id out of the list": {
+			before: []string{"aws:///us-west-2a/i-1"},
+			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
+			want:   []string{"aws:///us-west-2a/i-1"},
+		},
+		"an id that no shard reports is removed": {
+			before: []string{"aws:///us-west-2a/i-1", "aws:///us-west-2a/i-2"},
+			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
+			nodes:  []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2a/i-2")},
+			want:   []string{"aws:///us-west-2a/i-1"},
+		},
+		"an id that no shard reports stays while a shard has reported nothing": {
+			before:  []string{"aws:///us-west-2a/i-1", "i-2", "i-3"},
+			partial: true,
+			groups:  []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "us-west-2a/i-1", "i-2")},
+			nodes:   []*corev1.Node{node("two", "aws:///us-west-2a/i-2")},
+			want:    []string{"aws:///us-west-2a/i-1", "aws:///us-west-2a/i-2", "i-3"},
+		},
+		"a Node with another id of the same instance is right": {
+			before: []string{"i-1"},
+			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
+			nodes:  []*corev1.Node{node("one", "aws:///us-west-2a/i-1")},
+			want:   []string{"aws:///us-west-2a/i-1"},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, shardtest.New())
+			for _, node := range test.nodes {
+				h.Put(h.Informers.Nodes, node)
+			}
+			got, ambiguous := h.controller.providerIDs(test.before, test.groups, !test.partial)
+			if !slices.Equal(got, test.want) {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+			message := ""
+			if ambiguous != nil {
+				message = ambiguous.message
+			}
+			if message != test.ambiguous {
+				t.Errorf("got problem %q, want %q", message, test.ambiguous)
+			}
+		})
 	}
 }

@@ -5,6 +5,7 @@ package machinepool
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -20,6 +23,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
@@ -36,7 +40,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
 	if !pool.DeletionTimestamp.IsZero() && !hasFinalizer {
-		// The remaining finalizers are those of other clients.
+		// The remaining finalizers belong to other clients.
 		return 0, nil
 	}
 	if caughtUp, delay := c.caughtUp(pool); !caughtUp {
@@ -88,8 +92,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	return shortest(d.scalingDown.delay(), observed.shortfallWait), errors.Join(err, c.report(ctx, observed, d))
 }
 
-// act carries out a decision. A part that fails does not keep the others from being
-// done.
+// act carries out a decision. If a part fails, the others are still done.
 func (c *Controller) act(ctx context.Context, observed observation, d decision) error {
 	failed := []error{
 		c.applyShardGroups(ctx, observed.pool, d.apply),
@@ -131,8 +134,8 @@ func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) (caughtUp bool, 
 	return false, max(c.poolWrites.Delay(own), c.machinePoolWrites.Delay(own), c.shardGroupWrites.Delay(groups...))
 }
 
-// createMachinePool creates the MachinePool of a pool that has none. Afterwards only
-// users and the autoscaler change its replicas.
+// createMachinePool creates the MachinePool of a pool. Afterwards only users and the
+// autoscaler change its replicas.
 func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas int32) error {
 	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, replicas),
 		metav1.CreateOptions{FieldManager: controllers.FieldManager})
@@ -196,36 +199,90 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 	return errors.Join(failed...)
 }
 
-// report writes what the shard groups report: first the provider ids into the spec,
-// where Cluster API reads them, then the status, which has the new generation of the
-// spec.
-func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
-	pool := observed.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed) && !retains(pool))
-	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
-		if err != nil {
-			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
-		}
-		c.poolWrites.Record(written)
-		pool = written
-	}
+// wantedShardGroup is a shard group as it should be.
+type wantedShardGroup struct {
+	// uid and resourceVersion name the existing object. With them an apply cannot create an
+	// object again that was deleted meanwhile, and a former leader cannot revert a size
+	// that it has not seen.
+	uid, resourceVersion string
+	spec                 v1beta1.NstanceShardGroupSpec
+	// kept, replaces and lent are the values of AnnotationKept, AnnotationReplaces and
+	// AnnotationLent, "" for no annotation.
+	kept, replaces, lent string
+	// afterOthers is set if the shard group is written only after all before it were.
+	afterOthers bool
+}
 
-	status := newStatus(pool, observed, d, ambiguous)
-	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
-		return nil
+// applyShardGroup returns the fields of a shard group that this controller owns. The
+// finalizer is created with the object, so that no deletion of the object leaves the
+// group on the shard.
+func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *applyv1beta1.NstanceShardGroupApplyConfiguration {
+	spec := want.spec
+	applied := applyv1beta1.NstanceShardGroup(v1beta1.ShardGroupName(string(spec.Group), string(spec.Shard)), pool.Namespace).
+		WithLabels(shardGroupLabels(&spec)).
+		WithFinalizers(v1beta1.FinalizerShardGroup).
+		WithOwnerReferences(metav1ac.OwnerReference().
+			WithAPIVersion(v1beta1.SchemeGroupVersion.String()).
+			WithKind(v1beta1.PoolKind).
+			WithName(pool.Name).
+			WithUID(pool.UID).
+			WithController(true)).
+		WithSpec(applyv1beta1.NstanceShardGroupSpec().
+			WithGroup(spec.Group).
+			WithShard(spec.Shard).
+			WithSize(spec.Size).
+			WithRemoveFirst(spec.RemoveFirst...))
+	applied.Spec.GroupSettingsApplyConfiguration = applySettings(&spec.GroupSettings)
+	if spec.DeletionPolicy != "" {
+		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
 	}
-	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controllers.Apply)
-	if apierrors.IsNotFound(err) {
-		return nil
+	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces, v1beta1.AnnotationLent: want.lent} {
+		if value != "" {
+			applied.WithAnnotations(map[string]string{name: value})
+		}
+	}
+	if want.uid != "" {
+		applied.WithUID(types.UID(want.uid)).WithResourceVersion(want.resourceVersion)
+	}
+	return applied
+}
+
+// sameShardGroup reports whether a shard group already has what applyShardGroup would
+// write.
+func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted wantedShardGroup) bool {
+	want := wanted.spec
+	for name, value := range shardGroupLabels(&want) {
+		if group.Labels[name] != value {
+			return false
+		}
+	}
+	return metav1.IsControlledBy(group, pool) &&
+		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
+		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
+		group.Annotations[v1beta1.AnnotationLent] == wanted.lent &&
+		// An annotation for an earlier revision has no effect and is not worth a write.
+		(wanted.replaces == "" || group.Annotations[v1beta1.AnnotationReplaces] == wanted.replaces) &&
+		equality.Semantic.DeepEqual(group.Spec, want)
+}
+
+// applySettings returns settings as an apply configuration. Both have the same JSON,
+// so that a new setting needs no change here; empty settings are left out.
+func applySettings(settings *v1beta1.GroupSettings) applyv1beta1.GroupSettingsApplyConfiguration {
+	var applied applyv1beta1.GroupSettingsApplyConfiguration
+	data, err := json.Marshal(settings)
+	if err == nil {
+		err = json.Unmarshal(data, &applied)
 	}
 	if err != nil {
-		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
+		// Strings, lists and maps of strings have no error.
+		panic(err)
 	}
-	c.poolWrites.Record(written)
-	c.recordProblem(observed.pool, status)
-	c.recordBlocked(observed.pool, status.Conditions)
-	c.recordShortfall(observed.pool, status)
-	c.recordChanges(ctx, &observed.pool.Status, written)
-	return nil
+	return applied
+}
+
+func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
+	return map[string]string{
+		v1beta1.LabelGroup: string(spec.Group),
+		v1beta1.LabelShard: string(spec.Shard),
+	}
 }

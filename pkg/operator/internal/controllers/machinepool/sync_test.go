@@ -5,16 +5,26 @@ package machinepool
 
 import (
 	"errors"
+	"reflect"
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/testing/settingstest"
 )
 
 const (
@@ -209,4 +219,187 @@ func TestSyncOfADeletedPoolWritesNothing(t *testing.T) {
 	h = newHarness(t, withSizes(map[string]int32{"a": 0}), pool)
 	h.scale(5)
 	h.expect()
+}
+
+func TestSyncCreatesTheMachinePoolWithTheCurrentReplicas(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 4, "b": 3}), newPool("a", "b"))
+	h.expect()
+	if len(h.CAPI.Created) != 1 {
+		t.Fatalf("created %v", h.CAPI.Created)
+	}
+	made := &clusterv1.MachinePool{}
+	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, made))
+	spec := made.Spec.Template.Spec
+	if made.Name != "workers" || ptr.Deref(made.Spec.Replicas, -1) != 7 {
+		t.Errorf("made %q with replicas %v", made.Name, made.Spec.Replicas)
+	}
+	if made.Spec.ClusterName != "cluster--default" || spec.ClusterName != "cluster--default" {
+		t.Errorf("of clusters %q and %q", made.Spec.ClusterName, spec.ClusterName)
+	}
+	// Cluster API rejects a MachinePool without the name of a bootstrap Secret.
+	if spec.Bootstrap.DataSecretName == nil || *spec.Bootstrap.DataSecretName != "" {
+		t.Errorf("with the bootstrap Secret %v", spec.Bootstrap.DataSecretName)
+	}
+	want := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: "NstanceMachinePool", Name: "workers"}
+	if spec.InfrastructureRef != want {
+		t.Errorf("for %+v, want %+v", spec.InfrastructureRef, want)
+	}
+
+	// The cache does not have it yet.
+	h.Show()
+	writes, requeue, err := h.sync()
+	if err != nil || len(writes) > 0 || requeue != controller.StaleRetry || len(h.CAPI.Created) != 1 {
+		t.Errorf("before the cache shows it: wrote %q, requeue %s, error %v, created %d", writes, requeue, err, len(h.CAPI.Created))
+	}
+	made.ResourceVersion = h.CAPI.Created[0].GetResourceVersion()
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Add(made))
+	h.expect(groupA, groupB)
+}
+
+func TestSyncCreatesZeroReplicasExplicitly(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 0}), newPool("a"))
+	h.expect()
+	if len(h.CAPI.Created) != 1 {
+		t.Fatalf("created %v", h.CAPI.Created)
+	}
+	spec := h.CAPI.Created[0].Object["spec"].(map[string]any)
+	if replicas, ok := spec["replicas"]; !ok || replicas != int64(0) {
+		t.Errorf("sent replicas %v, set %t; the default of Cluster API is 1", replicas, ok)
+	}
+}
+
+func TestSyncAcceptsAMachinePoolOfAnotherClient(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 4}), newPool("a"))
+	h.CAPI.Taken = []string{"machinepools/workers"}
+	h.expect()
+	if len(h.CAPI.Created) > 0 {
+		t.Errorf("created %v", h.CAPI.Created)
+	}
+}
+
+func TestSyncDoesNotCreateTheMachinePoolBeforeEveryShardWasRead(t *testing.T) {
+	pool := newPool("a", "b")
+	h := newHarness(t, withSizes(map[string]int32{"a": 4, "b": 3}), pool)
+	h.Fake.ByID["b"].Synced = false
+	h.expect(poolStatus)
+	if len(h.CAPI.Created) > 0 {
+		t.Errorf("created %v from a part of the shards", h.CAPI.Created)
+	}
+	got := meta.FindStatusCondition(h.pool().Status.Conditions, v1beta1.ConditionReady)
+	if got.Reason != v1beta1.ReasonNotSynced {
+		t.Errorf("Ready says %s: %s", got.Reason, got.Message)
+	}
+}
+
+// The API server may delete a pool whose finalizer was written during the deletion.
+func TestMachinePoolOfAPoolThatWasDeletedMeanwhileIsDeleted(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 4}), newPool("a"))
+	h.expect()
+	require.Len(t, h.CAPI.Created, 1)
+	h.expect()
+	require.Empty(t, h.CAPI.Changed, "the pool exists, even if the cache is stale")
+
+	pools := v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools")
+	require.NoError(t, h.Tracker().Delete(pools, controllertest.Namespace, "workers"))
+	h.Remove(h.Informers.Nstance.NstanceMachinePools().Informer(), newPool("a"))
+	h.Writes()
+	h.expect()
+	require.Len(t, h.CAPI.Changed, 1)
+	assert.Contains(t, h.CAPI.Changed[0], "DELETE machinepools/workers")
+	assert.Contains(t, h.CAPI.Changed[0], `"preconditions":{"uid":"uid-of-workers"}`)
+	h.expect()
+	assert.Len(t, h.CAPI.Changed, 1, "deletions")
+}
+
+// Cluster API sets replicas to 1 if a user omits them.
+func TestSyncRaisesDefaultReplicas(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 4}), newPool("a", "b"))
+	defaulted := withDefaultReplicas(machinePool("workers", ptr.To[int32](1)))
+	defaulted.ResourceVersion = "7"
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Add(defaulted))
+	h.expect()
+	want := []string{`PATCH machinepools/workers/scale {"metadata":{"resourceVersion":"7"},"spec":{"replicas":5}}`}
+	if !slices.Equal(h.CAPI.Changed, want) {
+		t.Errorf("did %q, want %q", h.CAPI.Changed, want)
+	}
+	h.scale(5)
+	h.expect(groupA, groupB)
+	for shard, size := range map[string]int32{"a": 1, "b": 4} {
+		group := h.shardGroup(shard)
+		if group.Spec.Size != size || group.Annotations[v1beta1.AnnotationKept] != "5 over a,b" {
+			t.Errorf("shard %s has size %d and the note %q, want the imported size %d", shard, group.Spec.Size, group.Annotations[v1beta1.AnnotationKept], size)
+		}
+	}
+	h.report("a", func(g *v1beta1.NstanceShardGroup) { ready(g) })
+	h.report("b", func(g *v1beta1.NstanceShardGroup) { ready(g) })
+	h.expect(poolStatus)
+
+	// Explicit replicas are divided evenly.
+	h.Show()
+	h.scale(6)
+	h.expect(poolStatus, groupA, groupB)
+	for shard, size := range map[string]int32{"a": 3, "b": 3} {
+		group := h.shardGroup(shard)
+		if _, noted := group.Annotations[v1beta1.AnnotationKept]; group.Spec.Size != size || noted {
+			t.Errorf("shard %s has size %d and the annotations %v, want %d and none", shard, group.Spec.Size, group.Annotations, size)
+		}
+	}
+	h.Show()
+	h.scale(5)
+	h.expect(poolStatus, groupB)
+}
+
+// A shard group that exists is written as it was observed: a former leader, or a leader
+// with a stale cache, gets a conflict.
+func TestExistingShardGroupIsWrittenAsObserved(t *testing.T) {
+	pool := newPool("a")
+	group := newShardGroup(pool, "a", 1)
+	group.UID, group.ResourceVersion = "uid-a", "7"
+	d := planOf(observed(pool, 3, group))
+	require.Len(t, d.apply, 1)
+	applied := applyShardGroup(pool, d.apply[0])
+	assert.Equal(t, ptr.To(types.UID("uid-a")), applied.UID)
+	assert.Equal(t, ptr.To("7"), applied.ResourceVersion)
+}
+
+// Its finalizer is written when the pool is resumed, before anything exists on a shard.
+func TestPausedPoolGetsNoFinalizer(t *testing.T) {
+	pool := newPool("a")
+	pool.Finalizers, pool.Annotations = nil, pausedAnnotation
+	h := newHarness(t, withSizes(map[string]int32{"a": 0}), pool)
+	h.scale(2)
+	h.expect(poolStatus)
+	assert.Empty(t, h.pool().Finalizers)
+}
+
+// The instances of a group that is being deleted are not part of a pool that gets its name.
+func TestSyncDoesNotCountAGroupThatIsBeingDeleted(t *testing.T) {
+	shards := withGroups(map[string]*shard.Group{"a": {Key: "workers", Size: 4, Deleting: true}, "b": {Key: "workers", Size: 3}})
+	h := newHarness(t, shards, newPool("a", "b"))
+	h.expect()
+	require.Len(t, h.CAPI.Created, 1)
+	assert.EqualValues(t, 3, h.CAPI.Created[0].Object["spec"].(map[string]any)["replicas"])
+}
+
+// A setting that is forgotten here would silently never reach the shard groups.
+func TestEverySettingIsAppliedAndCompared(t *testing.T) {
+	pool := &v1beta1.NstanceMachinePool{}
+	pool.UID = "uid"
+	settingstest.Fill(&pool.Spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
+	want := wantedSpec(pool, "a", 1)
+	if !reflect.DeepEqual(want.GroupSettings, pool.Spec.GroupSettings) {
+		t.Errorf("the shard group gets %+v, want %+v", want.GroupSettings, pool.Spec.GroupSettings)
+	}
+
+	applied := reflect.ValueOf(applySettings(&want.GroupSettings))
+	settings := reflect.TypeFor[v1beta1.GroupSettings]()
+	for i := range settings.NumField() {
+		name := settings.Field(i).Name
+		if field := applied.FieldByName(name); !field.IsValid() || field.IsZero() {
+			t.Errorf("%s is not applied", name)
+		}
+	}
+	if none := applySettings(&v1beta1.GroupSettings{}); !reflect.ValueOf(none).IsZero() {
+		t.Errorf("settings that are left out are applied as %+v", none)
+	}
 }

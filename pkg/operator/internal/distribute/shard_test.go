@@ -5,60 +5,10 @@ package distribute
 
 import (
 	"slices"
-	"strings"
 	"testing"
-)
 
-func TestSortCandidates(t *testing.T) {
-	annotated := func(id, shard, at string) Candidate {
-		return Candidate{ID: id, Shard: shard, Annotated: true, Annotation: at}
-	}
-	deleting := func(id, shard string) Candidate { return Candidate{ID: id, Shard: shard} }
-	for name, test := range map[string]struct {
-		candidates []Candidate
-		change     func([]Shard)
-		want       string
-	}{
-		"none":                       {nil, nil, ""},
-		"the annotated one":          {[]Candidate{annotated("a2", "a", "now")}, nil, "a2"},
-		"the earliest first":         {[]Candidate{annotated("a1", "a", "2026-11-21 10:00:02"), annotated("b1", "b", "2026-11-21 10:00:01")}, nil, "b1 a1"},
-		"of the same time by name":   {[]Candidate{annotated("b2", "b", ""), annotated("a1", "a", ""), annotated("b1", "b", "")}, nil, "a1 b1 b2"},
-		"the ones in deletion later": {[]Candidate{deleting("b2", "b"), deleting("b1", "b"), annotated("a1", "a", "")}, nil, "a1 b1 b2"},
-		"one that an earlier scale-down selected": {[]Candidate{annotated("a1", "a", ""), annotated("a2", "a", "")}, func(shards []Shard) {
-			shards[1].RemoveFirst = []string{"a1"}
-		}, "a2"},
-		"one that was terminated and replaced": {[]Candidate{deleting("a9", "a"), annotated("a2", "a", "")}, nil, "a2"},
-		"terminating ones": {[]Candidate{deleting("a1", "a"), deleting("a2", "a")}, func(shards []Shard) {
-			shards[1].Reported.Instances[0].Terminating = true
-			shards[1].Reported.Instances[1].Terminating = true
-		}, ""},
-		"on a shard that has not synced none is known to be terminated": {[]Candidate{annotated("a9", "a", "")}, func(shards []Shard) {
-			shards[1].Synced, shards[1].Reported = false, nil
-		}, "a9"},
-		"nor on a server that lists none": {[]Candidate{annotated("a9", "a", "")}, func(shards []Shard) {
-			shards[1].Reported = &Group{}
-		}, "a9"},
-		"one with two Machines once":                 {[]Candidate{annotated("a1", "a", "2"), annotated("b1", "b", "1"), deleting("a1", "a")}, nil, "b1 a1"},
-		"one on a shard that the pool does not name": {[]Candidate{annotated("c1", "c", "")}, nil, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			shards := []Shard{
-				{ID: "b", Size: 2, HasShardGroup: true, Synced: true, Reported: groupOf("b1", "b2")},
-				{ID: "a", Size: 2, HasShardGroup: true, Synced: true, Reported: groupOf("a1", "a2")},
-			}
-			if test.change != nil {
-				test.change(shards)
-			}
-			var got []string
-			for _, candidate := range sortCandidates(shards, test.candidates) {
-				got = append(got, candidate.ID)
-			}
-			if strings.Join(got, " ") != test.want {
-				t.Errorf("got %q, want %q", got, test.want)
-			}
-		})
-	}
-}
+	"github.com/stretchr/testify/assert"
+)
 
 func TestShortfall(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -106,8 +56,8 @@ func TestShortfallRemove(t *testing.T) {
 	}
 }
 
-// Selected instances are written together with the size and stay with it. With a
-// later size those are dropped that are terminated or no longer surplus.
+// Selected instances are written together with the size and stay with it. A later size
+// drops instances that are terminated or no longer surplus.
 func TestNextRemoveFirst(t *testing.T) {
 	shard := Shard{ID: "a", Size: 3, HasShardGroup: true, RemoveFirst: []string{"a1", "a2"}, Synced: true, Reported: groupOf("a2", "a3", "a4")}
 	expect := func(when string, size int32, selected []string, want ...string) {
@@ -125,5 +75,31 @@ func TestNextRemoveFirst(t *testing.T) {
 	expect("without knowing the instances", 4, nil, "a1", "a2")
 	if !slices.Equal(shard.RemoveFirst, []string{"a1", "a2"}) {
 		t.Error("the argument was changed")
+	}
+}
+
+func TestBeingRemoved(t *testing.T) {
+	draining := groupOf("a", "b", "c")
+	draining.Instances[0].Draining, draining.Instances[1].Terminating = true, true
+	for name, test := range map[string]struct {
+		shard Shard
+		want  int32
+		known bool
+	}{
+		"nothing":                   {Shard{Size: 3, Synced: true, Reported: groupOf("a", "b", "c")}, 0, true},
+		"not terminated yet":        {Shard{Size: 1, Synced: true, Reported: groupOf("a", "b", "c")}, 2, true},
+		"replaced ones":             {Shard{Size: 3, Synced: true, Reported: draining}, 2, true},
+		"replaced ones and surplus": {Shard{Size: 0, Synced: true, Reported: draining}, 3, true},
+		"not all exist":             {Shard{Size: 5, Synced: true, Reported: groupOf("a")}, 0, true},
+		"no group":                  {Shard{Size: 5, Synced: true}, 0, true},
+		"not synced":                {Shard{Size: 5}, 0, false},
+		"not configured":            {Shard{Size: 5, Fixed: true}, 0, true},
+		"a server that does not list its instances": {Shard{Size: 2, Synced: true, Reported: &Group{Size: 2, Running: 4}}, 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, known := test.shard.BeingRemoved()
+			assert.Equal(t, test.want, got)
+			assert.Equal(t, test.known, known)
+		})
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -90,12 +91,12 @@ func TestAnnotatedInstanceIsRemovedFirst(t *testing.T) {
 	if spec := h.shardGroup("b").Spec; spec.Size != 0 || !slices.Equal(spec.RemoveFirst, []string{"b1"}) {
 		t.Errorf("shard b became %+v", spec)
 	}
-	// Uneven as it is, it stays so.
+	// It stays uneven.
 	h.Show()
 	h.expect()
 }
 
-// A Machine that is deleted to be replaced is not removed instead of the one whose Node
+// A Machine that is deleted to be replaced is not removed instead of the Machine whose Node
 // the autoscaler drained.
 func TestAnnotatedInstanceIsRemovedBeforeDeletedMachine(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
@@ -110,8 +111,7 @@ func TestAnnotatedInstanceIsRemovedBeforeDeletedMachine(t *testing.T) {
 	}
 }
 
-// Candidates one after the other are each selected once, even if the cache of
-// MachinePools is stale.
+// Successive candidates are each selected once, even if the cache of MachinePools is stale.
 func TestCandidatesOneAfterTheOther(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1", "b2"}, "c": {"c1"}},
 		map[string]func(*clusterv1.Machine){"b2": annotatedAt("1"), "a1": annotatedAt("2"), "c1": annotatedAt("3")})
@@ -234,7 +234,7 @@ func TestLostInstanceIsNoCandidate(t *testing.T) {
 	h.expectSizes(map[string]int32{"a": 2, "b": 0, "c": 1})
 }
 
-// A Machine whose NstanceMachine is not one of the pool is no candidate, in spite of its
+// A Machine whose NstanceMachine belongs to another pool is no candidate, in spite of its
 // labels.
 func TestMachineOutsideThePoolIsNoCandidate(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1", "b2", "b3"}, "c": {"c1"}}, nil)
@@ -269,8 +269,9 @@ func TestUncachedPauseSelectsNothing(t *testing.T) {
 	}
 }
 
-// The autoscaler reverts a scale-up without a candidate if the instances do not come.
-// That must not remove a running instance.
+// The autoscaler reverts a scale-up without a candidate if the instances do not come
+// (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md). That
+// must not remove a running instance.
 func TestMissingInstancesAreRemovedFirst(t *testing.T) {
 	for name, test := range map[string]struct {
 		reported *shard.Group
@@ -294,4 +295,58 @@ func TestMissingInstancesAreRemovedFirst(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An instance was selected, and a scale-up revoked that before it was terminated. Its
+// Machine is still being deleted, and is a candidate of the next scale-down.
+func TestRevokedSelectionIsACandidateAgain(t *testing.T) {
+	deleting := func(machine *clusterv1.Machine) {
+		machine.DeletionTimestamp, machine.Finalizers = ptr.To(metav1.Now()), []string{"example.com/wait"}
+	}
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1", "b2", "b3"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a1": deleting})
+	replicas := func(now int32) {
+		t.Helper()
+		h.CAPI.Created = slices.DeleteFunc(h.CAPI.Created, func(object *unstructured.Unstructured) bool { return object.GetKind() == "MachinePool" })
+		h.live(now)
+		h.Show()
+		_, _, err := h.sync()
+		require.NoError(t, err)
+		h.Show()
+	}
+	replicas(5)
+	h.expectSizes(map[string]int32{"a": 1, "b": 3, "c": 1})
+	replicas(6)
+	h.expectSizes(map[string]int32{"a": 2, "b": 3, "c": 1})
+	replicas(5)
+	h.expectSizes(map[string]int32{"a": 1, "b": 3, "c": 1})
+}
+
+// The MachinePool was deleted and created again, and the cache has the deleted object.
+func TestReplacedMachinePoolSelectsNothing(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}}, nil)
+	replicas := int32(3)
+	h.scale(replicas)
+	another := machinePool("workers", &replicas)
+	another.TypeMeta = metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}
+	another.UID = "another"
+	h.CAPI.Has(t, another)
+	writes, requeue, err := h.sync()
+	require.NoError(t, err)
+	assert.Empty(t, writes)
+	assert.Positive(t, requeue)
+}
+
+// The labels of a Machine and the owner of its NstanceMachine have the name of the pool,
+// and belong to a former pool.
+func TestInstanceOfAFormerPoolIsNoCandidate(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a2": annotatedAt("now")})
+	controllertest.Change(h.API, "a2", func(former *v1beta1.NstanceMachine) { former.OwnerReferences[0].UID = "former" })
+	h.Show()
+	h.live(3)
+	_, _, err := h.sync()
+	require.NoError(t, err)
+	h.expectSizes(map[string]int32{"a": 1, "b": 1, "c": 1})
+	assert.Empty(t, h.shardGroup("a").Spec.RemoveFirst)
 }

@@ -159,7 +159,7 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	h.expect()
 }
 
-// The capacity stays while one shard cannot be read, because that one may have less.
+// The capacity stays while a shard cannot be read, because that shard may have less.
 func TestCapacityStaysWhileAShardIsUnreachable(t *testing.T) {
 	pool := newPool("a", "b")
 	groupOnA, groupOnB := listed(), listed()
