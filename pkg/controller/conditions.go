@@ -4,6 +4,9 @@
 package controller
 
 import (
+	"strings"
+	"unicode/utf8"
+
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -24,7 +27,7 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 	})
 }
 
-// ApplyConditions returns conditions as apply configurations.
+// ApplyConditions converts conditions for a server-side apply.
 func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyConfiguration {
 	applied := make([]*metav1ac.ConditionApplyConfiguration, 0, len(conditions))
 	for _, c := range conditions {
@@ -39,9 +42,9 @@ func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyCo
 	return applied
 }
 
-// TurnedFalse returns the condition of type kind if it is False in after, for a reason
-// that it did not have in before. Such a transition is worth an event; the same problem
-// a second time is not.
+// TurnedFalse returns the condition of type kind if it is False in after, for another reason
+// than in before, and nil otherwise. The transition is worth an event; the same problem a
+// second time is not.
 func TurnedFalse(before, after []metav1.Condition, kind string) *metav1.Condition {
 	now := meta.FindStatusCondition(after, kind)
 	if now == nil || now.Status != metav1.ConditionFalse {
@@ -52,4 +55,22 @@ func TurnedFalse(before, after []metav1.Condition, kind string) *metav1.Conditio
 		return nil
 	}
 	return now
+}
+
+// ellipsis marks where a text was cut off.
+const ellipsis = "…"
+
+// truncate returns text in at most limit bytes of valid UTF-8. Messages contain unvalidated
+// text from shard servers. If the API server rejected or changed a message, it would be
+// written again at each sync.
+func truncate(text string, limit int) string {
+	text = strings.ToValidUTF8(text, string(utf8.RuneError))
+	if len(text) <= limit {
+		return text
+	}
+	cut := limit - len(ellipsis)
+	for !utf8.RuneStart(text[cut]) {
+		cut--
+	}
+	return text[:cut] + ellipsis
 }

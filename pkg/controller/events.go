@@ -22,21 +22,24 @@ import (
 )
 
 const (
-	// maxNote is the longest note of an event, in bytes. The API server refuses
-	// an event with a longer one.
+	// maxNote is the maximum length of an event's note, in bytes. The API server rejects an
+	// event with a longer note
+	// (https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/events.go).
 	maxNote = 1024
-	// eventPeriod is the time in which an object gets no second event of the same
-	// reason. A recorder forgets an event after 12 minutes at most; until then it
-	// patches it if it is recorded again, and the operator has no right to do that.
+	// eventPeriod is the time in which an object gets no second event with the same reason.
+	// client-go's recorder forgets an event after 12 minutes at most
+	// (https://github.com/kubernetes/client-go/blob/master/tools/events/event_broadcaster.go).
+	// Until then it patches the event if it is recorded again, and the operator has no
+	// permission to patch events.
 	eventPeriod = 15 * time.Minute
-	// maxNormal is how many events of type Normal an object gets of one reason and related
-	// object in that time. They are different events for a recorder, because the version of
-	// the object is part of them.
+	// maxNormal is how many events of type Normal an object gets with one reason and one
+	// related object in that time. The recorder treats them as different events, because the
+	// resource version of the object is part of them.
 	maxNormal = 10
 )
 
-// NewRecorder returns a recorder that writes the events of a manager about kinds that are
-// built in or that addToScheme adds, limited by LimitEvents.
+// NewRecorder returns a recorder for events about built-in kinds and the kinds of addToScheme,
+// limited by LimitEvents. manager is the reporting controller of the events.
 func NewRecorder(ctx context.Context, client kubernetes.Interface, manager string, addToScheme func(*runtime.Scheme) error) (events.EventRecorder, error) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
@@ -52,37 +55,36 @@ func NewRecorder(ctx context.Context, client kubernetes.Interface, manager strin
 	return LimitEvents(broadcaster.NewRecorder(scheme, manager), clock.RealClock{}), nil
 }
 
-// Warn records an event of type Warning about object. A note that is too long
-// for an event is cut off.
+// Warn records an event of type Warning about object. A note that is too long is cut off.
 func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
 	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", truncate(note, maxNote))
 }
 
-// Record records an event of type Normal about object, such as that it was scaled. A note
-// that is too long for an event is cut off.
+// Record records an event of type Normal about object, such as a change of its size. A note
+// that is too long is cut off.
 func Record(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
 	recorder.Eventf(object, nil, corev1.EventTypeNormal, reason, action, "%s", truncate(note, maxNote))
 }
 
-// LimitEvents returns a recorder that limits what it hands on to recorder in a quarter of
-// an hour, and drops the others.
+// LimitEvents returns a recorder that drops events which exceed these limits in a quarter of
+// an hour.
 //
-// Of type Warning it hands on one event per object and reason: conditions show the present
-// state, an event only shows that a problem began. Of type Normal it hands on one event per
-// version of an object, reason and related object, and at most maxNormal per object, reason
-// and related object, because each has its own content.
+// Type Warning: one event per object and reason. Conditions show the present state; an event
+// only shows that a problem began. Type Normal: one event per version of an object, reason and
+// related object, and at most maxNormal per object, reason and related object, because each
+// has its own content.
 func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
 	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject][]occurrence{}}
 }
 
-// subject is what an event is about and why. A problem is one event, whatever it is related
-// to; events of type Normal that are related to different objects are different.
+// subject identifies equal events. Warnings are equal whatever they are related to; events of
+// type Normal about different related objects are different.
 type subject struct {
 	uid                        types.UID
 	eventtype, reason, related string
 }
 
-// occurrence is one event about a subject.
+// occurrence is an event that was recorded about a subject.
 type occurrence struct {
 	resourceVersion string
 	at              time.Time

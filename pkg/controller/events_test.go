@@ -109,7 +109,7 @@ func TestLimitEvents(t *testing.T) {
 	}
 }
 
-// A second change of a pool is not hidden by the first one.
+// A second change of a pool is recorded although the first was recorded just before.
 func TestLimitNormalEvents(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	recorded := events.NewFakeRecorder(100)
@@ -148,7 +148,7 @@ func TestLimitNormalEvents(t *testing.T) {
 	assert.Len(t, recorder.(*limitedRecorder).last, 1, "only the events of one period are remembered")
 }
 
-// Without the right to patch events, each must be a new object.
+// Without permission to patch events, each event must be a new object.
 func TestRepeatedEventsAreCreated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -172,7 +172,7 @@ func TestRepeatedEventsAreCreated(t *testing.T) {
 	})
 }
 
-// Two changes within minutes are two events.
+// Two changes within minutes are recorded as two events.
 func TestNormalEventsOfOneObjectAreCreated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package controller has what the controllers of every operator share: the queue that
-// calls the sync function, the handler that turns informer changes into keys, and what
-// they need to write.
+// Package controller has the parts of a controller that all operators share: the queue that
+// calls the sync function, event handlers and indexes of informers, tracking of writes that
+// the caches do not show yet, conditions and events.
 package controller
 
 import (
@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -19,16 +20,17 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A failed sync is retried after a delay that doubles between these two. The
-// longest keeps objects of a shard that came back from waiting for minutes. Each delay is
-// up to retryJitter longer, so that keys that failed together are not retried together.
+// A failed sync is retried after a delay that doubles from firstRetry to lastRetry. lastRetry
+// is short, so that the objects of a shard do not wait for minutes after the shard has
+// recovered. Each delay is up to retryJitter longer, so that keys that failed together are not
+// retried together.
 const (
 	firstRetry  = 50 * time.Millisecond
 	lastRetry   = 20 * time.Second
 	retryJitter = 0.2
 )
 
-// jittered is a limiter whose delays differ from key to key.
+// jittered adds jitter to the delays of a rate limiter.
 type jittered[Key comparable] struct {
 	workqueue.TypedRateLimiter[Key]
 }
@@ -47,8 +49,8 @@ const BatchPeriod = time.Second
 // that time; an error is retried with growing delays.
 type SyncFunc[Key comparable] func(ctx context.Context, key Key) (requeue time.Duration, err error)
 
-// Queue contains the keys to sync. A key is in it at most once, and is never synced by
-// two workers at a time.
+// Queue contains the keys to sync. It contains a key at most once, and two workers never sync
+// the same key at a time.
 type Queue[Key comparable] struct {
 	name string
 	sync SyncFunc[Key]
@@ -59,36 +61,36 @@ type Queue[Key comparable] struct {
 	parts map[string]part[Key]
 	// start starts the workers of a part; nil while Run is not running.
 	start func(part[Key])
-	// seed returns the keys with which Run begins, nil when it begins with those that were
+	// seed returns the keys with which Run begins; nil if it begins with the keys that were
 	// added before.
 	seed func() []Key
 	// stopped is true after Run.
 	stopped bool
 	// syncing are the keys that workers sync now. A key whose part changes may be in two
-	// of them.
+	// parts.
 	syncing map[Key]struct{}
 }
 
 // part is the queue of the keys that share workers.
 type part[Key comparable] = workqueue.TypedRateLimitingInterface[Key]
 
-// NewQueue returns a queue whose metrics and logs carry name.
+// NewQueue returns a queue. name is the label of its metrics and of its log lines.
 func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
 	return &Queue[Key]{name: name, sync: sync, parts: map[string]part[Key]{}, syncing: map[Key]struct{}{}}
 }
 
-// NewShardQueue returns a queue with workers of its own for each shard, so that the calls
-// to a shard that does not respond delay the keys of no other. shardOf returns the shard
-// of a key, empty for one without a shard. It must not block.
+// NewShardQueue returns a queue with separate workers for each shard, so that calls to a shard
+// that does not respond delay no keys of other shards. shardOf returns the shard of a key,
+// empty for a key without a shard. It must not block.
 func NewShardQueue[Key comparable](name string, sync SyncFunc[Key], shardOf func(Key) string) *Queue[Key] {
 	q := NewQueue(name, sync)
 	q.partOf = shardOf
 	return q
 }
 
-// SeedWith sets the keys with which Run begins: every key for which there is something to
-// do. Keys that are added before Run are dropped then, so that the queue of a standby does
-// not collect the keys of all objects that ever existed. Without it they are kept.
+// SeedWith sets a function that returns the keys with which Run begins: all keys that may need
+// a sync. Keys that are added before Run are dropped then, so that the queue of a standby does
+// not collect the keys of all objects that ever existed. Without a seed they are kept.
 func (q *Queue[Key]) SeedWith(seed func() []Key) { q.seed = seed }
 
 // Add enqueues key.
@@ -98,7 +100,7 @@ func (q *Queue[Key]) Add(key Key) {
 	}
 }
 
-// AddAfter enqueues key after delay. Of several delays for one key the shortest counts.
+// AddAfter enqueues key after delay. If a key has several delays, the shortest counts.
 func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) {
 	if q.accepts() {
 		q.part(key).AddAfter(key, delay)
@@ -116,15 +118,15 @@ func (q *Queue[Key]) Len() int {
 	return length
 }
 
-// accepts reports whether keys are not dropped. A change whose key is dropped is in the
-// caches already, which the seed is read from.
+// accepts reports whether keys are kept. If it drops a key, the seed will contain it, because
+// the seed is read from the caches that already have the change.
 func (q *Queue[Key]) accepts() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.seed == nil || q.start != nil
 }
 
-// part returns the part of a key. A new one has workers if the others have.
+// part returns the part of a key. A new part gets workers if Run is running.
 func (q *Queue[Key]) part(key Key) part[Key] {
 	var name string
 	if q.partOf != nil {
@@ -148,7 +150,7 @@ func (q *Queue[Key]) part(key Key) part[Key] {
 	return p
 }
 
-// Run syncs keys with so many workers for each part until ctx is done, and returns when
+// Run syncs keys with this number of workers for each part until ctx is done, and returns when
 // the last sync has returned.
 func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "controller", q.name)
@@ -219,8 +221,8 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	return true
 }
 
-// call syncs key, and reports whether that panicked. One object that makes a sync panic must
-// not end the process, and then that of the next leader, which syncs it too.
+// call syncs key, and reports whether the sync panicked. An object that makes a sync panic
+// must not end the process, and then the process of the next leader, which syncs it too.
 func (q *Queue[Key]) call(ctx context.Context, key Key) (requeue time.Duration, panicked bool, err error) {
 	start, result := time.Now(), syncSucceeded
 	defer func() {
@@ -237,7 +239,7 @@ func (q *Queue[Key]) call(ctx context.Context, key Key) (requeue time.Duration, 
 	return requeue, false, err
 }
 
-// begin reports whether no other worker syncs key, and marks it as synced by this one.
+// begin marks key as being synced, unless another worker syncs it.
 func (q *Queue[Key]) begin(key Key) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -253,3 +255,24 @@ func (q *Queue[Key]) end(key Key) {
 	defer q.mu.Unlock()
 	delete(q.syncing, key)
 }
+
+// Values of the label result.
+const (
+	syncSucceeded = "success"
+	syncFailed    = "error"
+	syncPanicked  = "panic"
+)
+
+var (
+	// SyncPanics counts the syncs that panicked. The queue retries them after lastRetry.
+	SyncPanics = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "controller_sync_panics_total",
+		Help: "Syncs that panicked, by controller; the object is synced again.",
+	}, []string{"controller"})
+	// SyncDuration measures syncs. Each program registers it once (daemon.NewMetricsHandler).
+	SyncDuration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name:    "controller_sync_duration_seconds",
+		Help:    "Duration of one sync of one key, by controller and result: success, error or panic.",
+		Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
+	}, []string{"controller", "result"})
+)

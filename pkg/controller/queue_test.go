@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -26,20 +27,19 @@ import (
 
 var workers = cache.NewObjectName("default", "workers")
 
-// TestMain leaves only the first of apimachinery's error handlers, which logs.
-// The other one slows errors down by the time since the last one, and that is
-// nonsense when a test has a clock of its own.
+// TestMain keeps only the first error handler of apimachinery, which logs. The second delays
+// errors by the real time since the last error, which is wrong in a test with a fake clock.
 func TestMain(m *testing.M) {
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	m.Run()
 }
 
-// journal is a sync function that writes down when it was called.
+// journal has a sync function that records the times of its calls.
 type journal struct {
 	mu    sync.Mutex
 	start time.Time
 	calls []call
-	// answer is asked for what to return for the nth call, from 0.
+	// answer returns the result of the nth call, from 0.
 	answer func(n int) (time.Duration, error)
 }
 
@@ -56,7 +56,7 @@ func (j *journal) sync(_ context.Context, key cache.ObjectName) (time.Duration, 
 	return j.answer(n)
 }
 
-// times are the moments of the calls since the start.
+// times returns the times of the calls since the start.
 func (j *journal) times() []time.Duration {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -67,8 +67,8 @@ func (j *journal) times() []time.Duration {
 	return times
 }
 
-// runQueue runs a queue with this sync function for d of the bubble's time,
-// after use has been called, and returns when its workers have stopped.
+// runQueue runs a queue with this sync function for d of the bubble's time, calls use at its
+// start, and returns when its workers have stopped.
 func runQueue(t *testing.T, sync SyncFunc[cache.ObjectName], d time.Duration, use func(*Queue[cache.ObjectName])) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())), d)
@@ -78,8 +78,8 @@ func runQueue(t *testing.T, sync SyncFunc[cache.ObjectName], d time.Duration, us
 	queue.Run(ctx, 2)
 }
 
-// expectTimes compares times of syncs. The time between two of them may be longer than
-// wanted, by the jitter of retries.
+// expectTimes compares times of syncs. The time between two syncs may be longer by the jitter
+// of retries.
 func expectTimes(t *testing.T, got, want []time.Duration) {
 	t.Helper()
 	require.Len(t, got, len(want), "%v", got)
@@ -92,7 +92,7 @@ func expectTimes(t *testing.T, got, want []time.Duration) {
 	}
 }
 
-// Keys that fail together, as those of a shard that is not connected, are retried at different
+// Keys that fail together, such as the keys of a disconnected shard, are retried at different
 // times.
 func TestQueueSpreadsRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -257,7 +257,7 @@ func TestQueueSyncsAKeyWithOneWorkerAtATime(t *testing.T) {
 		}
 		close(release)
 		synctest.Wait()
-		// The first Add, and one more sync for the two that came meanwhile.
+		// The first Add causes one sync, and the two later Adds together another.
 		if most != 1 || syncs != 2 {
 			t.Errorf("%d syncs of one key, up to %d at a time; want 2, and 1", syncs, most)
 		}
@@ -296,7 +296,7 @@ func TestQueueRunWaitsForItsWorkers(t *testing.T) {
 	})
 }
 
-// shardOfName is the part of a name before the dash.
+// shardOfName returns the part of a name before the dash.
 func shardOfName(key cache.ObjectName) string {
 	shard, _, _ := strings.Cut(key.Name, "-")
 	return shard
@@ -340,14 +340,14 @@ func TestShardThatHangsDelaysNoOther(t *testing.T) {
 		mu.Unlock()
 		cancel()
 		<-done
-		// Nothing is synced, and no worker is left, for a shard that comes too late.
+		// A shard that is added after the end has no workers.
 		add("late-1")
 		synctest.Wait()
 		assert.NotContains(t, synced, "late-1")
 	})
 }
 
-// A key that gets another shard while it is synced is not synced by two workers at once.
+// If the shard of a key changes during a sync, two workers do not sync it at once.
 func TestKeyThatChangesItsShardIsSyncedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -372,5 +372,107 @@ func TestKeyThatChangesItsShardIsSyncedOnce(t *testing.T) {
 		assert.EqualValues(t, 2, calls.Load())
 		cancel()
 		<-done
+	})
+}
+
+// The handlers of a standby are called for weeks, for objects that are created and deleted.
+func TestQueueOfAStandbyHasNoKeys(t *testing.T) {
+	for name, newQueue := range map[string]func(SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName]{
+		"one part": func(sync SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName] { return NewQueue("test", sync) },
+		"a part for each shard": func(sync SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName] {
+			return NewShardQueue("test", sync, shardOfName)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := &journal{start: time.Now(), answer: func(int) (time.Duration, error) { return 0, nil }}
+				queue := newQueue(j.sync)
+				seed := []cache.ObjectName{workers, cache.NewObjectName("default", "a-1")}
+				queue.SeedWith(func() []cache.ObjectName { return seed })
+				for i := range 10_000 {
+					key := cache.NewObjectName("default", fmt.Sprintf("pod-%d", i))
+					queue.Add(key)
+					queue.AddAfter(key, time.Second)
+				}
+				assert.Zero(t, queue.Len(), "keys before Run")
+
+				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+				done := make(chan struct{})
+				go func() { defer close(done); queue.Run(ctx, 1) }()
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				var synced []cache.ObjectName
+				for _, call := range j.calls {
+					synced = append(synced, call.key)
+				}
+				assert.ElementsMatch(t, seed, synced)
+
+				// The leader accepts keys.
+				queue.Add(workers)
+				synctest.Wait()
+				assert.Len(t, j.calls, 3)
+				cancel()
+				<-done
+			})
+		})
+	}
+}
+
+// An object that makes a sync panic must not end the process, and then the process of the
+// standby.
+func TestQueueSurvivesAPanic(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		other := cache.NewObjectName("default", "other")
+		j := &journal{start: time.Now(), answer: func(int) (time.Duration, error) { return 0, nil }}
+		var panicked []time.Duration
+		SyncPanics.Reset()
+		runQueue(t, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+			if key == workers {
+				panicked = append(panicked, time.Since(j.start))
+				panic("index out of range")
+			}
+			return j.sync(ctx, key)
+		}, 59*time.Second, func(q *Queue[cache.ObjectName]) {
+			q.Add(workers)
+			q.AddAfter(other, time.Second)
+			q.AddAfter(other, 2*time.Second)
+		})
+		assert.Equal(t, []time.Duration{time.Second}, j.times(), "syncs of the other key")
+		assert.Equal(t, []time.Duration{0, lastRetry, 2 * lastRetry}, panicked, "syncs of the key that panics")
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(SyncPanics)
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		require.Len(t, families, 1)
+		assert.InDelta(t, 3, families[0].GetMetric()[0].GetCounter().GetValue(), 0)
+	})
+}
+
+func TestSyncsAreMeasuredByResult(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		SyncDuration.Reset()
+		syncs := 0
+		runQueue(t, func(context.Context, cache.ObjectName) (time.Duration, error) {
+			syncs++
+			<-time.After(time.Duration(syncs) * time.Second)
+			switch syncs {
+			case 1:
+				return 0, errors.New("not yet")
+			case 2:
+				panic("index out of range")
+			}
+			return 0, nil
+		}, time.Minute, func(q *Queue[cache.ObjectName]) { q.Add(workers) })
+
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(SyncDuration)
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		require.Len(t, families, 1)
+		got := map[string]float64{}
+		for _, metric := range families[0].GetMetric() {
+			got[metric.GetLabel()[1].GetValue()] = metric.GetHistogram().GetSampleSum()
+		}
+		assert.Equal(t, map[string]float64{"error": 1, "panic": 2, "success": 3}, got, "seconds")
 	})
 }

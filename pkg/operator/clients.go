@@ -4,14 +4,22 @@
 package operator
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net/http"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller/daemon"
@@ -23,19 +31,19 @@ import (
 // leaseName is the name of the Lease of the leader.
 const leaseName = "nstance-operator-leader-election"
 
-// clients reach the API servers, one for each family of kinds. They change nothing
-// without the lease.
+// clients are the clients of the API servers, one for each family of kinds. They send no
+// changes while this process does not hold the lease.
 type clients struct {
 	lease   *election.Lease
 	kube    kubernetes.Interface
 	nstance versioned.Interface
 	capi    *capi.Client
-	// workload are the clients of the cluster with the Nodes, and workloadServer is its
-	// API server; empty if it is the cluster of all other clients.
+	// workload are the clients of the cluster with the Nodes. workloadServer is its API
+	// server, empty if all clients use the same cluster.
 	workload       controllers.Workload
 	workloadServer string
-	// metrics decides who may read the metrics. Reviews change nothing, and standbys
-	// make them too.
+	// metrics decides who may read the metrics. It has no guard: reviews change nothing, and
+	// standbys send them too.
 	metrics *daemon.Access
 	// ca verifies the API server's certificate, PEM.
 	ca []byte
@@ -99,9 +107,11 @@ func (c *clients) addWorkload(options *Options, config *rest.Config) error {
 	return nil
 }
 
-// adjust sets what the configurations of all clients have in common.
+// adjust sets the options that all configurations share.
 func adjust(config *rest.Config) {
-	// The API server's priority and fairness decides, not a limit of our own.
+	// Requests are limited by API Priority and Fairness
+	// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/), not by the
+	// client.
 	config.QPS = -1
 	rest.AddUserAgent(config, controllers.FieldManager)
 }
@@ -115,4 +125,90 @@ func newKube(config *rest.Config) (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
 	}
 	return client, nil
+}
+
+// restoreCheckTimeout bounds how long a new leader waits for the API server of the workload
+// cluster.
+const restoreCheckTimeout = 5 * time.Second
+
+// errNoWorkloadKubeconfig: a request to a workload cluster failed because no kubeconfig is
+// set.
+var errNoWorkloadKubeconfig = errors.New("no credentials for the cluster of --capi-endpoint: set --workload-kubeconfig")
+
+// workloadConfig returns the configuration of the clients of the cluster with the Nodes, nil
+// if the operator runs in that cluster.
+//
+// If the kubeconfig of an external cluster is not set, its Nodes exist, but the operator
+// cannot see them. It must not look for them in its own cluster: it would find no Node of any
+// instance, and instances would be deleted without a drain. Each request fails instead, as if
+// the API server was not reachable.
+func workloadConfig(options *Options) (*rest.Config, error) {
+	switch {
+	case options.WorkloadKubeconfig != "":
+		// client-go reads the token and certificate files that the kubeconfig names again when
+		// they change. Their content must not be loaded here.
+		config, err := clientcmd.BuildConfigFromFlags("", options.WorkloadKubeconfig)
+		if err != nil {
+			return nil, fmt.Errorf("--workload-kubeconfig: %w", err)
+		}
+		return config, nil
+	case options.CAPIEndpoint != "":
+		return &rest.Config{Host: options.CAPIEndpoint, Transport: noCredentials{}}, nil
+	}
+	return nil, nil
+}
+
+// noCredentials is a transport that fails each request.
+type noCredentials struct{}
+
+// RoundTrip implements http.RoundTripper.
+func (noCredentials) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	return nil, errNoWorkloadKubeconfig
+}
+
+// checkWorkloadNotRestored returns an error if the workload cluster was restored from a backup
+// that is older than the cache of its Nodes. If the cluster is not reachable, it returns nil:
+// the leader scales pools without it.
+func checkWorkloadNotRestored(ctx context.Context, clients *clients, informers *informers) error {
+	if clients.workloadServer == "" || !informers.Nodes.HasSynced() {
+		return nil
+	}
+	checked, cancel := context.WithTimeout(ctx, restoreCheckTimeout)
+	defer cancel()
+	err := election.CheckNotRestored(checked, []election.CachedKind{cachedNodes(clients, informers)})
+	if err == nil || errors.Is(err, election.ErrRestored) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "Workload cluster is not reachable, drains and Pods that request machines wait for it", "server", clients.workloadServer)
+	return nil
+}
+
+// readRetryDelay is the delay before the UID is read again.
+const readRetryDelay = 2 * time.Second
+
+// kubernetesCluster returns the UID of the Kubernetes cluster that the operator runs in: the
+// UID of the namespace kube-system, which exists as long as the cluster
+// (https://opentelemetry.io/docs/specs/semconv/resource/k8s/). Reading is retried until it
+// succeeds. Without permission to read the namespace, kubernetesCluster fails at once: the
+// shards could not distinguish this operator from an operator of another cluster.
+func kubernetesCluster(ctx context.Context, client kubernetes.Interface) (uid string, err error) {
+	err = wait.PollUntilContextCancel(ctx, readRetryDelay, true, func(ctx context.Context) (bool, error) {
+		namespace, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})
+		switch {
+		case err == nil:
+			uid = string(namespace.UID)
+			return true, nil
+		case apierrors.IsForbidden(err):
+			return false, err
+		}
+		klog.FromContext(ctx).Error(err, "The UID of the namespace kube-system could not be read, will retry")
+		return false, nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("read the UID of the namespace %s: %w", metav1.NamespaceSystem, err)
+	}
+	return uid, nil
 }

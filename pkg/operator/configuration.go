@@ -4,29 +4,35 @@
 package operator
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	nstanceinformers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/connpool"
 	"nstance.dev/operator/pkg/operator/shard/identity"
+	"nstance.dev/operator/pkg/operator/shard/informer"
 )
 
 // caKey is the key of the CA in its ConfigMap.
 const caKey = "ca.crt"
 
-// configuration keeps the endpoints of the connections and the operator's identity
-// equal to their objects. A missing or invalid object changes nothing: the last valid
-// configuration stays in effect.
+// configuration updates the endpoints of the connections and the operator's identity from
+// their objects. A missing or invalid object changes nothing: the last valid configuration
+// stays in effect.
 type configuration struct {
 	controller.Registrations
 
@@ -38,14 +44,14 @@ type configuration struct {
 	endpoints map[string]shard.Endpoint
 	ca        []byte
 	cert, key []byte
-	// leading is true while this process records events.
+	// leading is true on the leader, which records events.
 	leading bool
-	// problem is the error in shards, the last ConfigMap, whose data endpoints were read
-	// from; nil when it is valid.
+	// problem is why the endpoints in shards, the last ConfigMap, are invalid; nil if they are
+	// valid.
 	problem error
 	shards  *corev1.ConfigMap
-	// handlers are called when the ConfigMap names other shards than before, or
-	// the same ones with other endpoints.
+	// handlers are called when the ConfigMap names other shards or other endpoints than
+	// before.
 	handlers []func(shard string)
 }
 
@@ -66,7 +72,7 @@ func (c *configuration) Shards() []string {
 // be read.
 func (c *configuration) Has(id string) bool { return slices.Contains(c.Shards(), id) }
 
-// Endpoints returns the endpoints of the shards that have a valid one.
+// Endpoints returns the valid endpoints by shard id.
 func (c *configuration) Endpoints() map[string]shard.Endpoint {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +85,7 @@ func (c *configuration) AddHandler(handler func(shard string)) {
 	c.handlers = append(c.handlers, handler)
 }
 
-// lead records problems as events from now on, a present one included.
+// lead starts the recording of events, and records the present problem.
 func (c *configuration) lead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,8 +163,8 @@ func (c *configuration) readEndpoints(ctx context.Context, object *corev1.Config
 }
 
 // confirmed reports whether an administrator has confirmed that the server at an address
-// is that of a shard, and how to do so. The confirmation of another address than the
-// configured one has no effect.
+// belongs to a shard, and how to confirm it. A confirmation has no effect if the configured
+// address has changed.
 func (c *configuration) confirmed(id, address string) (confirmed bool, how string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -220,4 +226,47 @@ func (c *configuration) setIdentity(ctx context.Context) {
 	if err := c.identity.Set(c.cert, c.key, c.ca); err != nil {
 		klog.FromContext(ctx).Error(err, "The client certificate or the cluster CA is not valid, keeping the last one")
 	}
+}
+
+// knownInstances returns a function that returns the instances in the status of a namespace's
+// objects, by shard.
+func knownInstances(nstance nstanceinformers.Interface, namespace string) func() map[string]informer.Known {
+	shardGroups := nstance.NstanceShardGroups().Lister().NstanceShardGroups(namespace)
+	machines := nstance.NstanceMachines().Lister().NstanceMachines(namespace)
+	return func() map[string]informer.Known {
+		known := map[string]informer.Known{}
+		// The lister of a cache returns no errors.
+		groups, _ := shardGroups.List(labels.Everything())
+		for _, group := range groups {
+			shard := known[string(group.Spec.Shard)]
+			shard.ProviderIDs = append(shard.ProviderIDs, group.Status.ProviderIDs...)
+			known[string(group.Spec.Shard)] = shard
+		}
+		all, _ := machines.List(labels.Everything())
+		for _, machine := range all {
+			if id, instance := onDemandInstance(machine); instance != "" {
+				shard := known[id]
+				shard.OnDemand = append(shard.OnDemand, instance)
+				known[id] = shard
+			}
+		}
+		return known
+	}
+}
+
+// onDemandInstance returns the shard and the id of the on-demand instance of an
+// NstanceMachine, "" if it has no instance. A restored object may have them only in its
+// annotations.
+func onDemandInstance(machine *v1beta1.NstanceMachine) (shard, instance string) {
+	if meta.IsStatusConditionTrue(machine.Status.Conditions, v1beta1.ConditionServerDeleted) {
+		return "", ""
+	}
+	requested, _, _ := strings.Cut(machine.Annotations[v1beta1.AnnotationRequest], "/")
+	if machine.Status.RequestID != "" {
+		requested = machine.Status.Shard
+	}
+	if requested == "" {
+		return "", ""
+	}
+	return requested, cmp.Or(machine.Status.InstanceID, machine.Annotations[v1beta1.AnnotationInstanceID])
 }

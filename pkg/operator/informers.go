@@ -6,14 +6,19 @@ package operator
 import (
 	"context"
 	"time"
+	"unique"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller/election"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
@@ -21,8 +26,8 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 )
 
-// informers watch everything in Kubernetes that the operator reads. Their caches omit
-// fields that it does not read.
+// informers watch all Kubernetes objects that the operator reads. Their caches omit fields
+// that it does not read.
 type informers struct {
 	controllers.Informers
 
@@ -81,7 +86,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.key = one(options.KeySecret).Core().V1().Secrets().Informer()
 	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
 	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
-	// The webhook configuration has no namespace; that of the factory is ignored.
+	// A webhook configuration has no namespace; the factory ignores its own.
 	all.webhookConfiguration = one(options.WebhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
 	all.Kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
 	return all, nil
@@ -100,4 +105,141 @@ func named(client kubernetes.Interface, namespace, name string, resync time.Dura
 		kubeinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
+}
+
+// trim drops managedFields, which the operator never reads, and shares the strings that are
+// equal in most objects of a kind. The decoder allocates a string for each object.
+func trim(obj any) (any, error) {
+	object, err := meta.Accessor(obj)
+	if err != nil {
+		return obj, nil //nolint:nilerr // what is not an object is not trimmed
+	}
+	object.SetManagedFields(nil)
+	shareMetadata(object)
+	switch object := obj.(type) {
+	case *v1beta1.NstanceMachinePool:
+		shareConditions(object.Status.Conditions)
+	case *v1beta1.NstanceShardGroup:
+		shareConditions(object.Status.Conditions)
+	case *v1beta1.NstanceMachine:
+		shareConditions(object.Status.Conditions)
+	}
+	return obj, nil
+}
+
+func shareMetadata(object metav1.Object) {
+	object.SetNamespace(shared(object.GetNamespace()))
+	for key, value := range object.GetLabels() {
+		object.GetLabels()[shared(key)] = shared(value)
+	}
+	for i, finalizer := range object.GetFinalizers() {
+		object.GetFinalizers()[i] = shared(finalizer)
+	}
+	for i, owner := range object.GetOwnerReferences() {
+		object.GetOwnerReferences()[i].APIVersion = shared(owner.APIVersion)
+		object.GetOwnerReferences()[i].Kind = shared(owner.Kind)
+	}
+}
+
+func shareConditions(conditions []metav1.Condition) {
+	for i := range conditions {
+		condition := &conditions[i]
+		condition.Type = shared(condition.Type)
+		condition.Status = shared(condition.Status)
+		condition.Reason = shared(condition.Reason)
+	}
+}
+
+// shared returns a copy of s that all equal strings share.
+func shared[S ~string](s S) S { return unique.Make(s).Value() }
+
+// trimNode keeps only the fields of a Node that controllers read. A large cluster has many
+// Nodes, and each changes every few seconds.
+func trimNode(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	kept := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion,
+			CreationTimestamp: node.CreationTimestamp, DeletionTimestamp: node.DeletionTimestamp,
+		},
+		Spec:   corev1.NodeSpec{ProviderID: node.Spec.ProviderID, Unschedulable: node.Spec.Unschedulable},
+		Status: corev1.NodeStatus{Addresses: node.Status.Addresses},
+	}
+	if mark, ok := node.Annotations[v1beta1.AnnotationCordonedFor]; ok {
+		kept.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: mark}
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			kept.Status.Conditions = []corev1.NodeCondition{{
+				Type: condition.Type, Status: condition.Status, LastTransitionTime: condition.LastTransitionTime,
+			}}
+		}
+	}
+	return kept, nil
+}
+
+// backgroundInformer is an informer of the workload cluster. The operator starts before its
+// cache is complete, so that it scales pools while that cluster is not reachable. The method
+// HasSynced of the informer is unchanged.
+type backgroundInformer struct {
+	cache.SharedIndexInformer
+}
+
+// AddEventHandler adds a handler that the operator does not wait for.
+func (i backgroundInformer) AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+	registration, err := i.SharedIndexInformer.AddEventHandler(handler)
+	if err != nil {
+		return nil, err
+	}
+	return backgroundRegistration{registration}, nil
+}
+
+// backgroundRegistration is a registration that counts as synced from the start.
+type backgroundRegistration struct {
+	cache.ResourceEventHandlerRegistration
+}
+
+// HasSynced implements cache.ResourceEventHandlerRegistration.
+func (backgroundRegistration) HasSynced() bool { return true }
+
+// HasSyncedChecker implements cache.ResourceEventHandlerRegistration.
+func (r backgroundRegistration) HasSyncedChecker() cache.DoneChecker {
+	return done(r.ResourceEventHandlerRegistration.HasSyncedChecker().Name())
+}
+
+// done is a DoneChecker that is done from the start; its value is its name.
+type done string
+
+// Name implements cache.DoneChecker.
+func (d done) Name() string { return string(d) }
+
+// Done implements cache.DoneChecker.
+func (done) Done() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}
+
+// cachedKinds are the kinds from which the leader decides what to create and delete, except
+// those of a workload cluster.
+func cachedKinds(clients *clients, informers *informers, namespace string) []election.CachedKind {
+	nstance := clients.nstance.InfrastructureV1beta1()
+	kinds := []election.CachedKind{
+		{Name: "NstanceMachinePools", Cache: informers.Nstance.NstanceMachinePools().Informer(), List: election.Lister(nstance.NstanceMachinePools(namespace).List)},
+		{Name: "NstanceShardGroups", Cache: informers.Nstance.NstanceShardGroups().Informer(), List: election.Lister(nstance.NstanceShardGroups(namespace).List)},
+		{Name: "NstanceMachines", Cache: informers.Nstance.NstanceMachines().Informer(), List: election.Lister(nstance.NstanceMachines(namespace).List)},
+		{Name: "MachinePools", Cache: informers.MachinePools, List: election.Lister(clients.capi.MachinePools(namespace).List)},
+		{Name: "Machines", Cache: informers.Machines, List: election.Lister(clients.capi.Machines(namespace).List)},
+	}
+	if clients.workloadServer == "" {
+		kinds = append(kinds, cachedNodes(clients, informers))
+	}
+	return kinds
+}
+
+func cachedNodes(clients *clients, informers *informers) election.CachedKind {
+	return election.CachedKind{Name: "Nodes", Cache: informers.Nodes, List: election.Lister(clients.workload.Kube.CoreV1().Nodes().List)}
 }

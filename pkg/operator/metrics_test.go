@@ -4,7 +4,11 @@
 package operator
 
 import (
+	"encoding/json"
+	"maps"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,12 +17,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
-// foreign are metrics of component-base, as the document has them: they are registered
+// foreign are metrics of component-base in the notation of the document. They are registered
 // when client-go uses them.
 var foreign = []string{"leader_election_master_status", "rest_client_*", "workqueue_*"}
 
@@ -42,7 +47,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	assert.Equal(t, want, documented)
 }
 
-// Names of Nodes, Pods and instances as labels would be a series each.
+// With names of Nodes, Pods and instances as labels, each would have its own series.
 func TestNoMetricNamesNodesPodsOrInstances(t *testing.T) {
 	options := complete()
 	clients, informers := clusterOf(t, newAPIServer(t), options)
@@ -60,4 +65,184 @@ func TestNoMetricNamesNodesPodsOrInstances(t *testing.T) {
 			}
 		}
 	}
+}
+
+const monitoring = "../../manifests/monitoring"
+
+// rule is a rule of a PrometheusRule.
+type rule struct {
+	Record      string            `json:"record"`
+	Alert       string            `json:"alert"`
+	Expr        string            `json:"expr"`
+	For         string            `json:"for"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// rules returns the rules in manifests.
+func rules(t *testing.T) (records, alerts []rule) {
+	t.Helper()
+	var object struct {
+		APIVersion string         `json:"apiVersion"`
+		Kind       string         `json:"kind"`
+		Metadata   map[string]any `json:"metadata"`
+		Spec       struct {
+			Groups []struct {
+				Name  string `json:"name"`
+				Rules []rule `json:"rules"`
+			} `json:"groups"`
+		} `json:"spec"`
+	}
+	read(t, "prometheus_rule.yaml", &object)
+	for _, group := range object.Spec.Groups {
+		for _, rule := range group.Rules {
+			if rule.Alert == "" {
+				records = append(records, rule)
+			} else {
+				alerts = append(alerts, rule)
+			}
+		}
+	}
+	require.NotEmpty(t, alerts)
+	return records, alerts
+}
+
+// read decodes a file of YAML. Fields that object does not have are errors.
+func read(t *testing.T, name string, object any) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(monitoring, name))
+	require.NoError(t, err)
+	require.NoError(t, yaml.UnmarshalStrict(data, object), name)
+}
+
+// Each alert has a section in the document that explains what to do, and the document has no
+// sections for other alerts.
+func TestEveryAlertHasARunbook(t *testing.T) {
+	_, alerts := rules(t)
+	var want, got []string
+	for _, alert := range alerts {
+		want = append(want, alert.Alert)
+		assert.Equal(t, "docs/operations.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook"], alert.Alert)
+		assert.Contains(t, []string{"critical", "warning", "info"}, alert.Labels["severity"], alert.Alert)
+	}
+	for _, match := range regexp.MustCompile(`(?m)^#### (\w+)$`).FindAllStringSubmatch(
+		metricstest.Section(t, "../../docs/operations.md", "Monitoring"), -1) {
+		got = append(got, match[1])
+	}
+	assert.ElementsMatch(t, want, got, "alerts with a runbook in docs/operations.md")
+}
+
+// Each alert fires in one test and is silent in another.
+func TestEveryAlertIsTested(t *testing.T) {
+	_, alerts := rules(t)
+	var tests struct {
+		RuleFiles []string `json:"rule_files"`
+		Interval  string   `json:"evaluation_interval"`
+		Tests     []struct {
+			Name        string `json:"name"`
+			Interval    string `json:"interval"`
+			InputSeries []any  `json:"input_series"`
+			Alerts      []struct {
+				Time     string `json:"eval_time"`
+				Name     string `json:"alertname"`
+				Expected []any  `json:"exp_alerts"`
+			} `json:"alert_rule_test"`
+		} `json:"tests"`
+	}
+	read(t, "prometheus_rule_test.yaml", &tests)
+	fires, silent := map[string]bool{}, map[string]bool{}
+	for _, test := range tests.Tests {
+		require.NotEmpty(t, test.InputSeries, test.Name)
+		for _, alert := range test.Alerts {
+			if len(alert.Expected) > 0 {
+				fires[alert.Name] = true
+			} else {
+				silent[alert.Name] = true
+			}
+		}
+	}
+	var names []string
+	for _, alert := range alerts {
+		names = append(names, alert.Alert)
+	}
+	assert.ElementsMatch(t, names, slices.Collect(maps.Keys(fires)), "alerts that fire in a test")
+	assert.ElementsMatch(t, names, slices.Collect(maps.Keys(silent)), "alerts that are silent in a test")
+}
+
+// panel is a panel or a row of a dashboard.
+type panel struct {
+	Title   string `json:"title"`
+	Targets []struct {
+		Expr string `json:"expr"`
+	} `json:"targets"`
+	Panels []panel `json:"panels"`
+}
+
+// queries returns the queries of the dashboard by the title of their panels.
+func queries(t *testing.T) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(monitoring, "dashboard.json"))
+	require.NoError(t, err)
+	var dashboard struct {
+		Panels []panel `json:"panels"`
+	}
+	require.NoError(t, json.Unmarshal(data, &dashboard))
+	all := map[string][]string{}
+	var add func(panels []panel)
+	add = func(panels []panel) {
+		for _, panel := range panels {
+			for _, target := range panel.Targets {
+				all[panel.Title] = append(all[panel.Title], target.Expr)
+			}
+			add(panel.Panels)
+		}
+	}
+	add(dashboard.Panels)
+	require.NotEmpty(t, all)
+	return all
+}
+
+// metric matches the names of metrics and of recording rules in an expression.
+var metric = regexp.MustCompile(`\b(nstance_[a-z0-9_]+|nstance:[a-z0-9_:]+|controller_[a-z0-9_]+_[a-z]+|workqueue_[a-z_]+|rest_client_[a-z_]+|leader_election_[a-z_]+|process_[a-z_]+)`)
+
+// Alerts, recording rules and panels use metrics that exist.
+func TestEveryQueryUsesMetricsThatExist(t *testing.T) {
+	known := append(registered(t), metricstest.Documented(t, "../../docs/server.md")...)
+	known = append(known, foreign...)
+	records, alerts := rules(t)
+	all := queries(t)
+	for _, rule := range slices.Concat(records, alerts) {
+		if rule.Record != "" {
+			known = append(known, rule.Record)
+		}
+		all[rule.Alert+rule.Record] = append(all[rule.Alert+rule.Record], rule.Expr)
+	}
+	for title, expressions := range all {
+		for _, expression := range expressions {
+			names := metric.FindAllString(labelValues.ReplaceAllString(expression, ""), -1)
+			assert.NotEmpty(t, names, "%s has no metric: %s", title, expression)
+			for _, name := range names {
+				assert.True(t, exists(known, name), "%s uses %s", title, name)
+			}
+		}
+	}
+}
+
+// labelValues matches the values of labels.
+var labelValues = regexp.MustCompile(`"[^"]*"`)
+
+// exists reports whether name is a known metric, or a part of a known histogram.
+func exists(known []string, name string) bool {
+	if slices.ContainsFunc(known, func(pattern string) bool {
+		prefix, isPrefix := strings.CutSuffix(pattern, "*")
+		return pattern == name || isPrefix && strings.HasPrefix(name, prefix)
+	}) {
+		return true
+	}
+	for _, suffix := range []string{"_bucket", "_count", "_sum"} {
+		if base, cut := strings.CutSuffix(name, suffix); cut && strings.HasSuffix(base, "_seconds") && slices.Contains(known, base) {
+			return true
+		}
+	}
+	return strings.HasPrefix(name, "process_")
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package operator puts the operator together: clients, informers, election,
-// the connections to the shards, and the controllers.
+// Package operator assembles nstance-operator: clients, informers, election, the connections
+// to the shards, the webhook and the controllers.
 package operator
 
 import (
@@ -16,8 +16,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
-
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/daemon"
 	"nstance.dev/operator/pkg/controller/election"
@@ -27,6 +25,7 @@ import (
 	"nstance.dev/operator/pkg/operator/shard/connpool"
 	"nstance.dev/operator/pkg/operator/shard/identity"
 	"nstance.dev/operator/pkg/operator/shard/informer"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // Run runs the operator until ctx is done. It returns an error when it cannot
@@ -93,7 +92,8 @@ func Run(ctx context.Context, options *Options) error {
 	})
 }
 
-// components run on the leader. The webhook is served on every replica.
+// components are the parts that only the leader runs, and the webhook, which every replica
+// serves.
 type components struct {
 	webhook       *webhook
 	configuration *configuration
@@ -102,11 +102,10 @@ type components struct {
 	notices       *informer.Notices
 	registration  *registration.Controller
 	controllers   []leaderController
-	// metrics has the metrics of all replicas, and state those of the leader.
+	// metrics is the registry of all replicas. state is registered on the leader only.
 	metrics prometheus.Registerer
 	state   *statemetrics.Collector
-	// synced are done when every event handler has received every object of the first
-	// lists.
+	// synced are done when every event handler has received all objects of the first lists.
 	synced []cache.DoneChecker
 }
 
@@ -160,8 +159,8 @@ func newComponents(
 	return c, nil
 }
 
-// work connects to the shards and runs the controllers until ctx is done. It returns
-// when all of them have stopped, the controllers before the connections.
+// work connects to the shards and runs the controllers until ctx is done. It stops the
+// controllers before the connections.
 func (c *components) work(ctx context.Context) error {
 	c.configuration.lead()
 	c.metrics.MustRegister(c.state)
@@ -184,4 +183,30 @@ func (c *components) work(ctx context.Context) error {
 	disconnect()
 	shards.Wait()
 	return nil
+}
+
+// newState returns the collector of metrics about shards, groups and machines.
+func (c *components) newState(options *Options, informers *informers) *statemetrics.Collector {
+	return statemetrics.New(statemetrics.Sources{
+		Shards:      c.configuration.Shards,
+		Groups:      c.groups,
+		Notices:     c.notices,
+		ShardGroups: informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(options.Namespace),
+		Machines:    informers.Nstance.NstanceMachines().Lister().NstanceMachines(options.Namespace),
+	})
+}
+
+// watchedInformers returns the informers whose caches may be large, by resource.
+func watchedInformers(i *informers) statemetrics.Informers {
+	return statemetrics.Informers{
+		"nstancemachinepools": i.Nstance.NstanceMachinePools().Informer(),
+		"nstanceshardgroups":  i.Nstance.NstanceShardGroups().Informer(),
+		"nstancemachines":     i.Nstance.NstanceMachines().Informer(),
+		"clusters":            i.Clusters,
+		"machinepools":        i.MachinePools,
+		"machines":            i.Machines,
+		"nodes":               i.Nodes,
+		"pods":                i.Pods,
+		"volumeattachments":   i.VolumeAttachments,
+	}
 }

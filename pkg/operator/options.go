@@ -25,16 +25,16 @@ import (
 // Options are the settings of the operator. Each is a flag, and an environment
 // variable of the same name with the prefix NSTANCE_.
 type Options struct {
-	// Kubeconfig is a file; empty means the Pod's own account.
+	// Kubeconfig is the path of a file; empty means the Pod's ServiceAccount.
 	Kubeconfig string
-	// Namespace is where all of the operator's objects are.
+	// Namespace is the namespace of all objects of the operator.
 	Namespace string
 	// ClusterID and Tenant name the cluster: {ClusterID}--{Tenant}.
 	ClusterID, Tenant string
 	// HTTPAddress serves /healthz and /readyz.
 	HTTPAddress string
-	// MetricsAddress serves /metrics over TLS, to clients that may get it. If it is empty,
-	// HTTPAddress serves /metrics to everyone.
+	// MetricsAddress serves /metrics over TLS to clients with access (daemon.Access). If it is
+	// empty, HTTPAddress serves /metrics to everyone.
 	MetricsAddress string
 	// WebhookAddress serves the admission webhook.
 	WebhookAddress string
@@ -42,47 +42,43 @@ type Options struct {
 	// ShardsConfigMap and CAConfigMap name the objects with the shards' endpoints and
 	// their CA.
 	ShardsConfigMap, CAConfigMap string
-	// NonceSecret, KeySecret and CertSecret name the Secrets with the nonce that the
-	// operator registers with, the key that it creates, and the client certificate that
-	// it gets.
+	// NonceSecret, KeySecret and CertSecret name the Secrets with the nonce for the
+	// registration, the operator's key and its client certificate.
 	NonceSecret, KeySecret, CertSecret string
-	// WebhookSecret names the Secret that the operator keeps the admission
-	// webhook's certificate in.
+	// WebhookSecret names the Secret with the certificate of the admission webhook.
 	WebhookSecret string
-	// WebhookConfiguration names the ValidatingWebhookConfiguration of this operator,
-	// which has no namespace.
+	// WebhookConfiguration names the ValidatingWebhookConfiguration, which has no namespace.
 	WebhookConfiguration string
 
-	// CAPIEndpoint is the URL of the API server of an external cluster; empty
-	// means that the operator runs in the cluster it makes Nodes for.
+	// CAPIEndpoint is the URL of the API server of an external workload cluster; empty if the
+	// Nodes are in the operator's own cluster.
 	CAPIEndpoint string
-	// WorkloadKubeconfig is a file with which the operator reaches the Nodes and Pods of
-	// an external cluster. Without it, these are not known.
+	// WorkloadKubeconfig is the path of a kubeconfig for the Nodes and Pods of an external
+	// cluster. Without it, the operator cannot read them.
 	WorkloadKubeconfig string
-	// CAPIServiceAccount is whose tokens Cluster API gets.
+	// CAPIServiceAccount is the ServiceAccount whose tokens Cluster API uses.
 	CAPIServiceAccount string
-	// CAPIKubeconfigServer is the URL of the API server as CAPI reaches it.
+	// CAPIKubeconfigServer is the URL of the API server in Cluster API's kubeconfig.
 	CAPIKubeconfigServer string
 
-	// OnDemandLimit is how many machines the Pods of one namespace may have of one
-	// group; 0 means any number.
+	// OnDemandLimit is the maximum number of machines of one group for the Pods of one
+	// namespace; 0 for no limit.
 	OnDemandLimit int
-	// OnDemandDrainTimeout is how long the drain of a machine of a Pod may take; 0 means
-	// any time.
+	// OnDemandDrainTimeout is the timeout for the drain of a Pod's machine; 0 for no limit.
 	OnDemandDrainTimeout time.Duration
-	// OnDemandNamespaces and OnDemandGroups are the namespaces whose Pods may request
-	// machines, and the groups of which they may; empty means all.
+	// Only Pods in OnDemandNamespaces may request machines, and only of OnDemandGroups. An
+	// empty list is no restriction.
 	OnDemandNamespaces, OnDemandGroups []string
 
 	election.Timing
-	// ShardProbeInterval is after what time the groups of every shard are listed again. A
-	// shard that does not respond meanwhile counts as unreachable.
+	// ShardProbeInterval is the time between two lists of a shard's groups. A shard that does
+	// not respond within this time counts as unreachable.
 	ShardProbeInterval time.Duration
-	// ResyncPeriod is after what time every object is looked at again.
+	// ResyncPeriod is the time between two syncs of an unchanged object.
 	ResyncPeriod time.Duration
 }
 
-// DefaultOptions are the options that apply when nothing is set.
+// DefaultOptions returns the defaults of the flags.
 func DefaultOptions() *Options {
 	return &Options{
 		Tenant:               "default",
@@ -106,7 +102,7 @@ func DefaultOptions() *Options {
 	}
 }
 
-// AddFlags makes a flag of every option.
+// AddFlags adds a flag for each option.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the Pod's own account")
 	flags.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the operator's objects; empty for the Pod's own")
@@ -135,13 +131,13 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.ResyncPeriod, "resync-period", o.ResyncPeriod, "after what time every object is looked at again")
 }
 
-// FromEnvironment sets each flag that was not given from the environment
-// variable of its name: --cluster-id from NSTANCE_CLUSTER_ID.
+// FromEnvironment sets each flag that was not given on the command line from its environment
+// variable, for example --cluster-id from NSTANCE_CLUSTER_ID.
 func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	return flagenv.Set(flags, lookup)
 }
 
-// Complete fills in what only the surroundings know.
+// Complete sets Namespace to the namespace of the Pod if it is empty.
 func (o *Options) Complete() error {
 	if o.Namespace != "" {
 		return nil
@@ -151,7 +147,7 @@ func (o *Options) Complete() error {
 	return err
 }
 
-// Validate returns every wrong option, by the name of its flag.
+// Validate returns the errors of all invalid options. Each error names the flag.
 func (o *Options) Validate() error {
 	var wrong []error
 	refuse := func(flag, format string, args ...any) {
@@ -163,7 +159,8 @@ func (o *Options) Validate() error {
 	if err := identifier.Validate(o.Tenant); err != nil {
 		refuse("tenant", "%w", err)
 	}
-	// The name of the Cluster becomes the value of a label.
+	// The name of the Cluster is used as the value of a label
+	// (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
 	if name := o.ClusterName(); len(name) > validation.LabelValueMaxLength {
 		refuse("cluster-id", "%q, made of cluster id and tenant, has %d characters, at most %d are allowed", name, len(name), validation.LabelValueMaxLength)
 	}
@@ -176,7 +173,7 @@ func (o *Options) Validate() error {
 		}
 	}
 	if o.WorkloadKubeconfig != "" && o.CAPIEndpoint == "" {
-		// Cluster API would look for the Nodes in the cluster of the operator.
+		// Otherwise Cluster API would look for the Nodes in the operator's cluster.
 		refuse("workload-kubeconfig", "needs --capi-endpoint, the API server of the same cluster")
 	}
 	if _, err := parseEndpoint(o.CAPIKubeconfigServer); err != nil {
@@ -222,12 +219,12 @@ func (o *Options) Validate() error {
 	return errors.Join(wrong...)
 }
 
-// ClusterName is the name of the Cluster and the NstanceCluster.
+// ClusterName returns the name of the Cluster and of the NstanceCluster.
 func (o *Options) ClusterName() string {
 	return o.ClusterID + identifier.Separator + o.Tenant
 }
 
-// endpoint is the API server of the cluster that Nodes are made for.
+// endpoint returns the API server of the workload cluster.
 func (o *Options) endpoint() (v1beta1.APIEndpoint, error) {
 	if o.CAPIEndpoint != "" {
 		return parseEndpoint(o.CAPIEndpoint)
@@ -235,7 +232,7 @@ func (o *Options) endpoint() (v1beta1.APIEndpoint, error) {
 	return parseEndpoint(o.CAPIKubeconfigServer)
 }
 
-// parseEndpoint takes host and port from the URL of an API server.
+// parseEndpoint returns host and port of the URL of an API server. The default port is 443.
 func parseEndpoint(address string) (v1beta1.APIEndpoint, error) {
 	parsed, err := url.Parse(address)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// complete are the default options with what they leave out.
+// complete returns the default options with valid values for required options.
 func complete() *Options {
 	options := DefaultOptions()
 	options.ClusterID, options.Namespace = "prod", "nstance-system"
@@ -148,7 +148,7 @@ func TestFromEnvironment(t *testing.T) {
 	}
 }
 
-// A flag that says what the default says is given all the same.
+// A flag takes precedence over the environment even if its value is the default.
 func TestFromEnvironmentGivesWayToAFlagThatRepeatsTheDefault(t *testing.T) {
 	options, err := parse(t, map[string]string{"NSTANCE_TENANT": "from-env"}, "--tenant=default")
 	if err != nil || options.Tenant != "default" {

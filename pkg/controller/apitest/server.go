@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package apitest makes a generated clientset in memory behave as an API server does.
+// Package apitest makes the fake of a generated clientset behave as an API server does.
 package apitest
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,7 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Clientset is a generated clientset in memory.
+// Clientset has the methods that every generated fake clientset has.
 type Clientset interface {
 	Tracker() clienttesting.ObjectTracker
 	Actions() []clienttesting.Action
@@ -35,12 +39,12 @@ type Clientset interface {
 	PrependWatchReactor(resource string, reaction clienttesting.WatchReactionFunc)
 }
 
-// Server gives a clientset what controllers rely on of a real API server: uids and
-// preconditions on them, generations, resource versions, finalizers, and status and spec as
-// fields of different managers.
+// Server adds to a fake clientset the behaviour of an API server that controllers rely on:
+// uids and preconditions on them, generations, resource versions, finalizers, and separate
+// field managers for status and spec.
 type Server struct {
-	// Interrupt is called for each action; nil for none. An error that it returns is that of
-	// the action, which happens nevertheless if done is true.
+	// Interrupt is called for each action; it may be nil. The action fails with the returned
+	// error; if done is true, it has been carried out nevertheless.
 	Interrupt func(action clienttesting.Action) (done bool, err error)
 
 	t         testing.TB
@@ -49,7 +53,8 @@ type Server struct {
 	errors    map[string]error
 }
 
-// NewServer makes a clientset a server that has objects, with a generation and a uid each.
+// NewServer adds the behaviour to clientset, and adds objects, each with a generation and a
+// uid.
 func NewServer(t testing.TB, clientset Clientset, objects ...runtime.Object) *Server {
 	s := &Server{t: t, clientset: clientset, errors: map[string]error{}}
 	for _, object := range objects {
@@ -83,7 +88,7 @@ func (s *Server) Update(resource schema.GroupVersionResource, object runtime.Obj
 	require.NoError(s.t, err)
 }
 
-// Remove removes an object.
+// Remove removes an object at once, whatever its finalizers.
 func (s *Server) Remove(resource schema.GroupVersionResource, namespace, name string) {
 	s.t.Helper()
 	s.version.Add(1)
@@ -93,17 +98,17 @@ func (s *Server) Remove(resource schema.GroupVersionResource, namespace, name st
 // Version returns the resource version of the last change.
 func (s *Server) Version() string { return strconv.FormatInt(s.version.Load(), 10) }
 
-// Fail makes an action fail with err from now on; the action is named as by Writes.
-// A nil err removes it.
+// Fail makes an action fail with err from now on. The action is written as in Describe. A nil
+// err ends that.
 func (s *Server) Fail(action string, err error) { s.errors[action] = err }
 
-// Writes returns the writes since the last call, each as Describe has it.
+// Writes returns the writes since the last call, in the format of Describe.
 func (s *Server) Writes() []string {
 	defer s.clientset.ClearActions()
 	return Writes(s.clientset)
 }
 
-// Writes returns the writes among the actions of an API server, each as Describe has it.
+// Writes returns the writes among the actions of a clientset, in the format of Describe.
 func Writes(server interface{ Actions() []clienttesting.Action }) []string {
 	var writes []string
 	for _, action := range server.Actions() {
@@ -114,7 +119,8 @@ func Writes(server interface{ Actions() []clienttesting.Action }) []string {
 	return writes
 }
 
-// Describe is an action as verb, resource and name; an apply is not called patch.
+// Describe returns verb, resource and name of an action. The verb of a server-side apply is
+// "apply", although the client sends a patch.
 func Describe(action clienttesting.Action) string {
 	verb, resource, name := action.GetVerb(), action.GetResource().Resource, ""
 	if action.GetSubresource() != "" {
@@ -214,7 +220,8 @@ func checkNamed(group schema.GroupResource, named metav1.ObjectMeta, object meta
 	return nil
 }
 
-// settle gives a changed object what the API server would give it.
+// settle sets the fields of a changed object that the API server sets: uid, resource version
+// and generation. It deletes an object that is being deleted and has no finalizer left.
 func (s *Server) settle(resource schema.GroupVersionResource, before, after runtime.Object) (runtime.Object, error) {
 	if before != nil && equality.Semantic.DeepEqual(withoutManagers(before), withoutManagers(after)) {
 		return after, nil
@@ -233,8 +240,8 @@ func (s *Server) settle(resource schema.GroupVersionResource, before, after runt
 	return after, s.clientset.Tracker().Update(resource, after, accessor.GetNamespace())
 }
 
-// watch leaves out events without a new resource version: a patch is first stored as it is, and
-// then with its version.
+// watch omits events without a new resource version: the tracker stores a patched object
+// first, and settle then stores it again with its version.
 func (s *Server) watch(action clienttesting.Action) (bool, watch.Interface, error) {
 	var options metav1.ListOptions
 	if watching, ok := action.(clienttesting.WatchActionImpl); ok {
@@ -282,7 +289,7 @@ func (s *Server) delete(action clienttesting.Action) (bool, runtime.Object, erro
 	return true, nil, s.clientset.Tracker().Update(remove.GetResource(), object, remove.GetNamespace())
 }
 
-// stamp gives an object a uid, if it has none, and the next resource version.
+// stamp sets the next resource version, and a uid if the object has none.
 func (s *Server) stamp(object metav1.Object) {
 	version := strconv.FormatInt(s.version.Add(1), 10)
 	if object.GetUID() == "" {
@@ -303,4 +310,30 @@ func withoutManagers(object runtime.Object) runtime.Object {
 		accessor.SetManagedFields(nil)
 	}
 	return object
+}
+
+// Respond returns an API server's response: an object, the status of an error, or success for
+// nil. An error without a status is returned as an error of the connection.
+func Respond(request *http.Request, answer any) (*http.Response, error) {
+	code := http.StatusOK
+	if err, ok := answer.(error); ok {
+		failed, ok := errors.AsType[*apierrors.StatusError](err)
+		if !ok {
+			return nil, err
+		}
+		code, answer = int(failed.Status().Code), failed.Status()
+	} else if answer == nil {
+		answer = metav1.Status{Status: metav1.StatusSuccess}
+	}
+	if status, ok := answer.(metav1.Status); ok {
+		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+		answer = status
+	}
+	body, err := json.Marshal(answer)
+	return &http.Response{
+		StatusCode: code,
+		Header:     http.Header{"Content-Type": {"application/json"}},
+		Body:       io.NopCloser(bytes.NewReader(body)),
+		Request:    request,
+	}, err
 }

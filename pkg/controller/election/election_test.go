@@ -12,17 +12,19 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 )
 
-// renewTolerance is that of the process.
+// renewTolerance is the tolerance that package daemon uses.
 const renewTolerance = 20 * time.Second
 
 func timing() Timing { return DefaultTiming() }
 
-// candidate is one process that wants to lead.
+// candidate is a process that wants to lead.
 type candidate struct {
 	stop     context.CancelFunc
 	watchdog *leaderelection.HealthzAdaptor
@@ -31,9 +33,9 @@ type candidate struct {
 	working, release chan struct{}
 	// canceled is closed when the context of the work is done.
 	canceled chan struct{}
-	// failure is what the work returns.
+	// failure is the result of the work.
 	failure error
-	// done gets what Lead returns.
+	// done receives the result of Lead.
 	done chan error
 }
 
@@ -116,7 +118,7 @@ func TestLeaseIsFreeOnlyWhenWorkHasEnded(t *testing.T) {
 		start := time.Now()
 		leader.end(t)
 		<-standby.working
-		// A Lease that is free counts in whole seconds, too.
+		// A released Lease also lasts one second.
 		if took := time.Since(start); took > time.Second+2*timing().RetryPeriod {
 			t.Errorf("the standby took over after %s", took)
 		}
@@ -132,7 +134,7 @@ func TestLeaseOfALeaderThatDiedIsTakenOver(t *testing.T) {
 		l := &leases{}
 		dead := l.run(t, nil)
 		<-dead.working
-		// What a process that was killed leaves behind is not renewed.
+		// A process that was killed leaves a Lease that nobody renews.
 		left, _ := l.left()
 		dead.end(t)
 		l.put(left)
@@ -160,7 +162,7 @@ func TestFailedWorkFreesTheLease(t *testing.T) {
 	})
 }
 
-// The API server may be down when the process is to end.
+// The API server may be down when the process exits.
 func TestLeadEndsWhenTheLeaseCannotBeFreed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{}
@@ -175,8 +177,8 @@ func TestLeadEndsWhenTheLeaseCannotBeFreed(t *testing.T) {
 	})
 }
 
-// When the API server does not respond, the next leader may begin as soon as the
-// Lease has run out. Until then lead must have returned, whatever work does.
+// If the API server does not respond, the next leader may begin as soon as the Lease has
+// expired. Lead must have returned by then, whatever work does.
 func TestLostLeaseEndsTheProcessBeforeAnotherMayLead(t *testing.T) {
 	for name, down := range map[string]func(*http.Request) error{
 		"the API server refuses":         refuses,
@@ -201,7 +203,7 @@ func TestLostLeaseEndsTheProcessBeforeAnotherMayLead(t *testing.T) {
 					t.Error("the work was not canceled")
 				}
 
-				// Should the process hang, its health tells.
+				// If the process hangs, the liveness probe fails.
 				if err := leader.watchdog.Check(nil); err != nil {
 					t.Errorf("unhealthy already: %v", err)
 				}
@@ -224,5 +226,40 @@ func TestLeadRefusesDurationsThatDoNotFit(t *testing.T) {
 	})
 	if err == nil {
 		t.Error("no error")
+	}
+}
+
+// fixedCache is a cache with a constant resource version.
+type fixedCache struct {
+	cache.SharedIndexInformer
+	version string
+}
+
+func (c fixedCache) LastSyncResourceVersion() string { return c.version }
+
+func TestCachesMustNotBeNewerThanTheAPIServer(t *testing.T) {
+	for name, test := range map[string]struct {
+		cached, live string
+		err          error
+		failure      error
+	}{
+		"the same":                      {cached: "7", live: "7"},
+		"an older cache":                {cached: "7", live: "10"},
+		"the API server was restored":   {cached: "10", live: "7", err: ErrRestored},
+		"the API server does not reply": {cached: "10", failure: assert.AnError, err: assert.AnError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var options metav1.ListOptions
+			err := CheckNotRestored(t.Context(), []CachedKind{{
+				Name: "Nodes", Cache: fixedCache{version: test.cached},
+				List: func(_ context.Context, o metav1.ListOptions) (metav1.ListInterface, error) {
+					options = o
+					return &metav1.ListMeta{ResourceVersion: test.live}, test.failure
+				},
+			}})
+			assert.ErrorIs(t, err, test.err)
+			// CheckNotRestored needs no objects, only the resource version of the list.
+			assert.Equal(t, metav1.ListOptions{Limit: 1}, options)
+		})
 	}
 }

@@ -19,39 +19,40 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrNotLeader is the error of a write without a Lease that was renewed in time.
+// ErrNotLeader: a write was not sent, because the Lease was not renewed in time.
 var ErrNotLeader = errors.New("the lease of the leader was not renewed in time")
 
-// Lease is the lock of the leader, and knows until when this process may act as the
-// leader. The elector alone does not: a process that was paused continues for up to the
+// Lease is the lock of the election. It also records until when this process may act as the
+// leader. The elector alone does not: a process that was paused would continue for up to the
 // renew deadline beside the next leader.
 type Lease struct {
 	resourcelock.Interface
 	name   string
 	timing Timing
-	// lost is closed when the Lease of this leader was seen to be another's.
+	// lost is closed when another process was seen to hold the Lease of this leader.
 	lost chan struct{}
-	// restored is closed when the Lease was seen to be older than before: it was restored
-	// from a backup, as was everything else that this process has cached.
+	// restored is closed when the Lease was seen to be older than before: it was restored from
+	// a backup, and with it all objects that this process has cached.
 	restored chan struct{}
 
 	mu sync.Mutex
-	// renewed is the beginning of the last renewal, with a monotonic clock reading; zero
-	// while this process is not the holder of the Lease.
+	// renewed is when the last renewal began, with a monotonic clock reading; zero while this
+	// process does not hold the Lease.
 	renewed time.Time
 	// seen is the newest renewal that this process has read or written.
 	seen renewal
 }
 
-// renewal is a version of the Lease. Times count only within one number of transitions:
-// each leader has a clock of its own.
+// renewal identifies a version of the Lease. Times are compared only within one number of
+// transitions, because each leader sets them by its own clock.
 type renewal struct {
 	transitions int
 	at          time.Time
 }
 
 func newRenewal(record *resourcelock.LeaderElectionRecord) renewal {
-	// The API server stores microseconds.
+	// A Lease stores microseconds
+	// (https://pkg.go.dev/k8s.io/apimachinery/pkg/apis/meta/v1#MicroTime).
 	return renewal{record.LeaderTransitions, record.RenewTime.Truncate(time.Microsecond)}
 }
 
@@ -59,7 +60,8 @@ func (r renewal) before(other renewal) bool {
 	return r.transitions < other.transitions || r.transitions == other.transitions && r.at.Before(other.at)
 }
 
-// New returns the Lease of a namespace for this process.
+// New returns the Lease of a namespace. The identity of this process is its host name and a
+// random suffix.
 func New(client coordinationv1.LeasesGetter, namespace, name string, timing Timing) (*Lease, error) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -78,8 +80,8 @@ func New(client coordinationv1.LeasesGetter, namespace, name string, timing Timi
 	}, nil
 }
 
-// Deadline returns until when this process may act as the leader, zero if it may not: for
-// the renew deadline after the beginning of a renewal. A standby waits longer.
+// Deadline returns until when this process may act as the leader, zero if it may not: the
+// renew deadline after the beginning of the last renewal. A standby waits longer.
 func (l *Lease) Deadline() time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +91,7 @@ func (l *Lease) Deadline() time.Time {
 	return l.renewed.Add(l.timing.RenewDeadline)
 }
 
-// Get reads the Lease.
+// Get reads the Lease. It ends the leadership if the Lease has another holder or was deleted.
 func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
 	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
@@ -101,7 +103,7 @@ func (l *Lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []
 	return record, raw, err
 }
 
-// observe closes restored if record is older than one before.
+// observe closes restored if record is older than an earlier record.
 func (l *Lease) observe(record *resourcelock.LeaderElectionRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,18 +118,18 @@ func (l *Lease) observe(record *resourcelock.LeaderElectionRecord) {
 	}
 }
 
-// Create creates the Lease.
+// Create creates the Lease, with this process as its holder.
 func (l *Lease) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(record, func() error { return l.Interface.Create(ctx, record) })
 }
 
-// Update changes the Lease.
+// Update renews or acquires the Lease.
 func (l *Lease) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	return l.write(record, func() error { return l.Interface.Update(ctx, record) })
 }
 
-// lose ends the leadership for good: what was decided since the last renewal may
-// contradict the next leader, even if there is none any more.
+// lose ends the leadership for good: decisions since the last renewal may contradict the next
+// leader, even if it has resigned meanwhile.
 func (l *Lease) lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -137,7 +139,7 @@ func (l *Lease) lose() {
 	}
 }
 
-// write writes the Lease, unless it is lost.
+// write writes the Lease, unless the leadership has ended.
 func (l *Lease) write(record resourcelock.LeaderElectionRecord, write func() error) error {
 	if isClosed(l.lost) || isClosed(l.restored) {
 		return ErrLost
@@ -166,7 +168,8 @@ func isClosed(c chan struct{}) bool {
 	}
 }
 
-// Guard returns a transport that makes no change without the Lease.
+// Guard returns a transport that fails each change with ErrNotLeader unless this process holds
+// the Lease.
 func (l *Lease) Guard(transport http.RoundTripper) http.RoundTripper {
 	return &guardedTransport{RoundTripper: transport, lease: l}
 }
@@ -176,7 +179,7 @@ type guardedTransport struct {
 	lease *Lease
 }
 
-// WrappedRoundTripper makes the transport below visible to client-go.
+// WrappedRoundTripper lets client-go find the transport below.
 func (t *guardedTransport) WrappedRoundTripper() http.RoundTripper { return t.RoundTripper }
 
 func (t *guardedTransport) RoundTrip(request *http.Request) (*http.Response, error) {

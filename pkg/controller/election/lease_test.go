@@ -18,8 +18,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A process that was paused sees at its next renewal that another one has led, whether
-// or not that one still does.
+// A process that was paused sees at its next renewal that another process has led, even if
+// that process no longer leads.
 func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
 	for name, holder := range map[string]string{
 		"another holds the Lease":        "another",
@@ -55,8 +55,8 @@ func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
 	}
 }
 
-// A process that sees a Lease from before what it has seen ends, leader or standby: the
-// API server was restored from a backup, and its caches are newer.
+// If a process reads a Lease that is older than a Lease that it has read before, it exits, as
+// leader or standby: the API server was restored from a backup, and its caches are newer.
 func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{}
@@ -85,7 +85,7 @@ func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 	})
 }
 
-// What this process has cached is not the state that the API server has.
+// The caches of this process do not have the state of the API server.
 func TestALeaseThatWasLostOrRestoredIsNotWritten(t *testing.T) {
 	for name, change := range map[string]func(now, before *coordinationv1.Lease) *coordinationv1.Lease{
 		"another holds it": func(now, _ *coordinationv1.Lease) *coordinationv1.Lease {
@@ -119,7 +119,7 @@ func TestALeaseThatWasLostOrRestoredIsNotWritten(t *testing.T) {
 	}
 }
 
-// The clock of the next leader may be behind that of the last one.
+// The clock of the next leader may be behind the clock of the former leader.
 func TestClocksOfLeadersMayDiffer(t *testing.T) {
 	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	now := renewal{transitions: 1, at: at}
@@ -177,8 +177,8 @@ func TestNoChangeWithoutTheLease(t *testing.T) {
 	})
 }
 
-// A deadline counts from the beginning of a renewal: the API server may have stored it
-// at once, however long its response took.
+// A deadline is measured from the beginning of a renewal: the API server may have stored it at
+// once, however long its response took.
 func TestDeadlineCountsFromTheBeginningOfARenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{}

@@ -18,16 +18,15 @@ import (
 )
 
 const (
-	// RegistrationPort is where a server registers clients unless an entry has
-	// another address.
+	// RegistrationPort is the default port of RegistrationService.
 	RegistrationPort = 8992
 
 	registrationSuffix = ".registration"
 	maxHostLength      = 253
 )
 
-// Endpoint is where one shard server listens. Both addresses are host:port, an
-// IPv6 host in brackets.
+// Endpoint has the addresses of a shard's server. Both are host:port, with an IPv6 host in
+// brackets.
 type Endpoint struct {
 	// Operator is the address of OperatorService.
 	Operator string
@@ -37,16 +36,16 @@ type Endpoint struct {
 
 var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 
-// ParseEndpoints reads the data of the endpoints ConfigMap:
+// ParseEndpoints parses the data of the endpoints ConfigMap:
 //
 //	us-west-2a: "[2001:db8::a]:8993"
 //	us-west-2a.registration: "[2001:db8::a]:8992"
 //
-// The second line is optional; without it the registration address is the same
-// host at RegistrationPort. Two shards with one operator address are both invalid: one
-// server cannot be both. The endpoints of all valid entries are returned even when the
-// error is not nil. The error names every invalid entry with its key, its value and
-// what is allowed, in the order of the keys.
+// The second entry is optional; without it the registration address is the same host at
+// RegistrationPort. If two shards have the same operator address, both are invalid, because a
+// server has one shard. ParseEndpoints returns the endpoints of all valid entries even if the
+// error is not nil. The error names every invalid entry with its key, its value and what is
+// allowed, in the order of the keys.
 func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	endpoints := make(map[string]Endpoint, len(data))
 	var errs []error
@@ -61,8 +60,8 @@ func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	return endpoints, errors.Join(errs...)
 }
 
-// dropShared removes the endpoints whose operator address several shards have, and
-// returns an error for each of these addresses.
+// dropShared removes the endpoints whose operator address several shards have, and returns an
+// error for each of these addresses.
 func dropShared(endpoints map[string]Endpoint) (errs []error) {
 	shards := map[string][]string{}
 	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
@@ -78,8 +77,8 @@ func dropShared(endpoints map[string]Endpoint) (errs []error) {
 	return errs
 }
 
-// Configured returns the ids of the shards that the data of the endpoints ConfigMap
-// names, sorted, whether or not their addresses are valid.
+// Configured returns the sorted ids of the shards that the data of the endpoints ConfigMap
+// names, including shards with an invalid address.
 func Configured(data map[string]string) []string {
 	var ids []string
 	for _, key := range slices.Sorted(maps.Keys(data)) {
@@ -116,8 +115,8 @@ func parseEntry(endpoints map[string]Endpoint, key, value string) error {
 	return nil
 }
 
-// splitAddress parses host:port. It returns the port in its shortest form, so
-// that equal addresses are equal strings.
+// splitAddress parses host:port. It normalizes the port, so that equal addresses are equal
+// strings.
 func splitAddress(value string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(value)
 	if err != nil {

@@ -16,7 +16,7 @@ func TestParseEndpoints(t *testing.T) {
 		name string
 		data map[string]string
 		want map[string]shard.Endpoint
-		// errs are parts of the error. There must be no error if there are none.
+		// errs are parts of the error. If it is empty, there must be no error.
 		errs []string
 	}{{
 		name: "no data",

@@ -129,7 +129,7 @@ func TestIsNotServing(t *testing.T) {
 	}
 }
 
-// ResourceExhausted without the detail may come from the transport.
+// gRPC itself may return ResourceExhausted without the detail.
 func TestIsOutOfCapacity(t *testing.T) {
 	of := func(code codes.Code, reason string) error {
 		detailed, err := status.New(code, "text").WithDetails(&errdetails.ErrorInfo{Domain: "nstance.dev", Reason: reason})
@@ -146,7 +146,7 @@ func TestIsOutOfCapacity(t *testing.T) {
 	}
 }
 
-// A connection that breaks during a call is Internal, as some rejections are.
+// A broken connection causes Internal, as some rejections do.
 func TestIsDeclined(t *testing.T) {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		want := code == codes.InvalidArgument || code == codes.FailedPrecondition

@@ -3,24 +3,28 @@
 
 package shard
 
-import "slices"
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
 
-// Group is a group as a shard server reports it. A Group from a cache shares its
-// slices and maps with the cache: they are read only.
+// Group is a group that a shard server reports. A Group from a cache shares its slices and
+// maps with the cache: they are read only.
 type Group struct {
 	// Key is the group id inside the tenant.
 	Key string
-	// Tenant owns the group. Servers report only the tenant of the client
+	// Tenant owns the group. Servers report only groups of the tenant in the client
 	// certificate.
 	Tenant string
-	// GroupSettings are the settings in effect: the server's own configuration with
-	// the settings of UpsertGroup merged over it.
+	// GroupSettings are the settings in effect: the server's own configuration, overridden by
+	// the settings of UpsertGroup.
 	GroupSettings
-	// Declared are the settings of the last UpsertGroup that replaced all earlier
-	// ones, empty when there was none. It is nil when the server does not report it:
-	// then it cannot remove settings either.
+	// Declared are the settings of the last UpsertGroup that replaced all earlier settings,
+	// empty before such a call. It is nil if the server does not report it: then the server
+	// cannot remove settings either.
 	Declared *GroupSettings
-	// Size is the number of managed instances that the server works towards.
+	// Size is the wanted number of managed instances.
 	Size int32
 	// Static is true for a group in the server's own configuration. Template and
 	// subnets of such a group cannot be changed.
@@ -30,41 +34,39 @@ type Group struct {
 	// ActualSize is the number of running managed instances, without on-demand
 	// instances.
 	ActualSize int32
-	// ProviderIDs are the provider ids of those instances, sorted by the server.
+	// ProviderIDs are the provider ids of the running managed instances, sorted by the server.
 	ProviderIDs []string
-	// Deleting is true for a group that was deleted and is listed until its last
-	// instance is deleted. Servers without this extension stop listing a deleted
-	// group at once.
+	// Deleting: the group was deleted and is listed until its last instance is deleted.
+	// Servers without this extension do not list a deleted group.
 	Deleting bool
-	// ListsInstances is true when the server reports every managed instance. Servers
-	// without this extension do not, and ignore RemoveFirst.
+	// ListsInstances: the server reports every managed instance. Servers without this
+	// extension ignore RemoveFirst too.
 	ListsInstances bool
-	// Instances are the managed instances by id, pending and terminating ones
-	// included.
+	// Instances are the managed instances by id, including pending and terminating instances.
 	Instances []Instance
 	// RemoveFirst are the deletion candidates that the server stored last.
 	RemoveFirst []string
-	// Node is the expected shape of the group's Nodes, nil when the server does not
-	// report it.
+	// Node is the expected shape of the group's Nodes, nil if the server does not report it.
 	Node *NodeShape
-	// Revision is that of the last request that had one, empty when none had. It is
-	// nil when the server does not support revisions.
+	// Revision is the revision of the last request that had a revision, empty before such a
+	// request. It is nil if the server does not support revisions.
 	Revision *Revision
-	// Shortfall is the lack of capacity for managed instances, the zero value when there
-	// is none, or the server does not report it.
+	// Shortfall is the lack of capacity for managed instances. It is zero if capacity suffices
+	// or the server does not report it.
 	Shortfall Shortfall
 }
 
 // Shortfall is a lack of capacity or quota of a provider.
 type Shortfall struct {
-	// Missing is the number of instances that the provider does not create for it.
+	// Missing is the number of instances that the provider does not create for lack of
+	// capacity.
 	Missing int32
-	// Message is the reason as the provider names it.
+	// Message is the provider's text.
 	Message string
 }
 
-// Equal reports whether two reports of a group are the same. A nil list or map
-// equals an empty one.
+// Equal reports whether two reports of a group are equal. A nil list or map equals an empty
+// one.
 func (g Group) Equal(other Group) bool {
 	return g.Key == other.Key &&
 		g.Tenant == other.Tenant &&
@@ -91,21 +93,61 @@ func equalDeclared(a, b *GroupSettings) bool {
 	return a.Equal(*b)
 }
 
-// GroupConfig is the whole configuration of a group on one shard, as UpsertGroup
-// sends it (docs/protocol.md#groups). Size is always set, zero included. An empty
-// setting removes what an earlier call set, on servers that know the extension; on
-// others it changes nothing. For a static group the server rejects any Subnets and
-// any other Template.
+// GroupConfig is the whole configuration of a group on a shard, as UpsertGroup sends it
+// (docs/protocol.md#groups). Size is always set, even if it is 0. An empty setting removes the
+// setting of an earlier call, if the server supports the extension; on other servers it
+// changes nothing. For a static group the server rejects any Subnets and any other Template.
 type GroupConfig struct {
 	GroupSettings
 	Size int32
-	// RemoveFirst are ids of managed instances that the server deletes first when
-	// there are more than Size. It replaces what was sent before.
+	// RemoveFirst are ids of managed instances that the server deletes first if it has more
+	// than Size. It replaces the list of an earlier call.
 	RemoveFirst []string
-	// Revision is that of the object that the configuration comes from, nil for none.
+	// Revision is the revision of the configuration's object; it may be nil.
 	Revision *Revision
-	// Replaces is the revision that the server reports, if an administrator has
-	// decided to replace it by an older one, and otherwise nil. If the server reports
-	// none, because the group was deleted, it has the UID of Revision.
+	// Replaces is the revision that the server reports, if an administrator has decided to
+	// replace it by an older revision, and otherwise nil. If the server reports no revision,
+	// because the group was deleted, Replaces has the UID of Revision.
 	Replaces *Revision
+}
+
+// GroupSettings is the configuration of a group apart from its size. An empty field leaves the
+// choice to the server.
+type GroupSettings struct {
+	// Template is the name of the server's template.
+	Template string
+	// InstanceType overrides the instance type of the template.
+	InstanceType string
+	// Subnets are the ids of subnet pools, in the order in which they are tried.
+	Subnets []string
+	// Vars are merged over the vars of the template.
+	Vars map[string]string
+}
+
+// Equal reports whether two settings are equal. A nil list or map equals an empty one.
+func (s GroupSettings) Equal(other GroupSettings) bool {
+	return s.Template == other.Template &&
+		s.InstanceType == other.InstanceType &&
+		slices.Equal(s.Subnets, other.Subnets) &&
+		maps.Equal(s.Vars, other.Vars)
+}
+
+// Revision identifies a version of the object that a group's configuration comes from. A
+// server that supports revisions rejects a request that is older than an accepted request
+// (docs/protocol.md#revisions).
+type Revision struct {
+	// UID is the UID of the object. If the object is created again, its UID differs.
+	UID string
+	// Generation is the metadata.generation of the object.
+	Generation int64
+}
+
+// String returns UID/GENERATION.
+func (r Revision) String() string { return fmt.Sprintf("%s/%d", r.UID, r.Generation) }
+
+func equalRevision(a, b *Revision) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
 }

@@ -3,21 +3,24 @@
 
 package shard
 
-import "time"
+import (
+	"maps"
+	"slices"
+	"time"
+)
 
-// InstanceState is the state of an instance as servers report it
-// (docs/protocol.md#instances). The set is open: a server may report other states.
+// InstanceState is the state of an instance that servers report (docs/protocol.md#instances).
+// Servers may report states that are not listed here.
 type InstanceState string
 
-// States that servers are known to report. A draining instance is running.
+// A draining instance is running.
 const (
 	InstancePending     InstanceState = "pending"
 	InstanceRunning     InstanceState = "running"
 	InstanceStopped     InstanceState = "stopped"
 	InstanceFailed      InstanceState = "failed"
 	InstanceTerminating InstanceState = "terminating"
-	// InstanceTerminated is an instance that was deleted and that the server still
-	// has a record of.
+	// InstanceTerminated: the instance was deleted, but the server still has a record of it.
 	InstanceTerminated InstanceState = "terminated"
 )
 
@@ -29,23 +32,92 @@ func (s InstanceState) IsTerminating() bool {
 
 // InstanceSpec describes an on-demand instance to create.
 type InstanceSpec struct {
-	// Group is the key of the group whose template the instance is created from.
+	// Group is the key of the group that provides the template.
 	Group string
-	// InstanceType overrides the group's; empty means the group's.
+	// InstanceType overrides the instance type of the group, unless it is empty.
 	InstanceType string
-	// Vars are merged over the group's.
+	// Vars are merged over the vars of the group.
 	Vars map[string]string
 }
 
-// Instance is one instance as a shard server reports it.
+// Instance is an instance that a shard server reports.
 type Instance struct {
 	// ID is assigned by the server.
 	ID    string
 	State InstanceState
-	// ProviderID is empty until the provider has assigned one, and in the reply to
+	// ProviderID is empty until the provider has assigned it, and in the reply to
 	// CreateInstance.
 	ProviderID string
-	// DeleteAt is the latest time at which a draining instance is deleted. It is
-	// zero for other instances, and on servers that do not report it.
+	// DeleteAt is the latest time at which a draining instance is deleted. It is zero for
+	// other instances, and if the server does not report it.
 	DeleteAt time.Time
+}
+
+// NodeShape is the expected shape of a group's Nodes before the first Node exists. Fields that
+// the server does not know are empty.
+type NodeShape struct {
+	// Architecture and OperatingSystem have the values of GOARCH and GOOS.
+	Architecture, OperatingSystem string
+	// Capacity are quantities by resource, such as cpu and memory.
+	Capacity map[string]string
+	Labels   map[string]string
+	Taints   []Taint
+}
+
+// Taint is a taint that a Node of a group registers with.
+type Taint struct {
+	Key, Value string
+	// Effect is NoSchedule, PreferNoSchedule or NoExecute.
+	Effect string
+}
+
+// Equal reports whether two shapes are equal. Either may be nil.
+func (s *NodeShape) Equal(other *NodeShape) bool {
+	if s == nil || other == nil {
+		return s == other
+	}
+	return s.Architecture == other.Architecture &&
+		s.OperatingSystem == other.OperatingSystem &&
+		maps.Equal(s.Capacity, other.Capacity) &&
+		maps.Equal(s.Labels, other.Labels) &&
+		slices.Equal(s.Taints, other.Taints)
+}
+
+// NoticeState is the stage that the deletion of an instance has reached.
+type NoticeState string
+
+// States of a notice (docs/protocol.md#drains).
+const (
+	// Draining: the server waits until DeleteAt for the acknowledgement that the Node is
+	// drained.
+	Draining NoticeState = "pending_deletion"
+	// Deleting: the instance is being deleted; it is too late to drain.
+	Deleting NoticeState = "deleting"
+	// Deleted: the instance was deleted.
+	Deleted NoticeState = "deleted"
+)
+
+// DeletionNotice is a report of a shard server about the planned, current or past deletion of
+// an instance.
+type DeletionNotice struct {
+	InstanceID string
+	// ProviderID is the provider id of the instance.
+	ProviderID string
+	// Group is the key of the instance's group.
+	Group string
+	State NoticeState
+	// Reason is the server's reason, such as unhealthy or config-drift.
+	Reason string
+	// Since is when the drain began. DeleteAt is when the server deletes the instance even if
+	// the drain was not acknowledged. Both are by the clock of the server, and zero if the
+	// server does not report them.
+	Since, DeleteAt time.Time
+	// Deadline is DeleteAt converted to the clock of this process, at the earliest: the
+	// arrival of the notice on the current watch, plus the time from Since to DeleteAt. It is
+	// zero if either is zero.
+	Deadline time.Time
+	// Announced grows each time the server reports this drain. It never decreases, not even
+	// after the drain was withdrawn. The server reports a drain again after each reconnection,
+	// and expects an acknowledgement each time.
+	Announced int64
 }

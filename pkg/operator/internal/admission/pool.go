@@ -53,9 +53,9 @@ func (v *Validator) validateGroup(pool *v1beta1.NstanceMachinePool) field.ErrorL
 		fmt.Sprintf("the group belongs to pool %s in this namespace", strings.Join(others, ", ")))}
 }
 
-// validateStatic rejects template and subnets of a new pool that are not those of the
-// servers' configuration, if the group is in it: the servers would ignore them, until the
-// group is removed from the configuration. Then its instances would be replaced.
+// validateStatic rejects a template or subnets of a new pool that differ from the servers'
+// configuration, if the group is in it. The servers would ignore them until the group is
+// removed from the configuration, and would then replace its instances.
 func (v *Validator) validateStatic(pool *v1beta1.NstanceMachinePool) field.ErrorList {
 	var subnets []string
 	for _, id := range pool.Spec.Subnets {
@@ -87,8 +87,8 @@ func (v *Validator) validateStatic(pool *v1beta1.NstanceMachinePool) field.Error
 	return problems
 }
 
-// validateShards rejects added shards that are not configured. Without the
-// ConfigMap every shard is allowed.
+// validateShards rejects added shards that are not configured. If the ConfigMap does not
+// exist, every shard is allowed.
 func (v *Validator) validateShards(before, after []v1beta1.Identifier) field.ErrorList {
 	configured, known := v.configuredShards()
 	if !known {
@@ -106,8 +106,8 @@ func (v *Validator) validateShards(before, after []v1beta1.Identifier) field.Err
 	return problems
 }
 
-// configuredShards returns the sorted ids of the shards with an endpoint in the
-// ConfigMap, also if the endpoint is invalid.
+// configuredShards returns the sorted ids of the shards that the ConfigMap names, including
+// shards whose endpoint is invalid.
 func (v *Validator) configuredShards() (ids []string, known bool) {
 	obj, exists, err := v.shards.GetByKey(cache.NewObjectName(v.config.Namespace, v.config.ShardsConfigMap).String())
 	if err != nil || !exists {

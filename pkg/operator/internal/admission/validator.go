@@ -20,12 +20,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/json"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
 	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
@@ -38,24 +41,27 @@ var (
 	machinePools = metav1.GroupVersionResource(clusterv1.GroupVersion.WithResource("machinepools"))
 )
 
-// garbageCollectors delete the dependents of objects that were deleted. Rejecting
-// their requests would keep a namespace or an orphan for ever.
+// garbageCollectors delete the dependents of deleted objects
+// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/). Rejecting their
+// requests would keep a namespace or an orphan for ever.
 var garbageCollectors = []string{
 	"system:serviceaccount:kube-system:namespace-controller",
 	"system:serviceaccount:kube-system:generic-garbage-collector",
-	// Both, if the controller manager has no account for each controller.
+	// A controller manager without --use-service-account-credentials sends all requests as
+	// this user.
 	"system:kube-controller-manager",
 }
 
-// deleteForMove is the annotation of objects that clusterctl move deletes after it
-// has copied them to another management cluster (docs/capi.md#deletion).
+// deleteForMove is the annotation of objects that clusterctl move deletes after it has copied
+// them to another management cluster
+// (https://cluster-api.sigs.k8s.io/clusterctl/commands/move, docs/capi.md#deletion).
 const deleteForMove = "clusterctl.cluster.x-k8s.io/delete-for-move"
 
 // confirmDeletion is the annotation with which an administrator confirms the deletion of
 // one object. Its value is the name of the object, so that a copy has no effect.
 const confirmDeletion = "nstance.dev/confirm-deletion"
 
-// Config configures a Validator.
+// Config names the objects that a Validator decides by.
 type Config struct {
 	// Namespace is the namespace of the operator's objects. Requests in others are
 	// allowed.
@@ -66,8 +72,8 @@ type Config struct {
 	ShardsConfigMap string
 }
 
-// Groups returns the groups of the shards as last reported. On a replica that does not
-// lead there are none.
+// Groups returns the groups that the shards last reported. It is empty on a standby, which has
+// no connections.
 type Groups interface {
 	Get(shardID, key string) (shard.Group, bool)
 }
@@ -85,9 +91,9 @@ type Validator struct {
 	synced           []cache.InformerSynced
 }
 
-// NewValidator returns a Validator that reads the caches of these informers. It
-// adds indexes to them, so they must not run yet. The informer shards watches the
-// ConfigMap of the shards only.
+// NewValidator returns a Validator that reads the caches of these informers. It adds indexes
+// to them, so they must not run yet. The informer shards must watch only the ConfigMap of the
+// shards.
 func NewValidator(
 	config Config,
 	poolInformer informers.NstanceMachinePoolInformer,
@@ -204,4 +210,49 @@ func forbid(format string, args ...any) error {
 		Reason:  metav1.StatusReasonForbidden,
 		Message: fmt.Sprintf(format, args...),
 	}}
+}
+
+// validateMachinePool rejects a change that removes the replicas of a pool's MachinePool:
+// Cluster API would set its default, usually 1, and all other instances would be deleted
+// without a request. A number that the client sets has a field owner; the default of Cluster
+// API does not. With both annotations of the Cluster Autoscaler the replicas may be removed,
+// because that hands them over to the autoscaler (docs/capi.md#replicas).
+func (v *Validator) validateMachinePool(before, after *clusterv1.MachinePool) error {
+	if before == nil || capi.PoolOf(after) == "" || capi.ReplicasOwned(after) || autoscaled(after) {
+		return nil
+	}
+	previous, defaulted := ptr.Deref(before.Spec.Replicas, 0), ptr.Deref(after.Spec.Replicas, 0)
+	if defaulted >= previous {
+		return nil
+	}
+	return apierrors.NewInvalid(clusterv1.GroupVersion.WithKind("MachinePool").GroupKind(), after.Name, field.ErrorList{
+		field.Required(field.NewPath("spec", "replicas"),
+			fmt.Sprintf("without a number Cluster API makes %d of the present %d; give the number that is wanted", defaulted, previous)),
+	})
+}
+
+func autoscaled(machinePool *clusterv1.MachinePool) bool {
+	_, hasMin := machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation]
+	_, hasMax := machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation]
+	return hasMin && hasMax
+}
+
+// validateMachinePoolDeletion rejects the deletion of the MachinePool of a static
+// pool: Cluster API would delete the pool with it.
+func (v *Validator) validateMachinePoolDeletion(machinePool *clusterv1.MachinePool) error {
+	name := capi.PoolOf(machinePool)
+	if name == "" || v.clusterIsDeleted() {
+		return nil
+	}
+	pool, err := v.pools.Get(name)
+	// The MachinePool of a pool that is being deleted may be deleted too.
+	if err != nil || pool.DeletionTimestamp != nil || !isStatic(pool) {
+		return nil //nolint:nilerr // a pool that is not in the cache does not exist
+	}
+	return forbid("MachinePool %q cannot be deleted: %s", machinePool.Name, staticReason(pool))
+}
+
+// machinePoolsOf returns the MachinePools whose infrastructure is a pool.
+func (v *Validator) machinePoolsOf(pool string) []*clusterv1.MachinePool {
+	return controller.Indexed[clusterv1.MachinePool](v.machinePoolIndex, capi.ByPool, pool)
 }

@@ -14,10 +14,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // present returns a world with the static pool main, its MachinePool, pool workers,
@@ -35,7 +37,7 @@ func TestCreateAndUpdate(t *testing.T) {
 	tests := map[string]struct {
 		change  func(*world)
 		request *admissionv1.AdmissionRequest
-		// want are parts of the reason, or none if the request is allowed.
+		// want are parts of the reason; empty if the request is allowed.
 		want []string
 	}{
 		"a new pool": {
@@ -295,6 +297,115 @@ func TestInvalidObjectsGetNoDecision(t *testing.T) {
 			err := v.Validate(request)
 			if refusal := apierrors.APIStatus(nil); err == nil || errors.As(err, &refusal) {
 				t.Errorf("got %v, want an error that is no decision", err)
+			}
+		})
+	}
+}
+
+func TestReplicasMustNotBeRemoved(t *testing.T) {
+	const rejection = "spec.replicas: Required value: without a number Cluster API makes 1 of the present 5"
+	made := func(replicas *int32, owned bool) *clusterv1.MachinePool {
+		machinePool := newMachinePool("workers", v1beta1.PoolKind, "workers")
+		machinePool.Spec.Replicas = replicas
+		if owned {
+			machinePool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}
+		}
+		return machinePool
+	}
+	for name, test := range map[string]struct {
+		after  *clusterv1.MachinePool
+		change func(*clusterv1.MachinePool)
+		want   string
+	}{
+		"a number that Cluster API fills in": {after: made(ptr.To[int32](1), false), want: rejection},
+		"a number of the sender":             {after: made(ptr.To[int32](1), true)},
+		"a default that deletes no instance": {after: made(ptr.To[int32](5), false)},
+		"another infrastructure": {after: made(ptr.To[int32](1), false), change: func(m *clusterv1.MachinePool) {
+			m.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
+		}},
+		"it is handed over to the autoscaler": {after: made(ptr.To[int32](4), false), change: func(m *clusterv1.MachinePool) {
+			m.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "1", clusterv1.AutoscalerMaxSizeAnnotation: "4"}
+		}},
+		"only half of it is handed over": {after: made(ptr.To[int32](1), false), change: func(m *clusterv1.MachinePool) {
+			m.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "1"}
+		}, want: rejection},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if test.change != nil {
+				test.change(test.after)
+			}
+			err := newValidator(t, present()).Validate(newRequest(t, admissionv1.Update, machinePools, made(ptr.To[int32](5), true), test.after))
+			if test.want == "" && err != nil {
+				t.Errorf("rejected: %v", err)
+			}
+			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// The servers ignore the template and the subnets of a static group, so a new pool must have
+// either the servers' values or no values.
+func TestSettingsOfStaticGroups(t *testing.T) {
+	worker := shard.GroupSettings{Template: "worker", Subnets: []string{"private", "public"}}
+	groups := reportedGroups{
+		"a/fixed":   {Static: true, GroupSettings: worker},
+		"b/fixed":   {Static: true, GroupSettings: shard.GroupSettings{Template: "other", Subnets: []string{"private"}}},
+		"b/mixed":   {Static: true, GroupSettings: worker},
+		"a/mixed":   {GroupSettings: worker},
+		"a/dynamic": {GroupSettings: worker},
+		"a/bare":    {Static: true},
+	}
+	for name, test := range map[string]struct {
+		group    string
+		shards   []v1beta1.Identifier
+		template string
+		subnets  []v1beta1.Identifier
+		// want are the parts of the reason; empty if the pool is allowed.
+		want []string
+	}{
+		"no settings":       {group: "fixed", shards: []v1beta1.Identifier{"a", "b"}},
+		"the same settings": {group: "fixed", shards: []v1beta1.Identifier{"a"}, template: "worker", subnets: []v1beta1.Identifier{"private", "public"}},
+		"another template": {group: "fixed", shards: []v1beta1.Identifier{"a"}, template: "big", want: []string{
+			`spec.template: Invalid value: "big": group "fixed" is static, and the configuration of shard a sets "worker"; leave it out`,
+		}},
+		"another order of subnets": {group: "fixed", shards: []v1beta1.Identifier{"a"}, subnets: []v1beta1.Identifier{"public", "private"}, want: []string{
+			`spec.subnets: Invalid value: ["public","private"]: group "fixed" is static, and the configuration of shard a sets private, public; leave it out`,
+		}},
+		"both": {group: "fixed", shards: []v1beta1.Identifier{"a"}, template: "big", subnets: []v1beta1.Identifier{"public"}, want: []string{
+			"spec.template", "spec.subnets",
+		}},
+		"the settings of one of two shards": {
+			group: "fixed", shards: []v1beta1.Identifier{"a", "b"}, template: "worker", subnets: []v1beta1.Identifier{"private"},
+			want: []string{`the configuration of shard b sets "other"`, "the configuration of shard a sets private, public"},
+		},
+		"static on another shard than the first": {group: "mixed", shards: []v1beta1.Identifier{"a", "b"}, template: "big", want: []string{
+			`the configuration of shard b sets "worker"`,
+		}},
+		"static on a shard that the pool does not have": {group: "mixed", shards: []v1beta1.Identifier{"a"}, template: "big"},
+		"a dynamic group":                    {group: "dynamic", shards: []v1beta1.Identifier{"a"}, template: "big"},
+		"a group that no shard has reported": {group: "new", shards: []v1beta1.Identifier{"a"}, template: "big"},
+		"subnets of a group that has none":   {group: "bare", shards: []v1beta1.Identifier{"a"}, subnets: []v1beta1.Identifier{"x"}, want: []string{"shard a sets none"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := present()
+			w.groups = groups
+			pool := newPool("new", test.group, test.shards...)
+			pool.Spec.Template, pool.Spec.Subnets = test.template, test.subnets
+			v := newValidator(t, w)
+			err := v.Validate(create(t, pool))
+			if len(test.want) == 0 && err != nil {
+				t.Errorf("rejected: %v", err)
+			}
+			for _, part := range test.want {
+				if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), part) {
+					t.Errorf("got %v, want it invalid with %q", err, part)
+				}
+			}
+			// Changes are validated by the rules of the CRD.
+			if err := v.Validate(update(t, pool, pool.DeepCopy())); err != nil {
+				t.Errorf("an update is rejected: %v", err)
 			}
 		})
 	}

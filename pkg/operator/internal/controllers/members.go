@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
@@ -24,14 +26,13 @@ const (
 	byPoolUID = "poolUID"
 )
 
-// Members finds what belongs to a pool in the caches of informers.
+// Members finds the shard groups and NstanceMachines of a pool in the caches of informers.
 type Members struct {
 	shardGroups, nstanceMachines cache.Indexer
 }
 
-// NewMembers indexes shard groups and NstanceMachines by their pool. Several controllers
-// may share the informers: an index is added once, because those of many pools take
-// memory.
+// NewMembers indexes shard groups and NstanceMachines by their pool. Controllers that share
+// the informers share the indexes, because the indexes of many pools take memory.
 func NewMembers(all informers.Interface) (*Members, error) {
 	shardGroups, nstanceMachines := all.NstanceShardGroups().Informer(), all.NstanceMachines().Informer()
 	if err := controller.IndexOnce(shardGroups, byPoolName, indexByPoolName); err != nil {
@@ -43,8 +44,8 @@ func NewMembers(all informers.Interface) (*Members, error) {
 	return &Members{shardGroups: shardGroups.GetIndexer(), nstanceMachines: nstanceMachines.GetIndexer()}, nil
 }
 
-// ShardGroups returns the shard groups of a pool, sorted by name. Those of a former pool
-// of the same name are not included.
+// ShardGroups returns the shard groups of a pool, sorted by name. It excludes shard groups of
+// a former pool with the same name.
 func (m *Members) ShardGroups(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
 	groups := slices.DeleteFunc(m.ShardGroupsOfName(pool.Name),
 		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
@@ -64,7 +65,8 @@ func (m *Members) NstanceMachines(pool *v1beta1.NstanceMachinePool) []*v1beta1.N
 	return found
 }
 
-// PoolOwning returns the reference to the pool that owns a shard group, nil if none does.
+// PoolOwning returns the reference to the pool that owns a shard group, nil without such an
+// owner.
 func PoolOwning(group *v1beta1.NstanceShardGroup) *metav1.OwnerReference {
 	owner := metav1.GetControllerOfNoCopy(group)
 	if owner == nil || owner.Kind != v1beta1.PoolKind {
@@ -82,8 +84,8 @@ func indexByPoolName(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// PoolOf refers to the pool that an NstanceMachine is a member of, nil when it is
-// of none. The pool is an owner; the controller is the Machine
+// PoolOf returns the reference to the pool that an NstanceMachine is a member of, nil if it is
+// not a pool member. The pool is an owner; the controller is the Machine
 // (docs/capi.md#ownership).
 func PoolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
 	for i, owner := range machine.OwnerReferences {
@@ -102,4 +104,79 @@ func indexByPoolUID(obj any) ([]string, error) {
 		}
 	}
 	return nil, nil
+}
+
+// byGroup indexes pools by group.
+const byGroup = "group"
+
+// Pools finds pools in the cache of an informer by their groups.
+type Pools struct {
+	indexer cache.Indexer
+}
+
+// NewPools indexes the pools of informer by group, unless another controller has added the
+// index.
+func NewPools(informer cache.SharedIndexInformer) (*Pools, error) {
+	if err := controller.IndexOnce(informer, byGroup, indexByGroup); err != nil {
+		return nil, fmt.Errorf("index NstanceMachinePools by group: %w", err)
+	}
+	return &Pools{indexer: informer.GetIndexer()}, nil
+}
+
+// OfGroup returns the pools of a group. There should be at most one pool.
+func (p *Pools) OfGroup(group string) []*v1beta1.NstanceMachinePool {
+	return controller.Indexed[v1beta1.NstanceMachinePool](p.indexer, byGroup, group)
+}
+
+func indexByGroup(obj any) ([]string, error) {
+	if pool, ok := obj.(*v1beta1.NstanceMachinePool); ok {
+		return []string{string(pool.Spec.Group)}, nil
+	}
+	return nil, nil
+}
+
+// byProviderID indexes Nodes by the key of their provider id.
+const byProviderID = "providerID"
+
+// Nodes finds Nodes in the cache of an informer by their provider ids.
+type Nodes struct {
+	indexer cache.Indexer
+}
+
+// NewNodes indexes the Nodes of informer by provider id, unless another controller has added
+// the index.
+func NewNodes(informer cache.SharedIndexInformer) (*Nodes, error) {
+	if err := controller.IndexOnce(informer, byProviderID, indexByProviderID); err != nil {
+		return nil, fmt.Errorf("index Nodes by provider id: %w", err)
+	}
+	return &Nodes{indexer: informer.GetIndexer()}, nil
+}
+
+// WithProviderID returns the Nodes whose provider id names the same machine as id.
+func (n *Nodes) WithProviderID(id string) []*corev1.Node {
+	var nodes []*corev1.Node
+	for _, node := range controller.Indexed[corev1.Node](n.indexer, byProviderID, providerid.Key(id)) {
+		if providerid.Match(id, node.Spec.ProviderID) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// ReadyCondition returns the condition Ready of a Node, the zero value if it has none.
+func ReadyCondition(node *corev1.Node) corev1.NodeCondition {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+func indexByProviderID(obj any) ([]string, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok || providerid.Key(node.Spec.ProviderID) == "" {
+		return nil, nil
+	}
+	return []string{providerid.Key(node.Spec.ProviderID)}, nil
 }

@@ -4,6 +4,7 @@
 package statemetrics
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -23,7 +24,7 @@ import (
 	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
-// sources are fakes of what a Collector reads.
+// sources has fakes of the caches that a Collector reads.
 type sources struct {
 	shardtest.Groups
 	shards      *shardtest.Shards
@@ -34,7 +35,7 @@ type sources struct {
 
 func (s *sources) Link(id string) shard.Link { return s.links[id] }
 
-// notices are those of the shards of sources.
+// notices implements Notices for the shards of sources.
 type notices struct {
 	shardtest.Notices
 	last map[string]time.Time
@@ -109,7 +110,7 @@ func TestGroups(t *testing.T) {
 		"i1": {Group: "workers", State: shard.Draining}, "i2": {Group: "workers", State: shard.Draining},
 		"i3": {Group: "workers", State: shard.Deleting}, "i4": {Group: "other", State: shard.Draining},
 	}
-	// Nothing is known of what the last one has.
+	// The groups of the last shard are not known.
 	s.shards.ByID["c"].Synced = false
 	var got []string
 	for _, series := range metricstest.SeriesOf(t, c) {
@@ -180,5 +181,77 @@ func TestInformers(t *testing.T) {
 			parsed = -1
 		}
 		assert.InDelta(t, want, parsed, 0, "resource version %q", version)
+	}
+}
+
+const (
+	manyPools = 1000
+	// seriesPerShard and seriesPerGroup are the numbers of series of each shard, and of each
+	// group on each shard: desired, running, draining, shortfall, and the reason of a group
+	// that is not ready.
+	seriesPerShard = 7
+	seriesPerGroup = 5
+	// machineStates is the number of states of NstanceMachines.
+	machineStates = 5
+)
+
+// The number of series is bounded by groups × shards. More instances and more drains do not
+// add series (docs/operations.md#metrics).
+func TestSeriesOf1000PoolsOn3Shards(t *testing.T) {
+	ids := []string{"a", "b", "c"}
+	for _, test := range []struct {
+		name        string
+		instances   int
+		machinesPer int
+		want        int
+	}{
+		{name: "without Machines", instances: 1, want: 3*seriesPerShard + 3*manyPools*seriesPerGroup},
+		{name: "with ten times as many instances", instances: 10, want: 3*seriesPerShard + 3*manyPools*seriesPerGroup},
+		{name: "with Machines in every state", instances: 1, machinesPer: 2 * machineStates, want: 3*seriesPerShard + 3*manyPools*(seriesPerGroup+machineStates)},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s, c := newSources(ids...)
+			for n := range manyPools {
+				for _, id := range ids {
+					fill(t, s, fmt.Sprint("pool-", n), id, test.instances, test.machinesPer)
+				}
+			}
+			if got := len(metricstest.SeriesOf(t, c)); got != test.want {
+				t.Errorf("%d series, want %d", got, test.want)
+			}
+		})
+	}
+}
+
+// fill adds a group to a shard, with instances that are all being drained, and machines.
+func fill(t *testing.T, s *sources, group, id string, instances, machines int) {
+	t.Helper()
+	object := newShardGroup(group, id, int32(instances))
+	object.Status.Conditions = []metav1.Condition{{Type: v1beta1.ConditionReady, Status: metav1.ConditionFalse, Reason: "Scaling"}}
+	require.NoError(t, s.shardGroups.Add(object))
+	reported := shard.Group{Key: group, ActualSize: int32(instances)}
+	for i := range instances {
+		instance := fmt.Sprint(group, "-", i)
+		reported.Instances = append(reported.Instances, shard.Instance{ID: instance})
+		s.shards.ByID[id].Notices[instance] = shard.DeletionNotice{InstanceID: instance, Group: group, State: shard.Draining}
+	}
+	s.shards.SetGroup(id, reported)
+	for i := range machines {
+		machine := &v1beta1.NstanceMachine{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprint(group, id, i)},
+			Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(group)}},
+			Status:     v1beta1.NstanceMachineStatus{Shard: id, InstanceID: "i"},
+		}
+		switch i % machineStates {
+		case 0:
+			machine.DeletionTimestamp = &metav1.Time{}
+		case 1:
+			machine.Status.InstanceID = ""
+		case 2:
+			machine.Status.Initialization.Provisioned = ptr.To(true)
+		case 3:
+			machine.Status.Initialization.Provisioned, machine.Status.Ready = ptr.To(true), ptr.To(true)
+		}
+		require.NoError(t, s.machines.Add(machine))
 	}
 }

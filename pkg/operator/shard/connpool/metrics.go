@@ -17,8 +17,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Metrics counts the calls to shards. No label is from a reply, so that the number of
-// series is bounded by the shards.
+// Metrics counts the calls to shards. No label comes from a reply, so that the number of
+// series is bounded by the number of shards.
 type Metrics struct {
 	calls     *prometheus.CounterVec
 	durations *prometheus.HistogramVec
@@ -41,7 +41,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	return m
 }
 
-// options returns the interceptors that count the calls of a connection, none without m.
+// options returns the interceptors that count the calls of a connection, nil if m is nil.
 func (m *Metrics) options(shard string) []grpc.DialOption {
 	if m == nil {
 		return nil
@@ -69,8 +69,8 @@ func (m *Metrics) options(shard string) []grpc.DialOption {
 	}
 }
 
-// ended counts a call. An error that gRPC did not make has the code of its cause: the
-// context was canceled.
+// ended counts a call. An error that has no gRPC status counts with the code of its cause,
+// such as Canceled.
 func (m *Metrics) ended(shard, method string, err error) {
 	code := status.Code(err)
 	if code == codes.Unknown {

@@ -22,8 +22,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Each call to a shard is counted once, a watch when it is closed, and only the others
-// have a duration.
+// Each call to a shard is counted once, a watch when it is closed. Only unary calls have a
+// duration.
 func TestCallsAreCounted(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{
 		Shard: "a", Groups: `{"default": {"workers": {"template": "worker", "size": 0}}}`,

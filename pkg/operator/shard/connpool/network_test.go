@@ -12,13 +12,12 @@ import (
 	"time"
 )
 
-// firstRetransmission is when TCP sends the first packet of a connection again.
-// Each wait after it is twice as long.
+// firstRetransmission is when TCP first retransmits a packet (RFC 6298). Each further wait is
+// twice as long.
 const firstRetransmission = time.Second
 
-// network connects clients and servers in memory, so that tests can run on a fake
-// clock. It can lose packets: data is lost without an error, and new connections
-// hang.
+// network connects clients and servers in memory, so that tests can run on a fake clock. It
+// can lose packets: data is lost without an error, and new connections hang.
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*listener
@@ -120,8 +119,8 @@ func (c lossyConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Read does not return io.EOF for a close of the other side while packets are lost.
-// It blocks until its own side is closed.
+// Read does not return io.EOF for a close of the other side while packets are lost. It blocks
+// until its own side is closed.
 func (c lossyConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if errors.Is(err, io.EOF) && c.network.loses(c.address) {

@@ -25,7 +25,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// quietServer is a server whose state never changes (docs/protocol.md#watches). A dead
+// quietServer is a server whose state never changes (docs/protocol.md#watches), so that a dead
 // connection to it is the hardest to detect. It has gRPC's default policy for pings.
 type quietServer struct {
 	nstancev1.UnimplementedOperatorServiceServer
@@ -62,14 +62,14 @@ func (s *quietServer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreami
 	return nil
 }
 
-// bubble is a pool and the informers with their real timing, on a fake clock and
-// over a network in memory.
+// bubble is a pool with the informers and their real timing, on a fake clock and over a
+// network in memory.
 type bubble struct {
 	network *network
 	servers map[string]*quietServer
 	groups  *informer.Groups
 	notices *informer.Notices
-	// shardChanges has a token after OnShard.
+	// shardChanges contains a token after OnShard.
 	shardChanges chan string
 }
 
@@ -79,9 +79,9 @@ type setup struct {
 	shards []string
 	// lossy are the shards whose packets are lost from the start.
 	lossy []string
-	// silent are shards beside them: connections to them are opened, and receive nothing.
+	// silent are further shards that accept connections but never send data.
 	silent []string
-	// groups and drains are at each shard.
+	// Each shard has groups and drains.
 	groups []*nstancev1.GroupStatus
 	drains []*nstancev1.InstanceEvent
 }
@@ -122,7 +122,7 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 	})
 }
 
-// acceptSilently opens connections and never replies.
+// acceptSilently accepts connections and never replies.
 func acceptSilently(listener net.Listener) {
 	for {
 		opened, err := listener.Accept()
@@ -141,8 +141,7 @@ func (b *bubble) serve(ctx context.Context, shardID string, client nstancev1.Ope
 	serving.Wait()
 }
 
-// reachable waits until the shard is, or is not, reachable and returns how long
-// that took.
+// reachable waits until the shard is reachable, or is not, and returns the time that it took.
 func (b *bubble) reachable(t *testing.T, shard string, want bool, limit time.Duration) time.Duration {
 	t.Helper()
 	start := time.Now()
@@ -185,8 +184,8 @@ func TestRecoveryFromLostPackets(t *testing.T) {
 	})
 }
 
-// A dead connection must not look like a server without draining instances, also not
-// right after the watch was opened.
+// A dead connection must not look like a server without draining instances, not even right
+// after the opening of the watch.
 func TestLostPacketsDropNoDrain(t *testing.T) {
 	drains := []*nstancev1.InstanceEvent{{InstanceId: "i", Group: "workers", Status: string(shard.Draining)}}
 	inBubble(t, setup{shards: []string{"a"}, drains: drains}, func(t *testing.T, b *bubble) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package connpool has one gRPC connection per configured shard, and follows changes
-// of the endpoints.
+// Package connpool implements shard.Client and shard.Set: it keeps a gRPC connection to each
+// configured shard, and follows changes of the endpoints.
 package connpool
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -22,22 +23,22 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// errAddressChanged is the cause with which the context of a shard is canceled when
-// its address changed. The shard is then served at the new address.
+// errAddressChanged is the cause of the end of a shard's context when its address has changed.
+// The shard is then served at the new address.
 var errAddressChanged = errors.New("address of the shard changed")
 
-// Options are the inputs of New.
+// Options configure a Pool.
 type Options struct {
-	// Credentials returns the credentials of the connection to a shard. They are used
-	// at each handshake, so credentials that follow a rotation need no restart.
+	// Credentials returns the credentials for a shard. They are used at each handshake, so
+	// that a rotation of certificates needs no restart.
 	Credentials func(shard string) credentials.TransportCredentials
-	// Deadline returns the time at which calls must be over, because another operator
-	// may lead then; the zero time if no call may be made. Default: no deadline.
+	// Deadline returns the time at which calls must be over, because another operator may lead
+	// then; the zero time if no calls are allowed. If it is nil, there is no deadline.
 	Deadline func() time.Time
-	// KubernetesCluster is the UID of the Kubernetes cluster that the operator runs in.
-	// Every call and stream names it (docs/protocol.md#tenants). Default: none.
+	// KubernetesCluster is the UID of the operator's Kubernetes cluster, which is sent with
+	// every call and stream (docs/protocol.md#tenants) unless it is empty.
 	KubernetesCluster string
-	// Metrics counts the calls to shards. Default: nothing does.
+	// Metrics counts the calls to shards; it may be nil.
 	Metrics *Metrics
 }
 
@@ -52,7 +53,7 @@ type ServeFunc func(ctx context.Context, shard string, client nstancev1.Operator
 type Pool struct {
 	credentials func(shard string) credentials.TransportCredentials
 	deadline    func() time.Time
-	// options are added to those of each connection. Tests add a dialer.
+	// options are further options of each connection. Tests add a dialer.
 	options []grpc.DialOption
 	metrics *Metrics
 	// changed contains a token while a change is waiting for Run's loop.
@@ -77,9 +78,9 @@ func New(options Options) *Pool {
 	}
 }
 
-// Set replaces the endpoints, by shard id. It may be called at any time and does not
-// wait for connections. Only the operator addresses matter. Set calls the handlers
-// for each shard that it adds or removes.
+// Set replaces the endpoints, by shard id. It may be called at any time and does not wait for
+// connections. It ignores registration addresses. Set calls the handlers for each shard that
+// it adds or removes.
 func (p *Pool) Set(endpoints map[string]shard.Endpoint) {
 	p.mu.Lock()
 	before := p.endpoints
@@ -95,8 +96,8 @@ func (p *Pool) Set(endpoints map[string]shard.Endpoint) {
 	}
 }
 
-// AddHandler registers handler. Set calls it with the id of each shard that is added
-// to the endpoints or removed from them. It must return quickly.
+// AddHandler registers handler. Set calls it with the id of each shard that it adds or
+// removes. It must return quickly.
 func (p *Pool) AddHandler(handler func(shard string)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,10 +119,9 @@ func (p *Pool) Shards() []string {
 	return slices.Sorted(maps.Keys(p.endpoints))
 }
 
-// Run connects to the configured shards and calls serve for each, until ctx is done.
-// It returns when every serve has returned and every connection is closed. Shards
-// share no state, so one that does not respond delays no other. Run must not be
-// called twice at the same time.
+// Run connects to the configured shards and calls serve for each, until ctx is done. It
+// returns when every serve has returned and every connection is closed. Shards share no state,
+// so that a shard that does not respond delays no other. Only one Run may run at a time.
 func (p *Pool) Run(ctx context.Context, serve ServeFunc) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -137,10 +137,9 @@ func (p *Pool) Run(ctx context.Context, serve ServeFunc) {
 	}
 }
 
-// update stops the connections whose shard was removed or has another address, and
-// returns new connections for the caller to run. The next connection to a shard is
-// created only after the previous one was closed, so that serve never runs twice for
-// one shard.
+// update stops the connections of removed shards and of changed addresses, and returns new
+// connections for the caller to run. The next connection to a shard is created only after the
+// previous connection was closed, so that serve never runs twice for a shard.
 func (p *Pool) update(ctx context.Context) []*connection {
 	logger := klog.FromContext(ctx)
 	p.mu.Lock()
@@ -187,8 +186,7 @@ func (p *Pool) run(c *connection, serve ServeFunc) {
 	p.signal()
 }
 
-// signal starts another iteration of Run's loop. One token stands for any number of
-// changes.
+// signal starts another iteration of Run's loop. Any number of changes needs only one token.
 func (p *Pool) signal() {
 	select {
 	case p.changed <- struct{}{}:
@@ -196,7 +194,41 @@ func (p *Pool) signal() {
 	}
 }
 
-// difference returns the ids that only one of the two sets has, sorted.
+// difference returns the ids that only one of the maps has, sorted.
 func difference(before, after map[string]shard.Endpoint) []string {
 	return sets.List(sets.KeySet(before).SymmetricDifference(sets.KeySet(after)))
+}
+
+// connection is a connection to a shard at an address. Its context is done when the connection
+// is no longer needed, and has a logger with the name of the shard.
+type connection struct {
+	shard      string
+	address    string
+	ctx        context.Context
+	stop       context.CancelCauseFunc
+	clientConn *grpc.ClientConn
+	client     nstancev1.OperatorServiceClient
+}
+
+// newConnection creates a connection. It does not dial before the first call.
+func newConnection(ctx context.Context, shard, address string, options []grpc.DialOption) (*connection, error) {
+	clientConn, err := grpc.NewClient(target(address), options...)
+	if err != nil {
+		return nil, fmt.Errorf("create a client for shard %q at %s: %w", shard, address, err)
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	return &connection{
+		shard:      shard,
+		address:    address,
+		ctx:        klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "shard", shard, "address", address)),
+		stop:       stop,
+		clientConn: clientConn,
+		client:     nstancev1.NewOperatorServiceClient(clientConn),
+	}, nil
+}
+
+// close closes the connection. It cancels calls that still use it.
+func (c *connection) close() {
+	// Close fails only when the connection is closed already.
+	_ = c.clientConn.Close()
 }

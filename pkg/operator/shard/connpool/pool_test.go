@@ -24,11 +24,11 @@ func endpoint(address string) shard.Endpoint {
 	return shard.Endpoint{Operator: address}
 }
 
-// recorder has a ServeFunc that records when it starts and returns.
+// recorder has a ServeFunc that records its start and its end.
 type recorder struct {
 	mu    sync.Mutex
 	lines []string
-	// block blocks serve from returning while it is not nil and open.
+	// block prevents serve from returning while it is open. It may be nil.
 	block chan struct{}
 }
 
@@ -64,7 +64,7 @@ func (r *recorder) expect(t *testing.T, what string, want ...string) {
 	r.lines = nil
 }
 
-// insecureOptions are those of a pool without TLS.
+// insecureOptions are options of a pool without TLS.
 var insecureOptions = Options{
 	Credentials: func(string) credentials.TransportCredentials { return insecure.NewCredentials() },
 }

@@ -6,30 +6,38 @@
 package identity
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
+	"slices"
+	"strings"
 	"sync"
+
+	"google.golang.org/grpc/credentials"
+
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// errMissing is the error of a handshake before the first Set. It reaches callers
-// as the text of an Unavailable status.
+// errMissing fails handshakes before the first Set. Callers receive its text in a status
+// Unavailable.
 var errMissing = errors.New("no client certificate and cluster CA are set yet")
 
-// Identity is a client certificate, its key and the cluster CA. They can be
-// replaced at any time: new connections use the current ones, and existing
-// connections stay open. The zero Identity is ready for use. It is safe for
-// concurrent use.
+// Identity is a client certificate, its key and the cluster CA. They can be replaced at any
+// time: new connections use the current identity, and existing connections stay open. The zero
+// Identity is ready for use. It is safe for concurrent use.
 type Identity struct {
 	mu          sync.RWMutex
 	certificate *tls.Certificate
 	authorities *x509.CertPool
 }
 
-// Set replaces the identity: a client certificate with its chain, its key, and
-// the CA certificates that servers must chain to, all PEM. When it returns an
-// error, the current identity stays.
+// Set replaces the identity: a client certificate with its chain, its key, and the CA
+// certificates that issue the servers' certificates, all in PEM. If it returns an error, the
+// current identity stays.
 func (i *Identity) Set(certPEM, keyPEM, caPEM []byte) error {
 	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
@@ -45,8 +53,8 @@ func (i *Identity) Set(certPEM, keyPEM, caPEM []byte) error {
 	return nil
 }
 
-// tlsConfig returns the configuration for one handshake, or errMissing. Without
-// session resumption every connection authenticates both sides again.
+// tlsConfig returns the configuration for a handshake, or errMissing. Session resumption is
+// disabled, so that every connection authenticates both sides again.
 func (i *Identity) tlsConfig() (*tls.Config, error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -57,11 +65,73 @@ func (i *Identity) tlsConfig() (*tls.Config, error) {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    i.authorities,
-		// The callback presents the certificate even if the server does not list
-		// its authority: the server's error is then more specific than that of an
-		// anonymous handshake.
+		// The callback presents the certificate even if the server does not list its
+		// authority: the server's error is then more specific than the error for an anonymous
+		// handshake.
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return certificate, nil
 		},
 	}, nil
+}
+
+// Credentials returns a function that returns gRPC client credentials for the servers of a
+// shard. They use TLS 1.3, and at each handshake the current client certificate and CA. The
+// server's certificate must contain the host of the endpoint. If it names another shard, the
+// error is a shard.WrongServerError. A certificate without a shard is accepted: the server is
+// then verified by its groups (docs/protocol.md#authentication).
+func (i *Identity) Credentials(cluster string) func(shard string) credentials.TransportCredentials {
+	return func(shard string) credentials.TransportCredentials {
+		return &transportCredentials{
+			TransportCredentials: credentials.NewTLS(nil),
+			identity:             i,
+			server:               identifier.ServerURI(cluster, shard).String(),
+		}
+	}
+}
+
+// AnonymousCredentials returns gRPC client credentials without a client certificate. Servers
+// are verified in the same way as by Credentials.
+func AnonymousCredentials(authorities *x509.CertPool, cluster, shard string) credentials.TransportCredentials {
+	want := identifier.ServerURI(cluster, shard).String()
+	return credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    authorities,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return verifyServer(state.PeerCertificates[0], want)
+		},
+	})
+}
+
+// transportCredentials replaces the client handshake of the embedded TLS credentials.
+type transportCredentials struct {
+	credentials.TransportCredentials
+	identity *Identity
+	// server is the URI that the server's certificate must have if it has a URI of a server.
+	server string
+}
+
+func (c *transportCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := c.identity.tlsConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		return verifyServer(state.PeerCertificates[0], c.server)
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+}
+
+func (c *transportCredentials) Clone() credentials.TransportCredentials {
+	clone := *c
+	return &clone
+}
+
+// verifyServer returns a shard.WrongServerError if the certificate names other servers than
+// want.
+func verifyServer(certificate *x509.Certificate, want string) error {
+	names := identifier.ServerNames(certificate.URIs)
+	if len(names) == 0 || slices.Contains(names, want) {
+		return nil
+	}
+	return &shard.WrongServerError{Want: want, Got: strings.Join(names, ", ")}
 }

@@ -11,37 +11,38 @@ import (
 
 // groupCache is the cache of one shard. The lock of Groups guards it.
 type groupCache struct {
-	// groups are by key. A group is replaced as a whole, never modified.
+	// groups are the groups by key. A group is replaced as a whole, never modified.
 	groups map[string]shard.Group
-	// touched are the keys that an event or Observe has set or removed since the
-	// last list was started. The reply may be older than these changes.
+	// touched are the keys that an event or Observe has set or removed since the last list was
+	// started. The reply to the list may be older than these changes.
 	touched map[string]struct{}
-	// capacities are the last capacity of the Nodes by instance type.
+	// capacities has the last capacity of the Nodes, by instance type.
 	capacities map[string]map[string]string
 
-	// known reports whether groups contains, or was, all groups of the shard: the reply to
-	// a list, of this Serve or an earlier one.
+	// known reports whether groups contains all groups of the shard, from a list of this or an
+	// earlier Serve.
 	known bool
 	// opened and listed report whether a watch was opened and a list succeeded since
 	// Serve was called.
 	opened, listed bool
-	// listing and lastListed are the numbers of the list that was started last, and of the
-	// last one that succeeded. Numbers of all shards are from one sequence.
+	// listing is the number of the list that was started last, lastListed the number of the
+	// last successful list. The lists of all shards are numbered in one sequence.
 	listing, lastListed uint64
-	// relist receives a token to have the groups listed; nil while the shard is not served.
+	// relist receives a token to request a list of the groups; nil while the shard is not
+	// served.
 	relist chan<- struct{}
 	// open reports whether the watch is open now.
 	open bool
 	// fresh reports whether the last list succeeded and the watch has been open
 	// since.
 	fresh bool
-	// reason is why the shard is not reachable; nil when it is reachable, and before
-	// the first attempt.
+	// reason is why the shard is not reachable; nil if it is reachable, and before the first
+	// attempt.
 	reason error
 	link   link
 }
 
-// shardStatus is the part of a groupCache whose changes OnShard is called for.
+// shardStatus is compared to decide whether OnShard is called.
 type shardStatus struct {
 	synced    bool
 	reachable bool
@@ -63,23 +64,22 @@ func (c *groupCache) status() any {
 	return shardStatus{synced: c.synced(), reachable: c.reachable(), reason: c.reason}
 }
 
-// restart keeps the groups.
+// restart resets the state of the connection and keeps the groups.
 func (c *groupCache) restart() {
 	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link}
 }
 
-// droppedKeys returns nil: shardChanged covers all groups of a removed shard.
+// droppedKeys returns nil, because shardChanged covers all groups of a removed shard.
 func (c *groupCache) droppedKeys() []string { return nil }
 
-// put stores a group from an event or from Observe, and returns its key if the cache
+// put stores a group from an event or from Observe, and returns its key if the cache has
 // changed.
 func (c *groupCache) put(group shard.Group) []string {
 	c.touched[group.Key] = struct{}{}
 	return c.set(group)
 }
 
-// remove removes the group of a deletion event, and returns its key if the cache
-// changed.
+// remove removes the group of a deletion event, and returns its key if the cache has changed.
 func (c *groupCache) remove(key string) []string {
 	c.touched[key] = struct{}{}
 	return c.unset(key)
@@ -91,8 +91,8 @@ func (c *groupCache) startList(number uint64) {
 	clear(c.touched)
 }
 
-// finishList makes the cache equal to the reply to the last list, except for groups
-// that changed since startList, and returns the keys of the groups that changed.
+// finishList makes the cache equal to the reply to the last list, except for groups that have
+// changed since startList, and returns the keys of the groups that it has changed.
 func (c *groupCache) finishList(groups []shard.Group) []string {
 	c.known, c.listed = true, true
 	c.lastListed = c.listing
@@ -129,7 +129,7 @@ func (c *groupCache) watchOpened() {
 
 func (c *groupCache) watchLost(err error) {
 	c.open = false
-	// Only the list after the next opening brings the changes until then.
+	// Changes up to the next opening arrive with the list after it.
 	c.fresh = false
 	c.setReason(err)
 }
@@ -159,7 +159,7 @@ func (c *groupCache) set(group shard.Group) []string {
 		return nil
 	}
 	if cached.Node.Equal(group.Node) {
-		// Others keep the shape, so that a second one would take memory.
+		// The shape of the cached group is kept, so that an equal copy takes no memory.
 		group.Node = cached.Node
 	} else {
 		group.Node = c.shareCapacity(group.InstanceType, group.Node)
@@ -168,9 +168,8 @@ func (c *groupCache) set(group shard.Group) []string {
 	return []string{group.Key}
 }
 
-// shareCapacity returns a shape equal to node whose Capacity is the map of other groups
-// with the same instance type, because a shard may have thousands of groups, but few
-// instance types.
+// shareCapacity returns a shape equal to node whose Capacity map is shared with other groups
+// of the same instance type: a shard may have thousands of groups, but few instance types.
 func (c *groupCache) shareCapacity(instanceType string, node *shard.NodeShape) *shard.NodeShape {
 	if node == nil {
 		return nil

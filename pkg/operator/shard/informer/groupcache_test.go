@@ -41,7 +41,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 		meanwhile func(*groupCache)
 		reply     []shard.Group
 		want      map[string]int32
-		// changed are the keys that the reply changes.
+		// changed are the keys of the groups that the reply changes.
 		changed []string
 	}{{
 		name:      "a list without changes changes nothing",

@@ -1,19 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package informer caches what the shard servers report. Watches and periodic lists
-// update the caches, and handlers receive the changes.
+// Package informer caches the groups and deletion notices of the shard servers. It implements
+// shard.Groups and shard.Notices. Watches and periodic lists update the caches, and handlers
+// receive the changes.
 package informer
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcpeer "google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
+	"nstance.dev/operator/pkg/operator/shard/internal/wire"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// groupHandler adapts a shard.GroupHandler to shards.
+// groupHandler implements handler for the cache of groups.
 type groupHandler struct{ shard.GroupHandler }
 
 func (h groupHandler) keyChanged(shard, key string) {
@@ -28,15 +44,14 @@ func (h groupHandler) shardChanged(shard string) {
 	}
 }
 
-// Groups is the cache of the groups of every shard that is being served. Like a
-// client-go informer it has a watch, a periodic list, HasSynced and handlers. Its
-// methods are safe for concurrent use. Returned groups share memory with the cache
-// and are read only.
+// Groups is the cache of the groups of all shards that are being served. Like a client-go
+// informer it has a watch, a periodic list, HasSynced and handlers. Its methods are safe for
+// concurrent use. Returned groups share memory with the cache and are read only.
 type Groups struct {
 	shards[*groupCache, groupHandler]
 	options Options
 	timing  timing
-	// lists is the number of lists that were started. The lock of the caches guards it.
+	// lists is the number of started lists. The lock of the caches guards it.
 	lists uint64
 }
 
@@ -49,16 +64,15 @@ func NewGroups(options Options) *Groups {
 	}
 }
 
-// AddHandler registers handler. Handlers are called in the order in which they were
-// added. Add them before the first Serve: handlers are not called for groups that are
+// AddHandler registers handler. Handlers are called in the order of their registration. They
+// must be added before the first Serve, because they are not called for groups that are
 // already in the cache.
 func (g *Groups) AddHandler(handler shard.GroupHandler) {
 	g.addHandler(groupHandler{handler})
 }
 
-// HasSynced reports whether the cache of a shard is complete: since Serve was called a
-// list has succeeded and a watch was opened. HasSynced stays true during an outage; see
-// Reachable.
+// HasSynced reports whether the cache of a shard is complete: since Serve was called, a list
+// has succeeded and a watch was opened. It stays true during an outage; see Reachable.
 func (g *Groups) HasSynced(shard string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -66,7 +80,7 @@ func (g *Groups) HasSynced(shard string) bool {
 	return ok && c.synced()
 }
 
-// Synced reports whether HasSynced is true of each of the shards.
+// Synced reports whether HasSynced is true for all shards.
 func (g *Groups) Synced(shards []string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -78,12 +92,11 @@ func (g *Groups) Synced(shards []string) bool {
 	return true
 }
 
-// Reachable reports whether the watch of a shard is open and the last list since
-// then succeeded, and if not the reason. The reason is the first error since the shard
-// was last reachable. Only an error of another kind (see shard.IsUnreachable,
-// shard.IsWrongServer, shard.IsOtherCluster and shard.IsNotServing) replaces it, so that
-// a condition can have it as its message.
-// There is no reason while the first connection is being established.
+// Reachable reports whether the watch of a shard is open and the last list since its opening
+// has succeeded, and if not the reason. The reason is the first error since the shard was last
+// reachable. Only an error of another kind (shard.IsUnreachable, shard.IsWrongServer,
+// shard.IsOtherCluster or shard.IsNotServing) replaces it, so that it can be the message of a
+// condition. The reason is nil while the first connection is being established.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -94,8 +107,8 @@ func (g *Groups) Reachable(shard string) (bool, error) {
 	return c.reachable(), c.reason
 }
 
-// Relist has the groups of a shard listed soon, and returns a mark for ListedSince. It
-// does not wait. A shard that is not being served is listed when it is.
+// Relist requests a list of the groups of a shard, and returns a mark for ListedSince. It does
+// not wait. If the shard is not being served, it is listed later.
 func (g *Groups) Relist(shard string) (mark uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -108,8 +121,8 @@ func (g *Groups) Relist(shard string) (mark uint64) {
 	return g.lists
 }
 
-// ListedSince reports whether a list of the groups of a shard has succeeded that began
-// after the call of Relist that returned mark.
+// ListedSince reports whether a list of a shard's groups has succeeded that began after the
+// call of Relist that returned mark.
 func (g *Groups) ListedSince(shard string, mark uint64) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -117,8 +130,8 @@ func (g *Groups) ListedSince(shard string, mark uint64) bool {
 	return ok && c.lastListed > mark
 }
 
-// Get returns a group of a shard as last reported, whether or not the shard is
-// reachable, and whether there is one.
+// Get returns the last reported state of a group, and whether the shard has the group. The
+// shard need not be reachable.
 func (g *Groups) Get(shardID, key string) (shard.Group, bool) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -130,8 +143,8 @@ func (g *Groups) Get(shardID, key string) (shard.Group, bool) {
 	return group, ok
 }
 
-// List returns the groups of a shard as last reported, by key, whether or not
-// the shard is reachable.
+// List returns the last reported groups of a shard, sorted by key. The shard need not be
+// reachable.
 func (g *Groups) List(shardID string) []shard.Group {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -147,11 +160,11 @@ func (g *Groups) List(shardID string) []shard.Group {
 	return groups
 }
 
-// Observe puts the reply to UpsertGroup into the cache, so that the next sync sees it
-// and a list in progress does not revert it. The instances of a cached group stay as
-// they are: the reply is about configuration, and instances that a server leaves out of
-// it must not seem to be deleted. No handler is called, because the caller has the
-// reply. Observe ignores a shard that is not being served.
+// Observe puts the reply to UpsertGroup into the cache, so that the next sync reads it and a
+// list in progress does not revert it. The instances of a cached group are kept: the reply is
+// about configuration, and instances that a server omits must not appear to be deleted. No
+// handler is called, because the caller has the reply. Observe ignores a shard that is not
+// being served.
 func (g *Groups) Observe(shardID string, group shard.Group) {
 	g.update(shardID, func(c *groupCache) []string {
 		if cached, ok := c.groups[group.Key]; ok {
@@ -163,7 +176,7 @@ func (g *Groups) Observe(shardID string, group shard.Group) {
 	})
 }
 
-// report calls the handlers with an error.
+// report calls the handlers' OnError.
 func (g *Groups) report(shardID string, event shard.ErrorEvent) {
 	g.mu.RLock()
 	handlers := g.handlers
@@ -173,4 +186,189 @@ func (g *Groups) report(shardID string, event shard.ErrorEvent) {
 			handler.OnError(shardID, event)
 		}
 	}
+}
+
+// Serve updates the cache of a shard until ctx is done, and returns when all its goroutines
+// have returned. A shard may have only one Serve at a time. The logger of ctx should have the
+// name of the shard.
+//
+// The watch of groups receives changes at once. A list after each opening of the watch and at
+// every probe interval adds the changes that the watch missed. While the shard does not
+// respond, its groups stay and only Reachable is false. The groups also stay when Serve
+// returns, unless the cause is shard.ErrRemoved: then the shard is dropped. A separate watch
+// receives errors for OnError; its state affects nothing else.
+//
+// A server that names no shard is verified by a list (see Options). Until then its events are
+// ignored.
+func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
+	g.start(shardID)
+	r := &groupReader{groups: g, shard: shardID, client: client, relist: make(chan struct{}, 1)}
+	r.update(func(c *groupCache) []string {
+		c.relist = r.relist
+		return nil
+	})
+	var watching sync.WaitGroup
+	watching.Go(func() { r.watchGroups(ctx) })
+	watching.Go(func() { r.watchErrors(ctx) })
+	r.listPeriodically(ctx)
+	watching.Wait()
+	g.stop(shardID, errors.Is(context.Cause(ctx), shard.ErrRemoved))
+}
+
+// groupReader has the state of one Serve.
+type groupReader struct {
+	groups *Groups
+	shard  string
+	client nstancev1.OperatorServiceClient
+	// relist contains a token if the watch of groups was opened or Relist was called since the
+	// last list was started.
+	relist chan struct{}
+}
+
+// listPeriodically lists the groups after each opening of the watch, after each call of
+// Relist, and at intervals.
+func (r *groupReader) listPeriodically(ctx context.Context) {
+	retry := r.groups.timing.newBackoff()
+	next := time.NewTimer(r.groups.timing.connectTimeout)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.relist:
+		case <-next.C:
+		}
+		if r.list(ctx) {
+			retry.Reset()
+			next.Reset(jitter(r.groups.timing.listInterval))
+		} else {
+			next.Reset(retry.NextBackOff())
+		}
+	}
+}
+
+// list makes the cache equal to the server's groups and reports whether it succeeded. After a
+// failure it does not wait for a connection, because its error becomes the reason why the
+// shard is not reachable.
+func (r *groupReader) list(ctx context.Context) bool {
+	r.update(func(c *groupCache) []string {
+		r.groups.lists++
+		c.startList(r.groups.lists)
+		return nil
+	})
+	limited, cancel := context.WithTimeout(ctx, r.groups.timing.callTimeout)
+	defer cancel()
+	var server grpcpeer.Peer
+	reply, err := r.client.ListGroups(limited, &emptypb.Empty{}, grpc.Peer(&server))
+	groups := convert(reply)
+	if err == nil {
+		err = r.verify(ctx, conninfo.Of(&server), groups)
+	}
+	if ctx.Err() != nil {
+		return false
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot list groups", "err", err)
+		err = fmt.Errorf("list the groups of shard %q: %w", r.shard, err)
+		r.update(func(c *groupCache) []string {
+			c.listFailed(err)
+			return nil
+		})
+		return false
+	}
+	r.update(func(c *groupCache) []string {
+		c.link.lastList = time.Now()
+		return c.finishList(groups)
+	})
+	if info := conninfo.Of(&server); info != nil {
+		info.Verify()
+	}
+	return true
+}
+
+func convert(reply *nstancev1.ListGroupsResponse) []shard.Group {
+	groups := make([]shard.Group, 0, len(reply.GetGroups()))
+	for _, group := range reply.GetGroups() {
+		groups = append(groups, wire.Group(group))
+	}
+	return groups
+}
+
+func (r *groupReader) update(change func(*groupCache) []string) {
+	r.groups.update(r.shard, change)
+}
+
+// watchGroups watches groups until ctx is done, and puts the events into the cache.
+func (r *groupReader) watchGroups(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	requestList := func() {
+		select {
+		case r.relist <- struct{}{}:
+		default:
+		}
+	}
+	watch := stream[nstancev1.GroupEvent]{
+		open:       r.client.WatchGroups,
+		unverified: requestList,
+		opened: func() {
+			r.update(func(c *groupCache) []string {
+				c.link.opened(time.Now())
+				c.watchOpened()
+				return nil
+			})
+			requestList()
+		},
+		received: func(event *nstancev1.GroupEvent) { r.apply(ctx, event) },
+		lost: func(err error) time.Duration {
+			logger.Info("Lost the watch of groups", "err", err)
+			err = fmt.Errorf("watch the groups of shard %q: %w", r.shard, err)
+			r.update(func(c *groupCache) []string {
+				c.watchLost(err)
+				return nil
+			})
+			return 0
+		},
+	}
+	watch.keepOpen(ctx, r.groups.timing)
+}
+
+// apply puts an event into the cache. A deletion event may contain only the key and the
+// tenant.
+func (r *groupReader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
+	r.update(func(c *groupCache) []string {
+		c.link.lastMessage = time.Now()
+		return nil
+	})
+	group := wire.Group(event.GetGroup())
+	switch event.GetType() {
+	case nstancev1.GroupEvent_TYPE_UPSERT:
+		r.update(func(c *groupCache) []string { return c.put(group) })
+	case nstancev1.GroupEvent_TYPE_DELETE:
+		r.update(func(c *groupCache) []string { return c.remove(group.Key) })
+	default:
+		klog.FromContext(ctx).Info("Ignored a group event of unknown type", "type", event.GetType(), "group", group.Key)
+	}
+}
+
+// watchErrors watches errors until ctx is done, and calls the handlers. It does not affect the
+// cache: a shard is reachable even if its server does not report errors.
+func (r *groupReader) watchErrors(ctx context.Context) {
+	logger := klog.FromContext(ctx)
+	watch := stream[nstancev1.ErrorEvent]{
+		open:       r.client.WatchErrors,
+		unverified: func() {},
+		opened:     func() {},
+		received: func(event *nstancev1.ErrorEvent) {
+			r.groups.report(r.shard, wire.ErrorEvent(event))
+		},
+		lost: func(err error) time.Duration {
+			// The watch of groups logs the loss of a connection.
+			logger.V(2).Info("Lost the watch of errors", "err", err)
+			if status.Code(err) == codes.Unimplemented {
+				return r.groups.timing.unimplementedDelay
+			}
+			return 0
+		},
+	}
+	watch.keepOpen(ctx, r.groups.timing)
 }

@@ -17,7 +17,8 @@ import (
 
 const otherID = "us-west-2b"
 
-// startNameless starts the servers of two shards that name none, with a group each.
+// startNameless starts the servers of two shards whose certificates name no shard, with a
+// group each.
 func startNameless(t *testing.T, o *operator) (own, other *servertest.Server) {
 	t.Helper()
 	start := func(id string) *servertest.Server {
@@ -29,7 +30,7 @@ func startNameless(t *testing.T, o *operator) (own, other *servertest.Server) {
 	return start(shardID), start(otherID)
 }
 
-// expectWrongServer waits until the server of the shard is a wrong one, and returns the
+// expectWrongServer waits until the server of the shard is known to be wrong, and returns the
 // message.
 func (o *operator) expectWrongServer(t *testing.T) string {
 	t.Helper()
@@ -42,8 +43,8 @@ func (o *operator) expectWrongServer(t *testing.T) string {
 	return shard.Message(reason)
 }
 
-// expectNoCalls makes every call that changes something or whose reply is believed, and
-// checks that the server receives none.
+// expectNoCalls makes every call that changes something or whose reply is used, and checks
+// that the server receives no call.
 func (o *operator) expectNoCalls(t *testing.T, server *servertest.Server, instance string) {
 	t.Helper()
 	ctx := t.Context()
@@ -112,7 +113,7 @@ func TestRestartAtTheAddressOfANamelessServerOfAnotherShard(t *testing.T) {
 	assert.Empty(t, o.Groups.List(shardID))
 	o.expectNoCalls(t, other, "knd06bgm7733st2576nx5jht4ecjw")
 
-	// The confirmation of another address has no effect, that of the address has.
+	// The confirmation of another address has no effect, the confirmation of this address has.
 	o.Confirm(shardID, own.Addr)
 	lists := len(other.Calls("ListGroups"))
 	o.awaitCalls(t, other, "ListGroups", lists+2)
@@ -129,7 +130,7 @@ func (o *operator) awaitCalls(t *testing.T, server *servertest.Server, method st
 	runtest.Eventually(t, "the calls are received", func() bool { return len(server.Calls(method)) >= n })
 }
 
-// An on-demand instance is in no list, so the server is queried for it.
+// An on-demand instance is not listed, so the server is queried for it.
 func TestOnDemandInstanceVerifiesTheServer(t *testing.T) {
 	o := startOperator(t, nil)
 	own := servertest.Start(t, servertest.Options{Authority: o.Authority, Nameless: true, Groups: `{"default": {"static": {"template": "worker", "size": 0}}}`})
@@ -159,7 +160,7 @@ func TestOnDemandInstanceVerifiesTheServer(t *testing.T) {
 	}
 }
 
-// A server that names its shard costs no call more, and is believed as it is.
+// A server that names its shard needs no further call.
 func TestServerThatNamesItsShardIsNotVerified(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{Authority: o.Authority})

@@ -16,14 +16,14 @@ import (
 type noticeCache struct {
 	byID map[string]cachedNotice
 
-	// opening is the number of the current or last watch, and session is the number
-	// of the last watch that settled; 0 when there was none.
+	// opening is the number of the current or last watch. session is the number of the last
+	// watch that settled, 0 before that.
 	opening, session int64
-	// open reports whether the watch is open now, and settled whether its snapshot is
-	// complete too.
+	// open reports whether the watch is open. settled reports whether its snapshot is also
+	// complete.
 	open, settled bool
-	// openedAt is when the watch was opened. lastEventAt is when the last event was
-	// received, or when the watch was opened.
+	// openedAt is when the watch was opened. lastEventAt is when the last event was received,
+	// initially openedAt.
 	openedAt, lastEventAt time.Time
 }
 
@@ -41,14 +41,14 @@ func newNoticeCache() *noticeCache {
 
 func (c *noticeCache) status() any { return c.settled }
 
-// restart keeps the notices.
+// restart resets the state of the connection and keeps the notices.
 func (c *noticeCache) restart() {
 	c.open, c.settled = false, false
 }
 
 func (c *noticeCache) droppedKeys() []string { return slices.Sorted(maps.Keys(c.byID)) }
 
-// watchOpened starts a new watch. number must be larger than all numbers before.
+// watchOpened records the opening of a watch. number must be larger than all numbers before.
 func (c *noticeCache) watchOpened(number int64, now time.Time) {
 	c.opening, c.open, c.settled = number, true, false
 	c.openedAt, c.lastEventAt = now, now
@@ -58,15 +58,15 @@ func (c *noticeCache) watchLost() {
 	c.open, c.settled = false, false
 }
 
-// put stores a received notice, and returns the instance's id unless the notice is
-// stale. number must be larger than all numbers before.
+// put stores a received notice, and returns the instance's id unless the notice is stale.
+// number must be larger than all numbers before.
 func (c *noticeCache) put(received shard.DeletionNotice, number int64, now time.Time) []string {
 	c.lastEventAt = now
 	cached := c.byID[received.InstanceID]
 	if cached.opening == c.opening && isStale(received.State, cached.State) {
 		return nil
 	}
-	// Servers may leave these fields out of later events.
+	// Servers may omit these fields in later events.
 	received.ProviderID = cmp.Or(received.ProviderID, cached.ProviderID)
 	received.Group = cmp.Or(received.Group, cached.Group)
 	received.Reason = cmp.Or(received.Reason, cached.Reason)
@@ -79,8 +79,8 @@ func (c *noticeCache) put(received shard.DeletionNotice, number int64, now time.
 	return []string{received.InstanceID}
 }
 
-// deadline returns the deadline of a drain. It is measured anew after each opening of the
-// watch: the server may have started the drain again meanwhile.
+// deadline returns the deadline of a drain. It is computed again after each opening of the
+// watch, because the server may have restarted the drain meanwhile.
 func (c *noticeCache) deadline(received shard.DeletionNotice, cached cachedNotice, now time.Time) time.Time {
 	switch {
 	case received.Since.IsZero() || received.DeleteAt.IsZero():
@@ -91,9 +91,9 @@ func (c *noticeCache) deadline(received shard.DeletionNotice, cached cachedNotic
 	return now.Add(received.DeleteAt.Sub(received.Since))
 }
 
-// isStale reports whether a received state is older than the cached state of the same
-// watch: an instance that is being deleted does not drain any more. A drain after a
-// deletion is not stale: the instance was not deleted.
+// isStale reports whether a received state is older than the cached state of the same watch:
+// after Deleting an instance does not drain any more. A drain after Deleted is not stale: the
+// instance was not deleted.
 func isStale(received, cached shard.NoticeState) bool {
 	switch cached {
 	case shard.Deleting:
@@ -104,8 +104,8 @@ func isStale(received, cached shard.NoticeState) bool {
 	return false
 }
 
-// settlesAt returns when the snapshot of the open watch is considered complete if no
-// event is received before.
+// settlesAt returns when the snapshot of the open watch counts as complete if no further event
+// is received.
 func (c *noticeCache) settlesAt(timing timing) time.Time {
 	quiet, latest := c.lastEventAt.Add(timing.settleQuiet), c.openedAt.Add(timing.settleTimeout)
 	if latest.Before(quiet) {
@@ -114,16 +114,16 @@ func (c *noticeCache) settlesAt(timing timing) time.Time {
 	return quiet
 }
 
-// settle completes the snapshot, and drops the drains that are not in it: the server
-// has withdrawn them or has deleted the instances. It returns their ids.
+// settle completes the snapshot, and drops the drains that are not in it, because the server
+// has withdrawn them or deleted the instances. It returns their ids.
 func (c *noticeCache) settle() []string {
 	c.settled, c.session = true, c.opening
 	return c.drop(func(cached cachedNotice) bool { return cached.State == shard.Draining && cached.opening != c.opening })
 }
 
-// expire drops the notices that were received at the given time or before, except
-// drains, and returns the ids of their instances. Notices of instances that are being
-// deleted expire too: the server reports the deletion once, and the event may be lost.
+// expire drops the notices that were received at the given time or before, except drains, and
+// returns the ids of their instances. Notices of instances that are being deleted expire too:
+// the server reports the deletion once, and the event may be lost.
 func (c *noticeCache) expire(receivedUntil time.Time) []string {
 	return c.drop(func(cached cachedNotice) bool {
 		return cached.State != shard.Draining && !cached.receivedAt.After(receivedUntil)

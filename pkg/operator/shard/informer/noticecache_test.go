@@ -19,7 +19,7 @@ func TestStaleEventsAreIgnored(t *testing.T) {
 		name   string
 		events []shard.NoticeState
 		want   shard.NoticeState
-		// stale is true when the last event is to be ignored.
+		// stale is true if the last event must be ignored.
 		stale bool
 	}{
 		{"a drain", []shard.NoticeState{draining}, draining, false},
@@ -76,8 +76,8 @@ func TestMissingFieldsOfAnEventAreKept(t *testing.T) {
 	}
 }
 
-// The clocks of operator and server may be hours apart: only the length of the period is
-// the server's.
+// The clocks of operator and server may differ by hours: only the length of the period is by
+// the server's clock.
 func TestDeadlineIsByTheOwnClock(t *testing.T) {
 	const period = 5 * time.Minute
 	now := time.Now()

@@ -21,7 +21,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// watcher serves shard "a" at a peer, on a fake clock.
+// watcher serves shard "a" from a peer, on a fake clock.
 type watcher struct {
 	*Notices
 	t      *testing.T
@@ -73,7 +73,7 @@ func (w *watcher) record(line string) {
 	w.lines = append(w.lines, line)
 }
 
-// expect compares the calls of the handlers since the last time.
+// expect compares the calls of the handlers since the last comparison.
 func (w *watcher) expect(when string, want ...string) {
 	w.t.Helper()
 	synctest.Wait()
@@ -83,7 +83,7 @@ func (w *watcher) expect(when string, want ...string) {
 	w.lines = nil
 }
 
-// expectInAnyOrder compares them without their order.
+// expectInAnyOrder compares the calls without their order.
 func (w *watcher) expectInAnyOrder(when string, want ...string) {
 	w.t.Helper()
 	synctest.Wait()
@@ -182,7 +182,7 @@ func TestWithdrawnDrainIsDroppedWhenTheWatchSettles(t *testing.T) {
 			t.Errorf("the session is %d after %d", got, session)
 		}
 
-		// Announced again, it must differ from the drain that was acknowledged.
+		// If the drain is announced again, it must differ from the acknowledged drain.
 		p.instances <- drain("withdrawn")
 		w.expect("announced again", "withdrawn pending_deletion")
 		if got, _ := w.Get("a", "withdrawn"); got.Announced <= before[1].Announced {
@@ -211,7 +211,7 @@ func TestLostWatchDropsNothing(t *testing.T) {
 	})
 }
 
-// The streams of a server that hangs can be opened, and it sends no event.
+// The streams of a server that hangs can be opened, but receive no event.
 func TestServerThatHangsDoesNotSettle(t *testing.T) {
 	p := &peer{drains: drains("i")}
 	withWatcher(t, p, func(t *testing.T, w *watcher) {
@@ -225,7 +225,7 @@ func TestServerThatHangsDoesNotSettle(t *testing.T) {
 		if _, ok := w.Get("a", "i"); !ok {
 			t.Error("the drain was dropped")
 		}
-		// It replies at last to the last request, for a watch that is not open any more.
+		// The server replies late, for a watch that is not open any more.
 		for requests := p.requests(); p.requests() == requests; {
 			<-time.After(100 * time.Millisecond)
 		}
@@ -324,7 +324,7 @@ func TestUnimplementedWatchOfInstancesIsRetriedRarely(t *testing.T) {
 			}
 			p.instancesErr, p.drains = nil, drains("i")
 		})
-		// The server was replaced by one that implements it.
+		// The server was replaced by a server that implements the method.
 		<-time.After(5*time.Minute + 3*time.Second)
 		w.expect("at last", "i pending_deletion", "settled true")
 	})
@@ -340,7 +340,7 @@ func TestNoticesOfDeletionsExpire(t *testing.T) {
 		<-time.After(8 * time.Minute)
 		w.expect("after 8 minutes")
 		<-time.After(3*time.Minute + 5*time.Second)
-		// The watch is opened again meanwhile, some time from 9 to 11 minutes.
+		// The watch is opened again meanwhile, after 9 to 11 minutes.
 		w.expectInAnyOrder("after 11 minutes", "settled false", "draining pending_deletion", "settled true", "deleted removed", "deleting removed")
 	})
 }
@@ -379,5 +379,35 @@ func TestNoticesOfARemovedShardAreDropped(t *testing.T) {
 		if after, _ := w.Get("a", "i1"); after.Announced <= before.Announced || w.Session("a") <= session {
 			t.Errorf("announced %d after %d, session %d after %d", after.Announced, before.Announced, w.Session("a"), session)
 		}
+	})
+}
+
+// A server may send nothing more to a client after another client has connected.
+func TestWatchOfInstancesIsOpenedAgain(t *testing.T) {
+	p := &peer{drains: drains("i1")}
+	withWatcher(t, p, func(t *testing.T, w *watcher) {
+		<-time.After(3 * time.Second)
+		w.expect("at first", "i1 pending_deletion", "settled true")
+		p.change(func() { p.drains = drains("i2") })
+		session := w.Session("a")
+		<-time.After(11*time.Minute + 3*time.Second)
+		w.expect("after 11 minutes", "settled false", "i2 pending_deletion", "i1 removed", "settled true")
+		if w.Session("a") <= session {
+			t.Error("the session is the same")
+		}
+		p.instances <- event("i2", shard.Deleted)
+		w.expect("from the other watch", "i2 deleted")
+		<-time.After(24 * time.Hour)
+		p.change(func() {
+			if p.instanceWatches < 24*6-15 || p.instanceWatches > 24*6+15 {
+				t.Errorf("%d watches in a day, want one every 10 minutes", p.instanceWatches)
+			}
+			if p.mostInstanceWatches != 2 || p.openInstanceWatches != 1 {
+				t.Errorf("at most %d watches were open at a time, and %d are, want the next before the last is closed", p.mostInstanceWatches, p.openInstanceWatches)
+			}
+			if p.overlap != 2*time.Second {
+				t.Errorf("two watches were open for %s", p.overlap)
+			}
+		})
 	})
 }

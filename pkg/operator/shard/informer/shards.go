@@ -6,10 +6,13 @@ package informer
 import (
 	"slices"
 	"sync"
+	"time"
+
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// shards contains a cache for each shard that is being served, and the handlers that
-// receive the changes. Every informer of this package embeds it.
+// shards has the cache of each shard that is being served, and the handlers that receive the
+// changes. Groups and Notices embed it.
 type shards[C shardCache, H handler] struct {
 	// newCache returns the cache of a shard that was not served before.
 	newCache func() C
@@ -21,16 +24,15 @@ type shards[C shardCache, H handler] struct {
 
 // shardCache is the cache of one shard. The lock of shards guards it.
 type shardCache interface {
-	// status returns the part whose changes shardChanged is called for. It is
-	// comparable.
+	// status returns a comparable value. If it has changed, shardChanged is called.
 	status() any
-	// restart resets the state of the connection and nothing else.
+	// restart resets the state of the connection only.
 	restart()
 	// droppedKeys returns the keys to call keyChanged for when the shard is dropped.
 	droppedKeys() []string
 }
 
-// handler receives changes.
+// handler adapts shard.GroupHandler and shard.NoticeHandler.
 type handler interface {
 	keyChanged(shard, key string)
 	shardChanged(shard string)
@@ -43,7 +45,7 @@ func (s *shards[C, H]) addHandler(handler H) {
 	s.handlers = append(slices.Clone(s.handlers), handler)
 }
 
-// start creates the shard's cache, or restarts the one of an earlier Serve.
+// start creates the cache of a shard, or restarts its cache of an earlier Serve.
 func (s *shards[C, H]) start(shardID string) {
 	s.mu.Lock()
 	if _, ok := s.caches[shardID]; !ok {
@@ -74,7 +76,7 @@ func (s *shards[C, H]) restart(shardID string) {
 	})
 }
 
-// update changes the cache of one shard with the lock, and calls the handlers without
+// update changes the cache of a shard with the lock held, and then calls the handlers without
 // it. change returns the changed keys.
 func (s *shards[C, H]) update(shardID string, change func(C) []string) {
 	s.mu.Lock()
@@ -92,8 +94,8 @@ func (s *shards[C, H]) update(shardID string, change func(C) []string) {
 	notify(handlers, shardID, keys, changed)
 }
 
-// notify calls the handlers, first for the keys and then for the shard: when a handler
-// receives that a shard has synced, it has received the shard's keys.
+// notify calls the handlers first for the keys and then for the shard. So a handler has
+// received all keys of a shard when it learns that the shard has synced.
 func notify[H handler](handlers []H, shardID string, keys []string, shardChanged bool) {
 	for _, key := range keys {
 		for _, handler := range handlers {
@@ -106,4 +108,41 @@ func notify[H handler](handlers []H, shardID string, keys []string, shardChanged
 	for _, handler := range handlers {
 		handler.shardChanged(shardID)
 	}
+}
+
+// link is the state of the watch of groups. It is kept when a shard is served again.
+type link struct {
+	lastList, lastMessage time.Time
+	openings              int
+}
+
+func (l *link) opened(now time.Time) {
+	l.openings++
+	l.lastMessage = now
+}
+
+// Link returns the state of the watch of a shard's groups, the zero value if the shard is not
+// being served.
+func (g *Groups) Link(shardID string) shard.Link {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.caches[shardID]
+	if !ok {
+		return shard.Link{}
+	}
+	return shard.Link{
+		LastList: c.link.lastList, LastMessage: c.link.lastMessage, Reconnects: max(c.link.openings-1, 0),
+	}
+}
+
+// LastMessage returns when the watch of a shard was opened or delivered its last event, the
+// zero time before the first opening.
+func (n *Notices) LastMessage(shardID string) time.Time {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c, ok := n.caches[shardID]
+	if !ok {
+		return time.Time{}
+	}
+	return c.lastEventAt
 }

@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"sync"
 	"time"
 
+	"github.com/cenkalti/backoff/v4"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,31 +20,29 @@ import (
 	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
 )
 
-// stream is a watch of a server.
+// stream keeps a watch of a server open.
 type stream[Event any] struct {
-	// open is the method of the client.
+	// open is the client's method of the watch.
 	open func(context.Context, *emptypb.Empty, ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
-	// unverified is called after each opening of the stream whose server is not verified.
-	// Its events are ignored, and the stream is opened again when the server is verified.
+	// unverified is called after each opening of the stream on a server that is not verified.
+	// Its events are ignored until the server is verified; then the stream is opened again.
 	unverified func()
-	// opened is called after each other opening of the stream.
+	// opened is called after each opening of the stream on a verified server.
 	opened func()
-	// received is called for each event, in the order in which they are received.
+	// received is called for each event, in the order of arrival.
 	received func(*Event)
 	// lost is called with the error each time the stream could not be opened or was
 	// closed. It returns the minimum delay before the next opening.
 	lost func(error) time.Duration
-	// reopenInterval is the time after which the stream is opened again, before the
-	// present one is closed; 0 for never. A server that sends nothing any more is
-	// detected in this way.
+	// reopenInterval is the time after which the stream is opened again, before the present
+	// stream is closed; 0 for never. It detects a server that has stopped sending events.
 	reopenInterval time.Duration
-	// overlap is how long both are open, so that the server sends each event to one of
-	// them: a stream is open for the client before the server has received the request.
+	// overlap is how long both streams stay open, so that no event is lost: a stream is open
+	// for the client before the server has received the request.
 	overlap time.Duration
 }
 
-// keepOpen opens the stream, and opens it again whenever it was closed, until ctx is
-// done.
+// keepOpen opens the stream, and opens it again whenever it is closed, until ctx is done.
 func (s *stream[Event]) keepOpen(ctx context.Context, timing timing) {
 	retry := timing.newBackoff()
 	for {
@@ -87,7 +87,7 @@ func (s *stream[Event]) receive(ctx context.Context) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// opening is a stream that is open.
+// opening is an open stream.
 type opening[Event any] struct {
 	events grpc.ServerStreamingClient[Event]
 	server *conninfo.Info
@@ -112,8 +112,8 @@ func (s *stream[Event]) openOnce(ctx, waiting context.Context) (*opening[Event],
 	return &opening[Event]{events: events, server: server, close: cancel}, nil
 }
 
-// receiveUntilVerified ignores the events of a stream until its server is verified. It
-// returns an error if the stream was closed before. The stream is closed when it returns.
+// receiveUntilVerified ignores the events of a stream until its server is verified. It returns
+// an error if the stream was closed before. It closes the stream.
 func receiveUntilVerified[Event any](current *opening[Event]) error {
 	var closing sync.WaitGroup
 	closed := make(chan struct{})
@@ -133,9 +133,9 @@ func receiveUntilVerified[Event any](current *opening[Event]) error {
 	return err
 }
 
-// receiveUntilReopened receives the events of a stream until it was opened another time,
-// and returns the other one. It returns an error if the stream was closed before. The
-// stream is closed when it returns.
+// receiveUntilReopened receives the events of a stream until the next stream is open, and
+// returns the next stream. It returns an error if the stream was closed before. It closes the
+// stream.
 func (s *stream[Event]) receiveUntilReopened(ctx context.Context, current *opening[Event]) (*opening[Event], error) {
 	defer current.close()
 	var reopening sync.WaitGroup
@@ -191,4 +191,85 @@ func receiveAll[Event any](current *opening[Event], received func(*Event)) error
 		}
 		received(event)
 	}
+}
+
+// timing contains the intervals and timeouts of the informers.
+type timing struct {
+	// connectTimeout is how long the first list waits for the watch to open. The error of that
+	// list is then the reason why the shard is not reachable.
+	connectTimeout time.Duration
+	// listInterval is the time between lists, plus or minus listJitter. The
+	// keepalive of connections depends on it. Together with callTimeout it limits how
+	// long a shard that does not respond seems reachable: 43 s by default.
+	listInterval time.Duration
+	// callTimeout is the timeout of a list.
+	callTimeout time.Duration
+	// retryMin and retryMax bound the delay before a retry.
+	retryMin, retryMax time.Duration
+	// unimplementedDelay is the delay before a stream is opened again on a server
+	// that does not implement it.
+	unimplementedDelay time.Duration
+	// reopenInterval is the time after which the watch of instances is opened again, plus or
+	// minus listJitter: after another client has connected, a server may send nothing more to
+	// the first client (docs/protocol.md#watches).
+	reopenInterval time.Duration
+	// settleQuiet is the time without instance events after which the snapshot of a
+	// watch of instances is considered complete. Servers send the snapshot right
+	// after the opening and do not mark its end. settleQuiet is much longer than the
+	// time between two events of a snapshot, and much shorter than a drain.
+	settleQuiet time.Duration
+	// settleTimeout is when the snapshot counts as complete even if events keep arriving: a
+	// busy shard may send events for hours without a pause.
+	settleTimeout time.Duration
+	// retention is the minimum time for which the notice of a deletion is cached. The
+	// notice expires within another tenth of it.
+	retention time.Duration
+}
+
+// DefaultProbeInterval is the default of Options.ProbeInterval; MinProbeInterval and
+// MaxProbeInterval are its limits. With rarer lists the keepalive pings of connections would
+// exceed the limit of servers (connpool).
+const (
+	DefaultProbeInterval = 30 * time.Second
+	MinProbeInterval     = time.Second
+	MaxProbeInterval     = DefaultProbeInterval
+)
+
+var defaultTiming = timing{
+	connectTimeout:     2 * time.Second,
+	listInterval:       DefaultProbeInterval,
+	callTimeout:        10 * time.Second,
+	retryMin:           500 * time.Millisecond,
+	retryMax:           15 * time.Second,
+	unimplementedDelay: 5 * time.Minute,
+	reopenInterval:     10 * time.Minute,
+	settleQuiet:        2 * time.Second,
+	settleTimeout:      10 * time.Second,
+	retention:          10 * time.Minute,
+}
+
+// listJitter spreads the lists and the openings of shards that were connected at the same
+// time.
+const listJitter = 0.1
+
+// probing returns t with another list interval. A list that takes longer than the interval
+// fails, and is retried within it.
+func (t timing) probing(interval time.Duration) timing {
+	t.listInterval = interval
+	t.callTimeout = min(t.callTimeout, interval)
+	t.retryMax = min(t.retryMax, interval)
+	return t
+}
+
+// newBackoff returns a backoff from retryMin to retryMax without a time limit.
+func (t timing) newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(t.retryMin),
+		backoff.WithMaxInterval(t.retryMax),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
+func jitter(interval time.Duration) time.Duration {
+	return time.Duration(float64(interval) * (1 - listJitter + 2*listJitter*rand.Float64()))
 }

@@ -23,36 +23,35 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// maxQueries is the maximum number of instances that a server is queried for to verify
-// it.
+// maxQueries is the maximum number of instances for which a server is queried to verify it.
 const maxQueries = 5
 
-// Known are the instances of a shard that Kubernetes objects have.
+// Known has the instances of a shard in the status of Kubernetes objects.
 type Known struct {
-	// ProviderIDs are those of managed instances, which the shard lists with its groups.
+	// ProviderIDs are the provider ids of managed instances, which the shard lists with its
+	// groups.
 	ProviderIDs []string
 	// OnDemand are the ids of on-demand instances, which the shard does not list.
 	OnDemand []string
 }
 
-// Options are the inputs of NewGroups. KnownInstances and Confirmed are for servers whose
-// certificate names no shard (docs/protocol.md#authentication).
+// Options configure Groups. KnownInstances and Confirmed are for servers whose certificate
+// names no shard (docs/protocol.md#authentication).
 type Options struct {
-	// KnownInstances returns the known instances by shard. It is called before the
-	// handlers of Groups have received anything, after a restart. Default: none.
+	// KnownInstances returns the known instances by shard. After a restart it is called before
+	// the handlers of Groups have received anything. If it is nil, no instances are known.
 	KnownInstances func() map[string]Known
-	// Confirmed reports whether an administrator has confirmed that the server at an
-	// address is that of a shard, and how to do so. Default: no.
+	// Confirmed reports whether an administrator has confirmed that the server at an address
+	// belongs to a shard, and how to confirm it. It may be nil.
 	Confirmed func(shard, address string) (confirmed bool, how string)
-	// ProbeInterval is the time between two lists of the groups of a shard. It limits how
-	// long a shard that does not respond seems reachable. Default: DefaultProbeInterval.
+	// ProbeInterval is the time between two lists of a shard's groups. It limits how long a
+	// shard that does not respond seems reachable. The default is DefaultProbeInterval.
 	ProbeInterval time.Duration
 }
 
-// verify returns a shard.WrongServerError if the server of a connection may not be that
-// of the shard: it names no shard, and its groups have no instance that is known of the
-// shard. A server is verified once for each connection, because another server has
-// another connection.
+// verify returns a shard.WrongServerError if the server of a connection may not belong to the
+// shard: it names no shard, and its groups have no known instance of the shard. A server is
+// verified once for each connection, because another server has another connection.
 func (r *groupReader) verify(ctx context.Context, server *conninfo.Info, groups []shard.Group) error {
 	if server.Verified() {
 		return nil
@@ -74,8 +73,8 @@ func (r *groupReader) verify(ctx context.Context, server *conninfo.Info, groups 
 	return wrong
 }
 
-// unverified returns why the server of listed groups may not be that of the shard, "" if
-// there is no reason.
+// unverified returns why the server of listed groups may not belong to the shard, "" if it
+// does.
 func (r *groupReader) unverified(ctx context.Context, server *conninfo.Info, groups []shard.Group) (string, error) {
 	known, onDemand := r.groups.knownInstances()
 	listed := sets.New[string]()
@@ -105,8 +104,8 @@ func (r *groupReader) unverified(ctx context.Context, server *conninfo.Info, gro
 	return "", nil
 }
 
-// hasAny queries the server for the newest of some on-demand instances, and reports
-// whether it has one.
+// hasAny queries the server for the newest of the on-demand instances, and reports whether it
+// has any of them.
 func (r *groupReader) hasAny(ctx context.Context, server *conninfo.Info, ids []string) (bool, error) {
 	if len(ids) == 0 {
 		return false, nil
@@ -126,13 +125,13 @@ func (r *groupReader) hasAny(ctx context.Context, server *conninfo.Info, ids []s
 		case ctx.Err() != nil, shard.IsUnreachable(err):
 			return false, err
 		}
-		// Servers have several codes for an instance that they do not have.
+		// Servers return different codes for an instance that they do not have.
 	}
 	return false, nil
 }
 
-// knownInstances returns the managed and the on-demand instances that are known of each
-// shard. Those that the cache of a shard has are newer than those of Kubernetes objects.
+// knownInstances returns the known managed and on-demand instances of each shard. The cache of
+// a shard is newer than Kubernetes objects.
 func (g *Groups) knownInstances() (managed map[string]sets.Set[string], onDemand map[string][]string) {
 	managed, onDemand = map[string]sets.Set[string]{}, map[string][]string{}
 	if g.options.KnownInstances != nil {
@@ -150,8 +149,8 @@ func (g *Groups) knownInstances() (managed map[string]sets.Set[string], onDemand
 	return managed, onDemand
 }
 
-// instances returns the instances of all groups, each by its provider id if it has one,
-// and otherwise by its id.
+// instances returns the instances of all groups, each by its provider id or, without a
+// provider id, by its id.
 func (c *groupCache) instances() sets.Set[string] {
 	ids := sets.New[string]()
 	for _, group := range c.groups {
@@ -171,7 +170,8 @@ func (o Options) confirmed(shard, address string) (confirmed bool, how string) {
 	return confirmed, "; " + how
 }
 
-// queryInstance queries for an instance, and returns the server that has replied, and its error.
+// queryInstance queries for an instance, and returns the server that has replied, and its
+// error.
 func queryInstance(ctx context.Context, client nstancev1.OperatorServiceClient, id string) (*conninfo.Info, error) {
 	var server grpcpeer.Peer
 	_, err := client.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}, grpc.Peer(&server))

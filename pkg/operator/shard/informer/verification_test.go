@@ -20,7 +20,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// namelessCredentials are those of a connection to a server that names no shard.
+// namelessCredentials are the credentials of a connection to a server that names no shard.
 type namelessCredentials struct {
 	credentials.TransportCredentials
 }
@@ -32,7 +32,7 @@ func (c namelessCredentials) ClientHandshake(ctx context.Context, authority stri
 
 func (c namelessCredentials) Clone() credentials.TransportCredentials { return c }
 
-// replace has another server, which change makes of p, answer at the address.
+// replace changes p and closes its connections, as if another server had the address.
 func (p *peer) replace(change func()) {
 	p.change(func() {
 		change()
@@ -40,7 +40,7 @@ func (p *peer) replace(change func()) {
 	})
 }
 
-// reported is a group as servers without the extension instances report it.
+// reported returns a group without the extension instances.
 func reported(key string, providerIDs ...string) *nstancev1.GroupStatus {
 	return &nstancev1.GroupStatus{Key: key, Size: int32(len(providerIDs)), ActualSize: int32(len(providerIDs)), ProviderIds: providerIDs}
 }
@@ -97,8 +97,8 @@ func TestServerThatNamesNoShardIsVerifiedByItsList(t *testing.T) {
 	}
 }
 
-// What is known after the first list is what the cache has, and not the objects, which
-// are written from it.
+// After the first list, the cache is newer than the Kubernetes objects, which are written from
+// it.
 func TestCacheIsNewerThanKubernetesObjects(t *testing.T) {
 	p := &peer{nameless: true, groups: []*nstancev1.GroupStatus{reported("workers", "a1", "a2")}}
 	known := func() map[string]Known { return map[string]Known{"a": {ProviderIDs: []string{"a1"}}} }
@@ -115,7 +115,7 @@ func TestCacheIsNewerThanKubernetesObjects(t *testing.T) {
 	})
 }
 
-// A shard that was scaled to zero has nothing to compare, although the objects may be
+// A shard that was scaled to zero has no instances to compare, although the objects may be
 // older.
 func TestEmptyShardIsAcceptedAgain(t *testing.T) {
 	p := &peer{nameless: true, groups: []*nstancev1.GroupStatus{reported("workers", "a1")}}
@@ -141,7 +141,7 @@ func TestEventsBeforeTheVerificationAreIgnored(t *testing.T) {
 		<-time.After(time.Minute)
 		expectSizes(t, g, "workers=2")
 		handled()
-		// The list of another server is late; its watch is not.
+		// The list of the other server is late; its watch is not.
 		block := make(chan struct{})
 		p.replace(func() { p.groups, p.blockList = []*nstancev1.GroupStatus{reported("other", "b1")}, block })
 		<-time.After(5 * time.Second)

@@ -21,28 +21,28 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Servers are real shard servers, and an operator's connections and caches of them.
+// Servers are real shard servers, with an operator's connections to them and caches of them.
 type Servers struct {
 	*connpool.Pool
 	Groups  *informer.Groups
 	Notices *informer.Notices
-	// ByID are the servers that StartServers started, and Authority is the certificate
-	// authority of their cluster. Identity is the operator's.
+	// ByID are the servers that StartServers started. Authority is the certificate authority
+	// of their cluster, Identity the identity of the operator.
 	ByID      map[string]*servertest.Server
 	Authority *pki.Authority
 	Identity  *identity.Identity
-	// Known are what Kubernetes objects have, for Groups; set before Connect.
+	// Known has the known instances for Groups; it must be set before Connect.
 	Known map[string]informer.Known
-	// Wrap replaces the clients that the caches read from; nil for no change.
+	// Wrap wraps the clients of the caches; it may be nil.
 	Wrap func(nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient
 
 	t testing.TB
-	// confirmed are the addresses of Confirm by shard.
+	// confirmed has the confirmed address of each shard.
 	confirmed sync.Map
 }
 
-// StartServers starts a server for each of options, whose authority it sets, and
-// connects to all of them once the caller calls Connect.
+// StartServers starts a server for each of options, and sets its authority. Connect connects
+// to them.
 func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 	t.Helper()
 	s := &Servers{
@@ -81,7 +81,7 @@ func (s *Servers) SetIdentity(id string) {
 // Confirm confirms the address of a shard.
 func (s *Servers) Confirm(shard, address string) { s.confirmed.Store(shard, address) }
 
-// Connect connects to the servers until the test is over. It is called after the
+// Connect connects to the servers until the test is over. It must be called after the
 // controllers have registered their handlers.
 func (s *Servers) Connect() {
 	runtest.Start(s.t, func(ctx context.Context) {
@@ -97,7 +97,7 @@ func (s *Servers) Connect() {
 	})
 }
 
-// AwaitReachable waits until the shards are reachable, all of them without ids.
+// AwaitReachable waits until the shards are reachable. Without ids it waits for all shards.
 func (s *Servers) AwaitReachable(ids ...string) {
 	s.t.Helper()
 	if len(ids) == 0 {

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package shardtest fakes the shards as controllers see them: a set of shards, the
-// calls to their servers, and the caches of what they report.
+// Package shardtest fakes the interfaces of package shard: the set of shards, the calls to
+// their servers, and the caches. Servers uses real servers instead.
 package shardtest
 
 import (
+	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -20,8 +25,8 @@ import (
 type Shards struct {
 	// ByID are the configured shards.
 	ByID map[string]*Shard
-	// Fail is the error of each call, by the first word of its description in Calls,
-	// such as "upsert" or "create".
+	// Fail has the error of calls, by the first word of their description in Calls, such as
+	// "upsert" or "create".
 	Fail map[string]error
 	// OnUpsert replaces the reply to UpsertGroup. By default the group gets the
 	// configuration.
@@ -30,7 +35,7 @@ type Shards struct {
 	OnDelete func(id, key string, revision *shard.Revision) error
 	// OnCreate is called before each call of CreateInstance, without the lock.
 	OnCreate func(id, requestID string)
-	// OnCall is called before each call, without the lock, with its description.
+	// OnCall is called before each call with its description, without the lock.
 	OnCall func(call string)
 
 	mu             sync.Mutex
@@ -43,8 +48,8 @@ type Shards struct {
 
 // Shard is the state of one shard.
 type Shard struct {
-	// Synced, Reachable and Settled are what the caches report of the shard, and
-	// Lost is the reason while it is not reachable.
+	// Synced, Reachable and Settled are the results of the caches' methods. Lost is the reason
+	// while the shard is not reachable.
 	Synced, Reachable, Settled bool
 	Lost                       error
 	// Unlisted is set while the list that Relist requested has not succeeded.
@@ -57,7 +62,7 @@ type Shard struct {
 	Notices map[string]shard.DeletionNotice
 	// Instances are the instances of the server by id.
 	Instances map[string]shard.Instance
-	// Deleted is what DeleteInstance returns for an instance that exists.
+	// Deleted is the result of DeleteInstance for an instance that exists.
 	Deleted bool
 	// Requests are the ids of instances by the id of the request that created them.
 	Requests map[string]string
@@ -90,7 +95,7 @@ func NewShard() *Shard {
 	}
 }
 
-// Update runs change with the lock that the caches and calls use.
+// Update runs change while holding the lock of caches and calls.
 func (s *Shards) Update(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -102,7 +107,7 @@ func (s *Shards) SetGroup(id string, group shard.Group) {
 	s.Update(func() { s.ByID[id].Groups[group.Key] = group })
 }
 
-// Calls returns the calls since it was called last, such as "upsert workers on a".
+// Calls returns the calls since the previous Calls, such as "upsert workers on a".
 func (s *Shards) Calls() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,7 +141,7 @@ func (s *Shards) Shards() []string {
 // AddHandler implements shard.Set.
 func (s *Shards) AddHandler(handler func(string)) { s.handlers = append(s.handlers, handler) }
 
-// NotifyShard calls the handlers as when the connection of a shard changed.
+// NotifyShard calls the handlers for a change of a shard's connection.
 func (s *Shards) NotifyShard(id string) {
 	for _, handler := range s.handlers {
 		handler(id)
@@ -153,7 +158,7 @@ func (s *Shards) NotifyShard(id string) {
 	}
 }
 
-// NotifyGroup calls the handlers as when a cached group changed.
+// NotifyGroup calls the handlers for a change of a cached group.
 func (s *Shards) NotifyGroup(id, key string) {
 	for _, handler := range s.groupHandlers {
 		if handler.OnGroup != nil {
@@ -162,7 +167,7 @@ func (s *Shards) NotifyGroup(id, key string) {
 	}
 }
 
-// NotifyError calls the handlers as when a shard reported an error.
+// NotifyError calls the handlers for an error that a shard reports.
 func (s *Shards) NotifyError(id string, event shard.ErrorEvent) {
 	for _, handler := range s.groupHandlers {
 		if handler.OnError != nil {
@@ -171,7 +176,7 @@ func (s *Shards) NotifyError(id string, event shard.ErrorEvent) {
 	}
 }
 
-// NotifyInstance calls the handlers as when a notice of an instance arrived.
+// NotifyInstance calls the handlers for a notice of an instance.
 func (s *Shards) NotifyInstance(id, instance string) {
 	for _, handler := range s.noticeHandlers {
 		if handler.OnInstance != nil {
@@ -220,7 +225,7 @@ func (g Groups) ListedSince(id string, _ uint64) (listed bool) {
 	return listed
 }
 
-// Observe implements shard.Groups: the instances of a cached group stay.
+// Observe implements shard.Groups. It keeps the instances of a cached group.
 func (g Groups) Observe(id string, group shard.Group) {
 	g.read(id, func(s *Shard) {
 		if cached, ok := s.Groups[group.Key]; ok {
@@ -278,4 +283,111 @@ func (n Notices) Session(id string) (session int64) {
 // AddHandler implements shard.Notices.
 func (n Notices) AddHandler(handler shard.NoticeHandler) {
 	n.shards.noticeHandlers = append(n.shards.noticeHandlers, handler)
+}
+
+// Unavailable is the error of a call to a server that does not respond.
+var Unavailable = status.Error(codes.Unavailable, "connection refused")
+
+// UpsertGroup implements shard.Client.
+func (s *Shards) UpsertGroup(_ context.Context, id, key string, config shard.GroupConfig) (group shard.Group, err error) {
+	err = s.call(id, fmt.Sprintf("upsert %s on %s with size %d", key, id, config.Size), func(*Shard) error {
+		if s.OnUpsert != nil {
+			group, err = s.OnUpsert(id, key, config)
+			return err
+		}
+		group = Accept(key, config)
+		return nil
+	})
+	return group, err
+}
+
+// DeleteGroup implements shard.Client.
+func (s *Shards) DeleteGroup(_ context.Context, id, key string, revision *shard.Revision) error {
+	return s.call(id, fmt.Sprintf("delete %s on %s", key, id), func(*Shard) error {
+		if s.OnDelete != nil {
+			return s.OnDelete(id, key, revision)
+		}
+		return nil
+	})
+}
+
+// CreateInstance implements shard.Client. A new instance is pending and has the next id of
+// i-1, i-2 and so on.
+func (s *Shards) CreateInstance(_ context.Context, id, requestID string, spec shard.InstanceSpec) (instance shard.Instance, err error) {
+	if s.OnCreate != nil {
+		s.OnCreate(id, requestID)
+	}
+	err = s.call(id, fmt.Sprintf("create %s of %s on %s", spec.InstanceType, spec.Group, id), func(on *Shard) error {
+		instanceID, ok := on.Requests[requestID]
+		if !ok {
+			created := 0
+			for _, other := range s.ByID {
+				created += len(other.Requests)
+			}
+			instanceID = fmt.Sprintf("i-%d", created+1)
+			on.Requests[requestID] = instanceID
+			if _, ok := on.Instances[instanceID]; !ok {
+				on.Instances[instanceID] = shard.Instance{ID: instanceID, State: shard.InstancePending}
+			}
+		}
+		instance = shard.Instance{ID: instanceID, State: shard.InstancePending}
+		return nil
+	})
+	return instance, err
+}
+
+// GetInstance implements shard.Client.
+func (s *Shards) GetInstance(_ context.Context, id, instanceID string) (instance shard.Instance, err error) {
+	err = s.call(id, fmt.Sprintf("get %s on %s", instanceID, id), func(on *Shard) error {
+		var ok bool
+		if instance, ok = on.Instances[instanceID]; !ok {
+			return status.Errorf(codes.NotFound, "instance %s not found", instanceID)
+		}
+		return nil
+	})
+	return instance, err
+}
+
+// DeleteInstance implements shard.Client.
+func (s *Shards) DeleteInstance(_ context.Context, id, instanceID string) (deleted bool, err error) {
+	err = s.call(id, fmt.Sprintf("delete %s on %s", instanceID, id), func(on *Shard) error {
+		deleted = on.Deleted
+		return nil
+	})
+	return deleted, err
+}
+
+// AcknowledgeDrained implements shard.Client.
+func (s *Shards) AcknowledgeDrained(_ context.Context, id, instanceID string) error {
+	return s.call(id, fmt.Sprintf("acknowledge %s on %s", instanceID, id), func(*Shard) error {
+		s.acknowledged = append(s.acknowledged, instanceID)
+		return nil
+	})
+}
+
+// call records a call, and carries it out unless Fail has an error for it.
+func (s *Shards) call(id, description string, do func(*Shard) error) error {
+	if s.OnCall != nil {
+		s.OnCall(description)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = append(s.calls, description)
+	verb, _, _ := strings.Cut(description, " ")
+	if err := s.Fail[verb]; err != nil {
+		return err
+	}
+	on := s.ByID[id]
+	if on == nil {
+		return shard.ErrUnknownShard
+	}
+	return do(on)
+}
+
+// Accept returns the reply of a server without extensions to config.
+func Accept(key string, config shard.GroupConfig) shard.Group {
+	return shard.Group{
+		Key: key, GroupSettings: config.GroupSettings, Size: config.Size, RemoveFirst: config.RemoveFirst,
+		ETag: fmt.Sprintf("etag-of-%d", config.Size),
+	}
 }

@@ -103,7 +103,7 @@ func (h *harness) show() {
 	}
 }
 
-// secret returns the Secret, or nil if there is none.
+// secret returns the Secret, nil if it does not exist.
 func (h *harness) secret() *corev1.Secret {
 	h.t.Helper()
 	secret, err := h.CoreV1().Secrets(namespace).Get(h.t.Context(), config.Secret, metav1.GetOptions{})
@@ -114,7 +114,7 @@ func (h *harness) secret() *corev1.Secret {
 	return secret
 }
 
-// configuration returns the webhook configuration, or nil if there is none.
+// configuration returns the webhook configuration, nil if it does not exist.
 func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConfiguration {
 	h.t.Helper()
 	configuration, err := h.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(h.t.Context(), config.Configuration, metav1.GetOptions{})
@@ -125,7 +125,7 @@ func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConf
 	return configuration
 }
 
-// edit changes the Secret as another writer.
+// edit changes the Secret as another client does.
 func (h *harness) edit(change func(data map[string][]byte)) {
 	h.t.Helper()
 	secret := h.secret()
@@ -134,7 +134,7 @@ func (h *harness) edit(change func(data map[string][]byte)) {
 	require.NoError(h.t, err)
 }
 
-// editConfiguration changes the webhook configuration as another writer.
+// editConfiguration changes the webhook configuration as another client does.
 func (h *harness) editConfiguration(change func(webhooks []admissionregistrationv1.ValidatingWebhook)) {
 	h.t.Helper()
 	configuration := h.configuration()
@@ -152,7 +152,7 @@ func (h *harness) pair() *tls.Certificate {
 	return &pair
 }
 
-// call calls the webhook as the API server would now.
+// call calls the webhook as an API server would now.
 func (h *harness) call(host string) error {
 	h.t.Helper()
 	return handshake(h.clock.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, h.pair(), host)

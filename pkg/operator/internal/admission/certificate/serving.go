@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// errMissing is the error of a handshake before there is a certificate.
+// errMissing fails handshakes until the Secret has a certificate.
 var errMissing = errors.New("the webhook has no serving certificate yet")
 
 // Serving is the certificate with which this replica serves the webhook. The zero

@@ -23,7 +23,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// replica is one operator's part of the webhook: it serves, and leads or not.
+// replica is the webhook of an operator, as leader or standby.
 type replica struct {
 	Serving
 	controller *Controller
@@ -56,8 +56,8 @@ func (r *replica) serves(t *testing.T, h *harness) {
 	assert.NoError(t, handshake(time.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, got, host), "the webhook cannot be called")
 }
 
-// TestEveryReplicaServesTheLeadersCertificate: the leader issues the certificate and
-// renews it; a standby serves the same.
+// TestEveryReplicaServesTheLeadersCertificate: the leader issues the certificate and renews
+// it; a standby serves the same certificate.
 func TestEveryReplicaServesTheLeadersCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))

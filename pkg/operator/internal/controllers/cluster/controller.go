@@ -27,7 +27,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// Options are the settings of the controller.
+// Options are the settings that only this controller has.
 type Options struct {
 	// Endpoint is the API server that the NstanceCluster publishes.
 	Endpoint v1beta1.APIEndpoint
@@ -41,15 +41,15 @@ type Options struct {
 	Workload ConditionSource
 }
 
-// ConditionSource is the source of a condition.
+// ConditionSource reports a state that becomes a condition of the NstanceCluster.
 type ConditionSource interface {
-	// State returns status, reason and message; no status while they are not known.
+	// State returns status, reason and message. The status is empty while it is not known.
 	State() metav1.Condition
 	// AddHandler registers handler, which is called when the state changed.
 	AddHandler(handler func())
 }
 
-// Controller is the controller of the only NstanceCluster.
+// Controller syncs the only NstanceCluster.
 type Controller struct {
 	controller.Registrations
 	options         Options
@@ -73,8 +73,8 @@ type Controller struct {
 	token *token
 }
 
-// New returns a controller that has registered its handlers. Of the informer
-// Kubeconfig it uses the Secret of SecretName.
+// New returns a controller that has registered its handlers. d.Informers.Kubeconfig must watch
+// the Secret SecretName.
 func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	nstanceClusters := d.Informers.Nstance.NstanceClusters()
 	secrets := d.Informers.Kubeconfig
@@ -111,10 +111,27 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	if o.Workload != nil {
 		o.Workload.AddHandler(c.enqueue)
 	}
-	// No event occurs before the objects exist.
+	// While no objects exist, no event arrives.
 	c.enqueue()
 	return c, nil
 }
 
 // Run syncs the cluster until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
+
+// clusterChanged enqueues the cluster when the Cluster was created or deleted, and
+// when it was paused or unpaused.
+func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
+	if before == nil || after == nil || controllers.PausedBy(before) != controllers.PausedBy(after) {
+		c.enqueue()
+	}
+}
+
+func (c *Controller) enqueue() { c.queue.Add(c.key()) }
+
+// key returns the key of the NstanceCluster, the only key in the queue.
+func (c *Controller) key() cache.ObjectName { return cache.NewObjectName(c.namespace, c.name) }
+
+func (c *Controller) secretKey() cache.ObjectName {
+	return cache.NewObjectName(c.namespace, SecretName(c.name))
+}

@@ -48,18 +48,18 @@ type harness struct {
 
 	// tokenLifetime is the lifetime of granted tokens.
 	tokenLifetime time.Duration
-	// tokenError is the error of requests for a token, nil for none.
+	// tokenError is the error of requests for a token; it may be nil.
 	tokenError error
 	tokens     int
 	// writes are the writes to all API groups in order.
 	writes []string
-	// created is the number of objects of Cluster API that writes contains.
+	// created counts the objects of Cluster API in writes.
 	created int
 	// secretVersion is the resource version of the last write to a Secret.
 	secretVersion int
 }
 
-// certificate is the Identity of a test.
+// certificate implements ConditionSource for Options.Identity.
 type certificate struct {
 	state   metav1.Condition
 	handler func()
@@ -85,7 +85,7 @@ func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 	return h
 }
 
-// restart starts a new controller with a source of the kubeconfig.
+// restart creates a new controller with a source of the kubeconfig.
 func (h *harness) restart(kubeconfig *KubeconfigSource) {
 	h.T.Helper()
 	c, err := New(h.Dependencies, Options{Endpoint: v1beta1.APIEndpoint{Host: "kubernetes.default.svc", Port: 443}, Kubeconfig: kubeconfig, Identity: h.identity})
@@ -107,8 +107,8 @@ func (h *harness) createToken(action clienttesting.Action) (bool, runtime.Object
 	}}, nil
 }
 
-// applySecret sets the resource version of a Secret, from which the controller knows
-// whether its cache is stale.
+// applySecret sets the resource version of a Secret, by which the controller detects a stale
+// cache.
 func (h *harness) applySecret(action clienttesting.Action) (bool, runtime.Object, error) {
 	_, object, err := clienttesting.ObjectReaction(h.KubeClient.Tracker())(action)
 	if err != nil {
@@ -136,7 +136,7 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 	return h.syncStale()
 }
 
-// syncStale is sync without an update of the caches.
+// syncStale syncs without an update of the caches.
 func (h *harness) syncStale() (writes []string, requeue time.Duration, err error) {
 	h.T.Helper()
 	_, requeue, err = h.SyncStale()
@@ -148,7 +148,7 @@ func (h *harness) syncStale() (writes []string, requeue time.Duration, err error
 	return writes, requeue, err
 }
 
-// expect syncs once, without an error, and compares the writes.
+// expect syncs once, which must succeed, and compares the writes.
 func (h *harness) expect(want ...string) time.Duration {
 	h.T.Helper()
 	writes, requeue, err := h.sync()
@@ -168,7 +168,7 @@ func (h *harness) showSecrets() {
 	require.NoError(h.T, h.Informers.Kubeconfig.GetIndexer().Replace(objects, strconv.Itoa(h.secretVersion)))
 }
 
-// showCluster puts the Cluster, with changes, into the cache.
+// showCluster puts a changed Cluster into the cache.
 func (h *harness) showCluster(changes ...func(*clusterv1.Cluster)) {
 	h.T.Helper()
 	cluster := newCluster(namespace, name)
@@ -189,7 +189,7 @@ func deleting(cluster *clusterv1.Cluster) { controllertest.Deleting(cluster) }
 
 func paused(cluster *clusterv1.Cluster) { cluster.Spec.Paused = ptr.To(true) }
 
-// changeSecret changes the Secret as another client.
+// changeSecret changes the Secret as another client does.
 func (h *harness) changeSecret(change func(*corev1.Secret)) {
 	h.T.Helper()
 	secret := h.secret()
@@ -199,7 +199,7 @@ func (h *harness) changeSecret(change func(*corev1.Secret)) {
 	require.NoError(h.T, h.KubeClient.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), secret, namespace))
 }
 
-// changeNstanceCluster changes the NstanceCluster as another client.
+// changeNstanceCluster changes the NstanceCluster as another client does.
 func (h *harness) changeNstanceCluster(change func(*v1beta1.NstanceCluster)) {
 	h.T.Helper()
 	controllertest.Change(h.API, name, change)

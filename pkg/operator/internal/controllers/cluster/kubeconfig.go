@@ -5,13 +5,151 @@ package cluster
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// KubeconfigSource is what a kubeconfig is generated from.
+const (
+	// tokenLifetime is the requested lifetime of a token. The API server may grant a shorter
+	// or a longer lifetime
+	// (https://kubernetes.io/docs/reference/kubernetes-api/authentication-resources/token-request-v1/).
+	tokenLifetime = time.Hour
+	// refreshBefore is the remaining lifetime at which a token whose granted lifetime is
+	// unknown is replaced: a quarter of the requested lifetime, and more than the ten minutes
+	// that a new leader needs at most.
+	refreshBefore = tokenLifetime / 4
+	// minRefresh is the minimum time between two tokens. It applies to a token that is
+	// short-lived, or appears to be because clocks differ.
+	minRefresh = time.Minute
+	// kubeconfigKey is the key of the Secret that Cluster API reads.
+	kubeconfigKey = "value"
+)
+
+// SecretName returns the name of the Secret with the kubeconfig of a cluster
+// (docs/capi.md#cluster).
+func SecretName(cluster string) string { return cluster + "-kubeconfig" }
+
+// token describes the token in the Secret.
+type token struct {
+	// kubeconfig is the kubeconfig that contains the token.
+	kubeconfig []byte
+	// expiry is when the token expires, in RFC 3339.
+	expiry string
+	// refresh is when the token is replaced.
+	refresh time.Time
+}
+
+// ensureKubeconfig ensures that the Secret has a valid token, and returns the delay
+// until it has to be replaced. A Secret that was changed in any way gets a new token.
+func (c *Controller) ensureKubeconfig(ctx context.Context, secret *corev1.Secret) (time.Duration, error) {
+	if c.token == nil {
+		c.token = existingToken(secret, c.options.Kubeconfig)
+	}
+	if c.token.isIn(secret, c.name) {
+		if delay := c.token.refresh.Sub(c.clock.Now()); delay > 0 {
+			return delay, nil
+		}
+	}
+	if err := c.writeSecret(ctx, secret); err != nil {
+		return 0, err
+	}
+	return c.token.refresh.Sub(c.clock.Now()), nil
+}
+
+// existingToken returns the token that a previous leader wrote, nil if it is not usable.
+func existingToken(secret *corev1.Secret, source *KubeconfigSource) *token {
+	if secret == nil || !source.generated(secret.Data[kubeconfigKey]) {
+		return nil
+	}
+	annotation := secret.Annotations[v1beta1.AnnotationTokenExpiry]
+	expiry, err := time.Parse(time.RFC3339, annotation)
+	if err != nil {
+		return nil
+	}
+	return &token{kubeconfig: secret.Data[kubeconfigKey], expiry: annotation, refresh: expiry.Add(-refreshBefore)}
+}
+
+// isIn reports whether the Secret contains the token and the labels that Cluster API needs.
+// The type of the Secret is not compared: it is immutable, and Cluster API ignores it.
+func (t *token) isIn(secret *corev1.Secret, cluster string) bool {
+	return t != nil && secret != nil &&
+		secret.Labels[clusterv1.ClusterNameLabel] == cluster &&
+		secret.Annotations[v1beta1.AnnotationTokenExpiry] == t.expiry &&
+		bytes.Equal(secret.Data[kubeconfigKey], t.kubeconfig)
+}
+
+// writeSecret requests a token and writes it to the Secret. The Secret is nil if it
+// does not exist.
+func (c *Controller) writeSecret(ctx context.Context, secret *corev1.Secret) error {
+	source, name := c.options.Kubeconfig, SecretName(c.name)
+	granted, err := c.serviceAccounts.CreateToken(ctx, source.ServiceAccount, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
+	}, metav1.CreateOptions{FieldManager: controllers.FieldManager})
+	if err != nil {
+		return fmt.Errorf("request a token of ServiceAccount %s/%s: %w", c.namespace, source.ServiceAccount, err)
+	}
+	now := c.clock.Now()
+	kubeconfig, err := source.generate(c.name, granted.Status.Token)
+	if err != nil {
+		return err
+	}
+	// The type of a Secret is immutable
+	// (https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/validation.go).
+	secretType := clusterv1.ClusterSecretType
+	if secret != nil {
+		secretType = secret.Type
+	}
+	expiry := granted.Status.ExpirationTimestamp.UTC()
+	annotation := expiry.Format(time.RFC3339)
+	written, err := c.secrets.Apply(ctx, corev1ac.Secret(name, c.namespace).
+		WithType(secretType).
+		WithLabels(map[string]string{clusterv1.ClusterNameLabel: c.name}).
+		WithAnnotations(map[string]string{v1beta1.AnnotationTokenExpiry: annotation}).
+		WithData(map[string][]byte{kubeconfigKey: kubeconfig}), controllers.Apply)
+	if err != nil {
+		return fmt.Errorf("apply Secret %s/%s: %w", c.namespace, name, err)
+	}
+	c.secretWrites.Record(written)
+	// The token is replaced after three quarters of its granted lifetime.
+	refresh := now.Add(max(expiry.Sub(now)*3/4, minRefresh))
+	c.token = &token{kubeconfig: kubeconfig, expiry: annotation, refresh: refresh}
+	klog.FromContext(ctx).Info("Kubeconfig for Cluster API written", "secret", klog.KObj(written), "expiry", expiry, "refresh", refresh)
+	return nil
+}
+
+// secretProblem returns why Cluster API cannot use the Secret of an administrator, or
+// "" if it can.
+func secretProblem(secret *corev1.Secret, namespace, cluster string) string {
+	var problem string
+	switch {
+	case secret == nil:
+		problem = "is missing"
+	case secret.Labels[clusterv1.ClusterNameLabel] != cluster:
+		problem = "lacks the label"
+	case len(secret.Data[kubeconfigKey]) == 0:
+		problem = "lacks the key"
+	default:
+		return ""
+	}
+	return fmt.Sprintf("Secret %s/%s %s: Cluster API needs a kubeconfig of the cluster in its key %q and the label %s=%s on it",
+		namespace, SecretName(cluster), problem, kubeconfigKey, clusterv1.ClusterNameLabel, cluster)
+}
+
+// KubeconfigSource has the content of the generated kubeconfig, except the token.
 type KubeconfigSource struct {
 	// Server is the URL of the API server for the controllers of Cluster API.
 	Server string

@@ -12,9 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -23,10 +25,12 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// nstanceClusterKind is the kind of the cluster's infrastructure and control plane.
+// nstanceClusterKind is the kind of both the infrastructure and the control plane of the
+// Cluster.
 const nstanceClusterKind = "NstanceCluster"
 
-// observation is the cached objects of the cluster; those that do not exist are nil.
+// observation has the cached objects of the cluster. A field is nil if the object does not
+// exist.
 type observation struct {
 	cluster        *clusterv1.Cluster
 	nstanceCluster *v1beta1.NstanceCluster
@@ -85,7 +89,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	return refresh, nil
 }
 
-// observe reads the objects from the caches.
 func (c *Controller) observe() (observed observation, err error) {
 	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key()); err != nil {
 		return observation{}, err
@@ -104,7 +107,7 @@ func (o observation) isBeingDeleted() bool {
 		o.nstanceCluster != nil && !o.nstanceCluster.DeletionTimestamp.IsZero()
 }
 
-// pausedBy returns what pauses the cluster, or "" if nothing does.
+// pausedBy names the object that pauses the cluster, "" if it is not paused.
 func (o observation) pausedBy() string {
 	if o.nstanceCluster == nil {
 		return controllers.PausedBy(o.cluster)
@@ -161,13 +164,104 @@ func (c *Controller) createCluster(ctx context.Context) error {
 	return nil
 }
 
-// newCluster returns a Cluster with the NstanceCluster as infrastructure and as
-// control plane. Cluster API drains and deletes Nodes only if a Cluster has a control
-// plane (docs/capi.md#control-plane).
+// newCluster returns a Cluster whose infrastructure and control plane are the NstanceCluster.
+// Cluster API drains and deletes Nodes only if a Cluster has a control plane
+// (docs/capi.md#control-plane).
 func newCluster(namespace, name string) *clusterv1.Cluster {
 	ref := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: nstanceClusterKind, Name: name}
 	return &clusterv1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec:       clusterv1.ClusterSpec{InfrastructureRef: ref, ControlPlaneRef: ref},
 	}
+}
+
+// Reasons of the condition KubeconfigAvailable.
+const (
+	// reasonKubeconfigAvailable: Cluster API can use the Secret.
+	reasonKubeconfigAvailable = "KubeconfigAvailable"
+	// reasonKubeconfigMissing: the Secret of the administrator does not exist or is not
+	// usable.
+	reasonKubeconfigMissing = "KubeconfigMissing"
+	// reasonKubeconfigNotWritten: the operator could not get a token or write the Secret;
+	// the message is the error of the API server.
+	reasonKubeconfigNotWritten = "KubeconfigNotWritten"
+)
+
+// findings are the results of a sync from which newStatus computes the status.
+type findings struct {
+	// secretProblem is why the Secret of the administrator is not usable. writeError is why
+	// the operator could not write its own. At most one of them is set.
+	secretProblem, writeError string
+	// pausedBy is the result of observation.pausedBy.
+	pausedBy string
+	// identity is the state of the operator's certificate.
+	identity metav1.Condition
+	// external is set if the Nodes are in another cluster. workload is then the state of the
+	// API server of that cluster.
+	external bool
+	workload metav1.Condition
+}
+
+// newStatus returns the status for the findings. Provisioned, controlPlaneInitialized
+// and Ready are always true: there is nothing to provision, and the control plane
+// serves this operator. A missing kubeconfig has a condition of its own.
+func newStatus(nstanceCluster *v1beta1.NstanceCluster, found findings) v1beta1.NstanceClusterStatus {
+	status := *nstanceCluster.Status.DeepCopy()
+	status.Initialization = v1beta1.NstanceClusterInitialization{
+		Provisioned:             ptr.To(true),
+		ControlPlaneInitialized: ptr.To(true),
+	}
+	status.ExternalManagedControlPlane = ptr.To(true)
+	set := func(condition string, value metav1.ConditionStatus, reason, message string) {
+		controller.SetCondition(&status.Conditions, nstanceCluster.Generation, condition, value, reason, message)
+	}
+	set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
+	set(v1beta1.ConditionAvailable, metav1.ConditionTrue, v1beta1.ReasonReady, "")
+	switch {
+	case found.secretProblem != "":
+		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigMissing, found.secretProblem)
+	case found.writeError != "":
+		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigNotWritten, found.writeError)
+	default:
+		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionTrue, reasonKubeconfigAvailable, "")
+	}
+	// A new leader keeps the condition until its first sync of the certificate.
+	if found.identity.Status != "" {
+		set(v1beta1.ConditionIdentityReady, found.identity.Status, found.identity.Reason, found.identity.Message)
+	}
+	switch {
+	case !found.external:
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionWorkloadClusterReachable)
+	case found.workload.Status != "":
+		set(v1beta1.ConditionWorkloadClusterReachable, found.workload.Status, found.workload.Reason, found.workload.Message)
+	}
+	if found.pausedBy != "" {
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, found.pausedBy)
+	} else {
+		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
+	}
+	return status
+}
+
+// recordIdentity records an event when the operator has no usable certificate, and when its
+// certificate is about to expire.
+func (c *Controller) recordIdentity(before *v1beta1.NstanceCluster, after v1beta1.NstanceClusterStatus) {
+	was := meta.FindStatusCondition(before.Status.Conditions, v1beta1.ConditionIdentityReady)
+	is := meta.FindStatusCondition(after.Conditions, v1beta1.ConditionIdentityReady)
+	if is == nil || was != nil && was.Reason == is.Reason {
+		return
+	}
+	if is.Status == metav1.ConditionFalse && is.Reason != v1beta1.ReasonNotRegistered || is.Reason == v1beta1.ReasonCertificateExpiring {
+		controller.Warn(c.recorder, before, is.Reason, "Register", is.Message)
+	}
+}
+
+func applyStatus(nstanceCluster *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
+	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).
+		WithStatus(applyv1beta1.NstanceClusterStatus().
+			WithInitialization(applyv1beta1.NstanceClusterInitialization().
+				WithProvisioned(*status.Initialization.Provisioned).
+				WithControlPlaneInitialized(*status.Initialization.ControlPlaneInitialized)).
+			WithExternalManagedControlPlane(*status.ExternalManagedControlPlane).
+			WithConditions(controller.ApplyConditions(status.Conditions)...))
 }

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
+// Package controllertest gives the tests of controllers an API server in memory, and caches
+// that are as stale as a test needs.
 package controllertest
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
@@ -24,6 +31,11 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/apitest"
+	"nstance.dev/operator/pkg/generated/clientset/versioned/fake"
+	"nstance.dev/operator/pkg/generated/informers/externalversions"
+	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
 	"nstance.dev/operator/pkg/testing/metricstest"
@@ -36,17 +48,16 @@ const (
 	ClusterName = "cluster--default"
 )
 
-// Harness has everything that a controller depends on, in memory. Its informers
-// are never started: their caches contain what Show and Put put there, and so are
-// as stale as a test wants.
+// Harness implements all dependencies of a controller in memory. Its informers are never
+// started: Show and Put fill their caches.
 type Harness struct {
 	*API
-	// Dependencies are those of the controller under test. A test may replace
-	// fields of it before it constructs the controller.
+	// Dependencies are passed to the controller under test. A test may replace fields before
+	// that.
 	controllers.Dependencies
 
 	T testing.TB
-	// Ctx has a logger that writes to the test.
+	// Ctx has a logger that writes to the log of the test.
 	Ctx context.Context
 	// CAPI is the API server of Cluster API's kinds.
 	CAPI *CAPI
@@ -54,7 +65,7 @@ type Harness struct {
 	KubeClient *kubefake.Clientset
 	// Fake are the shards, unless a test replaces those of Dependencies.
 	Fake *shardtest.Shards
-	// FakeClock stands at the start of 2026.
+	// Fake has the shards of Dependencies, unless a test replaces them there.
 	FakeClock *clocktesting.FakePassiveClock
 
 	// SyncKey syncs the object of the test once.
@@ -64,8 +75,7 @@ type Harness struct {
 	registry *prometheus.Registry
 }
 
-// NewHarness returns a harness whose API server and caches have objects of our
-// kinds.
+// NewHarness returns a harness whose API server and caches contain objects of our kinds.
 func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Object) *Harness {
 	t.Helper()
 	h := &Harness{
@@ -108,7 +118,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		Clock:       h.FakeClock,
 		Metrics:     h.registry,
 	}
-	// A cache that has synced knows its resource version, empty or not.
+	// A synced cache knows a resource version, even if it is empty.
 	for _, informer := range []cache.SharedIndexInformer{h.Informers.MachinePools, h.Informers.Machines, h.Informers.Clusters} {
 		require.NoError(t, informer.GetIndexer().Replace(nil, "1"))
 	}
@@ -116,7 +126,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 	return h
 }
 
-// UseServers has the controller work with real shard servers.
+// UseServers connects the controller to real shard servers instead of Fake.
 func (h *Harness) UseServers(s *shardtest.Servers) {
 	h.Shards, h.NamedShards, h.ShardClient = s.Pool, s.Pool, s.Pool
 	h.Groups, h.Notices = s.Groups, s.Notices
@@ -147,14 +157,13 @@ func (h *Harness) Remove(informer cache.SharedIndexInformer, objects ...any) {
 // Advance moves FakeClock forward.
 func (h *Harness) Advance(d time.Duration) { h.FakeClock.SetTime(h.FakeClock.Now().Add(d)) }
 
-// Events returns the events that were recorded since the last call.
+// Events returns the events since the last call.
 func (h *Harness) Events() []string { return Recorded(h.recorder) }
 
 // requestID matches the request id in the note of an event.
 var requestID = regexp.MustCompile("requestID [0-9a-f-]{36}")
 
-// Recorded returns the events that were recorded since the last call. Request ids, which are
-// random, are replaced by ID.
+// Recorded returns the events since the last call. Random request ids are replaced by ID.
 func Recorded(recorder *events.FakeRecorder) []string {
 	var recorded []string
 	for {
@@ -182,15 +191,15 @@ func (h *Harness) ExpectSeries(want ...string) {
 	assert.Equal(h.T, want, metricstest.Series(h.T, h.registry), "series")
 }
 
-// Sync is SyncStale with caches that show what there is.
+// Sync makes the caches equal to the API server and calls SyncStale.
 func (h *Harness) Sync() (did []string, requeue time.Duration, err error) {
 	h.T.Helper()
 	h.Show()
 	return h.SyncStale()
 }
 
-// SyncStale calls SyncKey and returns what it did: the calls to shards, the writes of our
-// kinds, and those of Cluster API's.
+// SyncStale calls SyncKey and returns what it did: calls to shards, writes of our kinds and
+// writes of Cluster API's kinds.
 func (h *Harness) SyncStale() (did []string, requeue time.Duration, err error) {
 	h.T.Helper()
 	requeue, err = h.SyncKey()
@@ -199,7 +208,7 @@ func (h *Harness) SyncStale() (did []string, requeue time.Duration, err error) {
 	return did, requeue, err
 }
 
-// Expect calls Sync, which must not fail, and compares what it did.
+// Expect calls Sync, which must succeed, and compares what it did.
 func (h *Harness) Expect(want ...string) (requeue time.Duration) {
 	h.T.Helper()
 	did, requeue, err := h.Sync()
@@ -208,5 +217,69 @@ func (h *Harness) Expect(want ...string) (requeue time.Duration) {
 	return requeue
 }
 
-// Key is the key of an object in Namespace.
+// Key returns the key of an object in Namespace.
 func Key(name string) cache.ObjectName { return cache.NewObjectName(Namespace, name) }
+
+// API is an API server for our kinds in memory.
+type API struct {
+	*fake.Clientset
+	*apitest.Server
+
+	t testing.TB
+}
+
+// NewAPI returns an API that contains objects, each with a generation and a uid.
+func NewAPI(t testing.TB, objects ...runtime.Object) *API {
+	clientset := fake.NewClientset()
+	return &API{Clientset: clientset, Server: apitest.NewServer(t, clientset, objects...), t: t}
+}
+
+// NewInformers returns informers of our kinds that are never started. Show fills their caches.
+func (a *API) NewInformers() infrastructure.Interface {
+	return externalversions.NewSharedInformerFactory(a, 0).Infrastructure().V1beta1()
+}
+
+// Show makes the caches of informers equal to the content of the API server. Until then they
+// are stale, as real caches are after a write.
+func (a *API) Show(informers infrastructure.Interface) {
+	a.t.Helper()
+	client := a.InfrastructureV1beta1()
+	pools, poolsErr := client.NstanceMachinePools(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	groups, groupsErr := client.NstanceShardGroups(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	machines, machinesErr := client.NstanceMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	clusters, clustersErr := client.NstanceClusters(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	require.NoError(a.t, errors.Join(poolsErr, groupsErr, machinesErr, clustersErr))
+	replace(a, informers.NstanceMachinePools().Informer(), pools.Items)
+	replace(a, informers.NstanceShardGroups().Informer(), groups.Items)
+	replace(a, informers.NstanceMachines().Informer(), machines.Items)
+	replace(a, informers.NstanceClusters().Informer(), clusters.Items)
+}
+
+func replace[T any](a *API, informer cache.SharedIndexInformer, items []T) {
+	a.t.Helper()
+	objects := make([]any, len(items))
+	for i := range items {
+		objects[i] = &items[i]
+	}
+	require.NoError(a.t, informer.GetIndexer().Replace(objects, a.Version()))
+}
+
+// Enqueued returns the names of the keys that change enqueues, and when, sorted, such as
+// "workers at 1s". It replaces queue, the controller's queue.
+func Enqueued[Key comparable](t *testing.T, queue **controller.Queue[Key], change func()) []string {
+	t.Helper()
+	var enqueued []string
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		*queue = controller.NewQueue("test", func(_ context.Context, key Key) (time.Duration, error) {
+			enqueued = append(enqueued, fmt.Sprintf("%s at %s", path.Base(fmt.Sprint(key)), time.Since(start)))
+			return 0, nil
+		})
+		change()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		(*queue).Run(ctx, 1)
+	})
+	slices.Sort(enqueued)
+	return enqueued
+}

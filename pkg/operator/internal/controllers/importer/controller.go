@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package importer creates an NstanceMachinePool for each group that shards have
-// and no pool refers to. The MachinePool follows from the pool, as for one that a
-// user creates. Objects that exist are never changed.
+// Package importer creates an NstanceMachinePool for each group that shards have and no pool
+// refers to. The MachinePool is then created as for a pool of a user. The importer never
+// changes existing objects.
 package importer
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
@@ -32,8 +37,7 @@ const (
 	settleTime = 5 * time.Second
 )
 
-// Controller imports groups. The keys of its queue are those of groups, as
-// namespace/group.
+// Controller imports groups. The keys of its queue are namespace/group.
 type Controller struct {
 	controller.Registrations
 
@@ -54,12 +58,12 @@ type Controller struct {
 	writes   *controller.WriteTracker
 	metrics  *metrics
 
-	// invalidNames are the groups whose names were logged as invalid.
+	// invalidNames are the groups whose invalid names were logged already.
 	invalidNames sync.Map
 }
 
-// New returns the controller and registers its handlers. Pools that it creates
-// belong to the Cluster d.ClusterName.
+// New returns the controller and registers its handlers. Imported pools belong to the Cluster
+// d.ClusterName.
 func New(d controllers.Dependencies) (*Controller, error) {
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
@@ -98,3 +102,106 @@ func New(d controllers.Dependencies) (*Controller, error) {
 
 // Run syncs groups until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+
+// groupChanged enqueues a group whose cached state on a shard changed.
+func (c *Controller) groupChanged(_, key string) { c.queue.AddAfter(c.key(key), settleTime) }
+
+// shardChanged enqueues all groups: the state of one shard decides about the groups
+// of all shards.
+func (c *Controller) shardChanged(string) { c.enqueueAll(settleTime) }
+
+// poolChanged enqueues the group of a pool that was added, changed or deleted, and the group
+// whose name a deleted pool had.
+func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
+	switch {
+	case after == nil:
+		c.queue.AddAfter(c.key(string(before.Spec.Group)), settleTime)
+		c.queue.AddAfter(c.key(before.Name), settleTime)
+	case before == nil || before.Generation != after.Generation:
+		c.queue.AddAfter(c.key(string(after.Spec.Group)), settleTime)
+	}
+}
+
+// shardGroupChanged enqueues a group when a shard group of a former pool was
+// deleted.
+func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	if after == nil {
+		c.queue.AddAfter(c.key(string(before.Spec.Group)), settleTime)
+	}
+}
+
+// machinePoolChanged enqueues a group that waits for the deletion of a MachinePool.
+func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
+	if before == nil {
+		return
+	}
+	pool := deletedPoolOf(before)
+	if pool != "" && (after == nil || deletedPoolOf(after) != pool) {
+		c.queue.Add(c.key(pool))
+	}
+}
+
+// clusterChanged enqueues all groups when the Cluster no longer blocks imports.
+func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
+	if before != nil && before.Name == c.clusterName && blocksImports(before) && !blocksImports(after) {
+		c.enqueueAll(0)
+	}
+}
+
+// enqueueAll enqueues every group that the shards have, after delay.
+func (c *Controller) enqueueAll(delay time.Duration) {
+	for _, key := range c.keys() {
+		c.queue.AddAfter(key, delay)
+	}
+}
+
+// keys returns the keys of all groups that the shards have, some of them repeatedly.
+func (c *Controller) keys() []cache.ObjectName {
+	var keys []cache.ObjectName
+	for _, id := range c.shards.Shards() {
+		for _, group := range c.groups.List(id) {
+			keys = append(keys, c.key(group.Key))
+		}
+	}
+	return keys
+}
+
+func (c *Controller) key(group string) cache.ObjectName {
+	return cache.NewObjectName(c.namespace, group)
+}
+
+// deletedPoolOf returns the name of the pool that Cluster API deletes with a MachinePool, ""
+// if the MachinePool is not being deleted (docs/capi.md#deletion).
+func deletedPoolOf(machinePool *clusterv1.MachinePool) string {
+	if machinePool.DeletionTimestamp.IsZero() {
+		return ""
+	}
+	return capi.PoolOf(machinePool)
+}
+
+// poolsOf returns the pools of a group, sorted by name.
+func (c *Controller) poolsOf(group string) []*v1beta1.NstanceMachinePool {
+	pools := c.poolIndex.OfGroup(group)
+	slices.SortFunc(pools, func(a, b *v1beta1.NstanceMachinePool) int { return strings.Compare(a.Name, b.Name) })
+	return pools
+}
+
+// hasDeletedMachinePool reports whether a MachinePool that is being deleted refers to a pool
+// of this name.
+func (c *Controller) hasDeletedMachinePool(pool string) bool {
+	return slices.ContainsFunc(controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool),
+		func(machinePool *clusterv1.MachinePool) bool { return deletedPoolOf(machinePool) != "" })
+}
+
+type metrics struct {
+	imports prometheus.Counter
+}
+
+func newMetrics(registry prometheus.Registerer) *metrics {
+	m := &metrics{imports: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "nstance_operator_imports_total",
+		Help: "Pools that were created for groups that were on shards.",
+	})}
+	registry.MustRegister(m.imports)
+	return m
+}

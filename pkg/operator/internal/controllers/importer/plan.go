@@ -17,54 +17,54 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// observation is the cached state that a sync decides from.
+// observation is the cached state from which plan decides.
 type observation struct {
 	// group is the key of the group.
 	group string
 	// shards are all configured shards.
 	shards []shardState
-	// pools are the pools of the group, sorted by name. There should be at most one.
+	// pools are the pools of the group, sorted by name. There should be at most one pool.
 	pools []*v1beta1.NstanceMachinePool
-	// namesake is the pool of another group that has the group's name.
+	// namesake is the pool of another group whose name is the group's name.
 	namesake *v1beta1.NstanceMachinePool
-	// machinePoolDeleted is true while a MachinePool is being deleted that would take a
-	// new pool of the group's name with it.
+	// machinePoolDeleted is true if a MachinePool is being deleted that would delete a new
+	// pool of the group's name too.
 	machinePoolDeleted bool
-	// cluster is the Cluster that pools belong to, nil while it does not exist.
+	// cluster is the Cluster that pools belong to, nil if it does not exist.
 	cluster *clusterv1.Cluster
 }
 
 // shardState is one configured shard.
 type shardState struct {
 	id string
-	// known is true when the cache has all groups of the shard and is up to date.
+	// known is true if the cache has all groups of the shard and is up to date.
 	known bool
-	// group is the group as the shard reports it, nil when it has none.
+	// group is the group as the shard reports it, nil if the shard does not have it.
 	group *shard.Group
-	// shardGroup is the NstanceShardGroup of the group on this shard, nil when there
-	// is none.
+	// shardGroup is the NstanceShardGroup of the group on this shard, nil if it does not
+	// exist.
 	shardGroup *v1beta1.NstanceShardGroup
 }
 
-// decision is the result of plan.
+// decision has the changes that plan decides on.
 type decision struct {
-	// create is the spec of the pool to create, nil for none.
+	// create is the spec of the pool to create, nil if no pool is to be created.
 	create *v1beta1.NstanceMachinePoolSpec
-	// instances is the sum of the sizes of the group on these shards.
+	// instances is the number of instances of the new pool: the sum of the group's sizes.
 	instances int32
 	// warning is recorded as an event of a pool.
 	warning *warning
 }
 
-// warning becomes an event.
+// warning is the content of an event about pool.
 type warning struct {
 	pool            *v1beta1.NstanceMachinePool
 	reason, message string
 }
 
-// plan decides whether a group gets a pool. It waits until every shard is known: a
-// pool with only some of the group's shards, and so with a partial sum of sizes,
-// would stay wrong.
+// plan decides whether a group gets a pool. It waits until every shard is known: a pool with
+// only some of the group's shards, and so with a partial sum of sizes, would not be completed
+// later.
 func plan(observed observation) decision {
 	if slices.ContainsFunc(observed.shards, func(s shardState) bool { return !s.known }) {
 		return decision{}
@@ -85,21 +85,21 @@ func plan(observed observation) decision {
 	}
 }
 
-// blocksImports reports whether the Cluster blocks imports: it is paused, or it is
-// being deleted and its MachinePools with it.
+// blocksImports reports whether the Cluster blocks imports: it is paused, or it is being
+// deleted together with its MachinePools.
 func blocksImports(cluster *clusterv1.Cluster) bool {
 	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || controllers.PausedBy(cluster) != "")
 }
 
-// leftover reports whether a shard group of a former pool exists. It will be
-// deleted, and the group on its shard with it.
+// leftover reports whether a shard group of a former pool exists. It will be deleted, together
+// with the group on its shard.
 func leftover(s shardState) bool {
 	return s.shardGroup != nil && (!s.shardGroup.DeletionTimestamp.IsZero() || metav1.GetControllerOfNoCopy(s.shardGroup) != nil)
 }
 
-// newSpec returns the spec of a pool on the shards that have the group, sorted by
-// id. It leaves out what the servers' defaults provide, so that the defaults stay in
-// effect, and has what a former pool declared, so that no instance is replaced.
+// newSpec returns the spec of a pool on the shards that have the group, sorted by id. It omits
+// settings that the servers' defaults provide, so that the defaults stay in effect. It
+// contains the settings that a former pool declared, so that no instance is replaced.
 func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
 	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: commonSettings(found)}
 	for _, s := range found {
@@ -116,8 +116,8 @@ func totalSize(found []shardState) (total int32) {
 	return total
 }
 
-// commonSettings returns the template, and the other settings that a former pool has
-// declared, if all shards have the same.
+// commonSettings returns the template, and the other settings that a former pool has declared,
+// if they are equal on all shards.
 func commonSettings(found []shardState) v1beta1.GroupSettings {
 	settings := v1beta1.GroupSettings{Template: commonTemplate(found)}
 	declared := found[0].group.Declared
@@ -137,9 +137,8 @@ func commonSettings(found []shardState) v1beta1.GroupSettings {
 	return settings
 }
 
-// commonTemplate returns the template of a dynamic group that is the same on all
-// shards. It is empty when the shards differ, and for a static group, whose template
-// cannot be set.
+// commonTemplate returns the template of a dynamic group that is the same on all shards. It is
+// empty if the templates differ, and for a static group, whose template cannot be set.
 func commonTemplate(found []shardState) string {
 	template := found[0].group.Template
 	if slices.ContainsFunc(found, func(s shardState) bool { return s.group.Static || s.group.Template != template }) {

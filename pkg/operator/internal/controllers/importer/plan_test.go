@@ -5,14 +5,19 @@ package importer
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// describe returns a decision in words.
+// describe returns a decision as text.
 func describe(d decision) string {
 	switch {
 	case d.create != nil && d.warning != nil:
@@ -131,5 +136,157 @@ func TestImportedPoolSaysNoMoreThanItMust(t *testing.T) {
 	}
 	if spec.InstanceType != "" || spec.Subnets != nil || spec.Vars != nil || spec.ProviderIDList != nil {
 		t.Errorf("the pool pins what the server has merged: %+v", spec)
+	}
+}
+
+// randomObservation returns an arbitrary observation.
+func randomObservation(r *rand.Rand) observation {
+	chance := func(percent int) bool { return r.IntN(100) < percent }
+	observed := observation{group: "main", machinePoolDeleted: chance(10)}
+	former := newPool("main", "main", "shard-0")
+	for i := range r.IntN(5) {
+		state := shardState{id: fmt.Sprintf("shard-%d", i), known: !chance(10)}
+		if chance(60) {
+			state.group = &shard.Group{
+				Key: "main", Size: r.Int32N(10), GroupSettings: shard.GroupSettings{Template: []string{"worker", "other"}[r.IntN(2)]}, Static: chance(30), Deleting: chance(20),
+			}
+		}
+		if chance(10) {
+			state.shardGroup = controllertest.NewShardGroup(former, v1beta1.Identifier(state.id))
+		}
+		observed.shards = append(observed.shards, state)
+	}
+	r.Shuffle(len(observed.shards), func(i, j int) { observed.shards[i], observed.shards[j] = observed.shards[j], observed.shards[i] })
+	for _, name := range []string{"one", "two"} {
+		if chance(20) {
+			pool := newPool(name, "main", v1beta1.Identifier(fmt.Sprintf("shard-%d", r.IntN(5))))
+			if chance(30) {
+				controllertest.Deleting(pool)
+			}
+			observed.pools = append(observed.pools, pool)
+		}
+	}
+	if chance(10) {
+		observed.namesake = newPool("main", "another", "shard-0")
+	}
+	if chance(50) {
+		observed.cluster = controllertest.NewCluster()
+		if chance(20) {
+			controllertest.Deleting(observed.cluster)
+		}
+		if chance(20) {
+			controllertest.PausedCluster(observed.cluster)
+		}
+	}
+	return observed
+}
+
+// mustCreate reports whether the group must get a pool: every shard is known, a shard has the
+// group, and no object of a former pool exists.
+func mustCreate(observed observation) bool {
+	if len(observed.pools) > 0 || observed.namesake != nil || observed.machinePoolDeleted {
+		return false
+	}
+	if cluster := observed.cluster; cluster != nil && (cluster.DeletionTimestamp != nil || cluster.Spec.Paused != nil && *cluster.Spec.Paused) {
+		return false
+	}
+	found := false
+	for _, state := range observed.shards {
+		if !state.known || state.shardGroup != nil {
+			return false
+		}
+		found = found || state.group != nil && !state.group.Deleting
+	}
+	return found
+}
+
+// For every observation: if a pool can be created, it is created on all shards of the group;
+// there is never a second pool, and a pool is not created again.
+func TestPlanProperties(t *testing.T) {
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testPlanProperties(t, rand.New(rand.NewPCG(seed, 0))) })
+	}
+}
+
+func testPlanProperties(t *testing.T, r *rand.Rand) {
+	made := 0
+	for range 50_000 {
+		observed := randomObservation(r)
+		d := plan(observed)
+		if d.create != nil && d.warning != nil {
+			t.Fatalf("creates and warns: %+v", observed)
+		}
+		if d.create == nil {
+			if mustCreate(observed) {
+				t.Fatalf("no pool is made of a group that needs one: %+v", observed)
+			}
+			continue
+		}
+		made++
+		var have, named []v1beta1.Identifier
+		for _, state := range observed.shards {
+			if !state.known {
+				t.Fatalf("a pool is made before shard %s is known: %+v", state.id, observed)
+			}
+			if state.group != nil && !state.group.Deleting {
+				have = append(have, v1beta1.Identifier(state.id))
+			}
+		}
+		slices.Sort(have)
+		named = d.create.Shards
+		if len(named) == 0 || !slices.Equal(named, have) {
+			t.Fatalf("a pool is made of shards %s and the group is on %s: %+v", named, have, observed)
+		}
+		if len(observed.pools) > 0 || observed.namesake != nil {
+			t.Fatalf("a pool is made beside another: %+v", observed)
+		}
+		if observed.machinePoolDeleted || observed.cluster != nil && (observed.cluster.DeletionTimestamp != nil || observed.cluster.Spec.Paused != nil) {
+			t.Fatalf("a pool is created that is blocked: %+v", observed)
+		}
+		for _, state := range observed.shards {
+			if d.create.Template != "" && state.group != nil && !state.group.Deleting &&
+				(state.group.Static || state.group.Template != d.create.Template) {
+				t.Fatalf("template %q is not that of shard %s: %+v", d.create.Template, state.id, observed)
+			}
+		}
+
+		pool := newPool("main", "main")
+		pool.Spec = *d.create
+		observed.pools = []*v1beta1.NstanceMachinePool{pool}
+		if again := describe(plan(observed)); again != "" {
+			t.Fatalf("decided %q after it was carried out: %+v", again, observed)
+		}
+	}
+	if made < 500 {
+		t.Errorf("made only %d pools; the observations are of no use", made)
+	}
+}
+
+// The pool of a retained group has the settings of the former pool: without them the shards
+// would replace the instances.
+func TestImportHasTheDeclaredSettings(t *testing.T) {
+	declared := shard.GroupSettings{Template: "worker", InstanceType: "huge", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"}}
+	other := declared
+	other.Vars = nil
+	with := func(group shard.Group, settings *shard.GroupSettings) *shard.Group {
+		group.Declared = settings
+		return &group
+	}
+	for name, test := range map[string]struct {
+		a, b *shard.Group
+		want v1beta1.GroupSettings
+	}{
+		"the same on all shards": {with(dynamic("worker"), &declared), with(dynamic("worker"), &declared),
+			v1beta1.GroupSettings{Template: "worker", InstanceType: "huge", Subnets: []v1beta1.Identifier{"public"}, Vars: map[string]string{"b": "2"}}},
+		"different ones":          {with(dynamic("worker"), &declared), with(dynamic("worker"), &other), v1beta1.GroupSettings{Template: "worker"}},
+		"none":                    {with(dynamic("worker"), &shard.GroupSettings{}), with(dynamic("worker"), &shard.GroupSettings{}), v1beta1.GroupSettings{Template: "worker"}},
+		"one server reports none": {with(dynamic("worker"), &declared), with(dynamic("worker"), nil), v1beta1.GroupSettings{Template: "worker"}},
+		"a static group": {with(static(1), &declared), with(static(1), &declared),
+			v1beta1.GroupSettings{InstanceType: "huge", Vars: map[string]string{"b": "2"}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := plan(observation{group: "main", shards: []shardState{{id: "a", known: true, group: test.a}, {id: "b", known: true, group: test.b}}})
+			assert.Equal(t, test.want, d.create.GroupSettings)
+		})
 	}
 }

@@ -38,7 +38,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	return 0, c.create(ctx, key, decision)
 }
 
-// observe reads the caches.
 func (c *Controller) observe(group string) (observation, error) {
 	observed := observation{
 		group:              group,
@@ -77,9 +76,9 @@ func (c *Controller) observeShard(id, key string) (shardState, error) {
 	return state, err
 }
 
-// create makes the pool. It is not applied: its spec is then its users', and a
-// later apply of other fields would take back what this one has set. The
-// finalizer comes with it, which saves its controller a write.
+// create creates the pool, instead of applying it: the users own the spec, and a later apply
+// with other fields would remove the fields of this apply. The pool is created with its
+// finalizer, which saves its controller a write.
 func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided decision) error {
 	spec := decided.create
 	if spec == nil {
@@ -94,7 +93,7 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided d
 		Spec: *spec,
 	}, metav1.CreateOptions{FieldManager: controllers.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
-		// Another client created it first; the cache will have it.
+		// Another client created the pool first; the cache will have it.
 		return nil
 	}
 	if err != nil {
@@ -106,4 +105,20 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided d
 	controller.Record(c.recorder, created, reasonImported, "Import",
 		fmt.Sprintf("group %q was imported: %d instances on %d shards", spec.Group, decided.instances, len(spec.Shards)))
 	return nil
+}
+
+// Reasons of the events that pools get.
+const (
+	// reasonShardNotListed: the pool's group is on a shard that it does not name.
+	reasonShardNotListed = "ShardNotListed"
+	// reasonNameTaken: a group cannot have a pool because the pool has its name.
+	reasonNameTaken = "NameTaken"
+	// reasonImported: the pool was created for a group that was on shards.
+	reasonImported = "Imported"
+)
+
+func (c *Controller) warn(w *warning) {
+	if w != nil {
+		controller.Warn(c.recorder, w.pool, w.reason, "Import", w.message)
+	}
 }

@@ -4,14 +4,21 @@
 package importer
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -23,6 +30,9 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
+	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const create = "create nstancemachinepools main"
@@ -141,7 +151,7 @@ func TestSyncWaitsForMachinePoolAndCluster(t *testing.T) {
 	h.Put(h.Informers.MachinePools, controllertest.Deleting(controllertest.NewMachinePool("another", "workers")))
 	h.Put(h.Informers.Clusters, controllertest.PausedCluster(anotherCluster()))
 
-	// A MachinePool takes along the pool that it refers to, also one of another name.
+	// Cluster API deletes the pool that a MachinePool refers to, even if their names differ.
 	machinePool := controllertest.Deleting(controllertest.NewMachinePool("other", "main"))
 	h.Put(h.Informers.MachinePools, machinePool)
 	h.expect()
@@ -171,4 +181,175 @@ func TestSyncIgnoresWhatNoPoolCanBeNamedForAndLogsItOnce(t *testing.T) {
 	if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(log, "Ignored") != 1 {
 		t.Errorf("logged\n%s", log)
 	}
+}
+
+func TestGroupsOfServersAreImported(t *testing.T) {
+	options := func(id string, size int) servertest.Options {
+		return servertest.Options{
+			Shard:  id,
+			Groups: fmt.Sprintf(`{"default": {"main": {"template": "worker", "size": %d}}}`, size),
+		}
+	}
+	servers := shardtest.StartServers(t, options("a", 3), options("b", 2))
+	a := servers.ByID["a"]
+	a.Kill()
+
+	pools := watchPools(t, servers)
+	runtest.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
+		_, lost := servers.Groups.Reachable("a")
+		up, _ := servers.Groups.Reachable("b")
+		return up && shard.IsUnreachable(lost)
+	})
+	restarted := options("a", 3)
+	restarted.Addr, restarted.Authority = a.Addr, servers.Authority
+	a = servertest.Start(t, restarted)
+	// A pool that was created before shard a was known would be only on shard b.
+	pools.expect("create main on [a b]")
+
+	_, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+		Key: "extra", Config: &nstancev1.GroupConfig{Template: "worker", Size: 1},
+	})
+	require.NoError(t, err)
+	pools.expect("create extra on [a] of worker")
+
+	// The servers' configuration still has the group.
+	noFinalizer := []byte(`[{"op": "remove", "path": "/metadata/finalizers"}]`)
+	client := pools.InfrastructureV1beta1().NstanceMachinePools(namespace)
+	require.NoError(t, client.Delete(t.Context(), "main", metav1.DeleteOptions{}))
+	_, err = client.Patch(t.Context(), "main", types.JSONPatchType, noFinalizer, metav1.PatchOptions{})
+	require.NoError(t, err)
+	pools.expect("main was deleted")
+	pools.expect("create main on [a b]")
+}
+
+// poolWatch is a running controller, with the pools that it creates.
+type poolWatch struct {
+	*controllertest.Harness
+	changes chan string
+}
+
+func watchPools(t *testing.T, servers *shardtest.Servers) *poolWatch {
+	t.Helper()
+	w := &poolWatch{Harness: controllertest.NewHarness(t, shardtest.New()), changes: make(chan string, 10)}
+	w.UseServers(servers)
+	c, err := New(w.Dependencies)
+	require.NoError(t, err)
+	pools := w.Informers.Nstance.NstanceMachinePools().Informer()
+	_, err = pools.AddEventHandler(controller.OnChange(w.changed))
+	require.NoError(t, err)
+	runtest.Start(t, pools.RunWithContext, w.Informers.Nstance.NstanceShardGroups().Informer().RunWithContext, c.Run)
+	servers.Connect()
+	return w
+}
+
+func (w *poolWatch) changed(before, after *v1beta1.NstanceMachinePool) {
+	switch {
+	case before == nil:
+		w.changes <- describe(decision{create: &after.Spec})
+	case after == nil:
+		w.changes <- before.Name + " was deleted"
+	}
+}
+
+// expect waits for the next pool that is created or deleted.
+func (w *poolWatch) expect(want string) {
+	w.T.Helper()
+	select {
+	case got := <-w.changes:
+		require.Equal(w.T, want, got)
+	case <-time.After(runtest.Timeout):
+		w.T.Fatalf("after %s no change, want %q", runtest.Timeout, want)
+	}
+}
+
+func TestHandlersEnqueueGroups(t *testing.T) {
+	all := []string{"main at 0s", "workers at 0s"}
+	settled := []string{"main at 5s", "workers at 5s"}
+	pool := newPool("main", "main", "a")
+	tests := map[string]struct {
+		change func(*Controller)
+		want   []string
+	}{
+		"a cached group changes": {func(c *Controller) { c.groupChanged("a", "main") }, []string{"main at 5s"}},
+		"a shard changes, which matters to every group": {func(c *Controller) {
+			c.shardChanged("a")
+		}, settled},
+		"a shard was removed from the configuration": {func(c *Controller) { c.shardChanged("removed") }, settled},
+
+		"a pool is added": {func(c *Controller) { c.poolChanged(nil, newPool("other", "main", "a")) }, []string{"main at 5s"}},
+		"a pool's spec changes": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.Generation++
+			c.poolChanged(pool, after)
+		}, []string{"main at 5s"}},
+		"a pool's status changes": {func(c *Controller) { c.poolChanged(pool, pool.DeepCopy()) }, nil},
+		"a pool is deleted, which frees its group and its name": {func(c *Controller) {
+			c.poolChanged(newPool("workers", "main", "a"), nil)
+		}, []string{"main at 5s", "workers at 5s"}},
+
+		"a shard group is deleted": {func(c *Controller) { c.shardGroupChanged(controllertest.NewShardGroup(pool, "a"), nil) }, []string{"main at 5s"}},
+		"a shard group is added":   {func(c *Controller) { c.shardGroupChanged(nil, controllertest.NewShardGroup(pool, "a")) }, nil},
+		"a shard group is resynced": {func(c *Controller) {
+			c.shardGroupChanged(controllertest.NewShardGroup(pool, "a"), controllertest.NewShardGroup(pool, "a"))
+		}, nil},
+		"a MachinePool that a group waits for is deleted": {func(c *Controller) {
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("other", "main")), nil)
+		}, []string{"main at 0s"}},
+		"a MachinePool that is being deleted refers to another pool": {func(c *Controller) {
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("other", "main")), controllertest.Deleting(controllertest.NewMachinePool("other", "another")))
+		}, []string{"main at 0s"}},
+		"a MachinePool is being deleted": {func(c *Controller) {
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), controllertest.Deleting(controllertest.NewMachinePool("main", "main")))
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("main", "main")), controllertest.Deleting(controllertest.NewMachinePool("main", "main")))
+		}, nil},
+		"a MachinePool that no group waits for": {func(c *Controller) {
+			c.machinePoolChanged(nil, controllertest.NewMachinePool("main", "main"))
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), controllertest.NewMachinePool("main", "main"))
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), nil)
+		}, nil},
+
+		"the Cluster is no longer paused": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.NewCluster())
+		}, all},
+		"the Cluster was deleted": {func(c *Controller) { c.clusterChanged(controllertest.Deleting(controllertest.NewCluster()), nil) }, all},
+		"the Cluster blocks imports": {func(c *Controller) {
+			c.clusterChanged(nil, controllertest.NewCluster())
+			c.clusterChanged(controllertest.NewCluster(), controllertest.PausedCluster(controllertest.NewCluster()))
+			c.clusterChanged(controllertest.NewCluster(), controllertest.Deleting(controllertest.NewCluster()))
+			c.clusterChanged(controllertest.NewCluster(), controllertest.NewCluster())
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.Deleting(controllertest.NewCluster()))
+		}, nil},
+		"another Cluster": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(anotherCluster()), anotherCluster())
+		}, nil},
+	}
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1)), "b": unknown(false, false, static(1), shard.Group{Key: "workers"})})
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h.controller) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
+		})
+	}
+}
+
+// The handlers of a standby are called for as long as another process leads.
+func TestStandbyCollectsNoKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, map[string]*shardtest.Shard{"a": shardtest.NewShard()})
+		h.Fake.SetGroup("a", dynamic("standard"))
+		// A sync of a group with an invalid name stores the name.
+		const former = "Former_Group"
+		h.Fake.NotifyGroup("a", former)
+		h.controller.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("former", "former")), nil)
+		assert.Zero(t, h.controller.queue.Len(), "keys of a standby")
+
+		ctx, cancel := context.WithTimeout(h.Ctx, time.Minute)
+		defer cancel()
+		h.controller.Run(ctx)
+		_, synced := h.controller.invalidNames.Load(former)
+		assert.False(t, synced, "a dropped key was synced")
+		assert.NotNil(t, h.pool("main"), "a new leader syncs every group")
+	})
 }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package machine creates the instance of each NstanceMachine that a Machine of
-// Cluster API owns, follows it until it runs, finds its Node, and deletes it with
-// the NstanceMachine. When a shard deletes an instance by itself, the controller
-// deletes its Machine. The instances of pools, which shards create by themselves,
-// are followed and deleted in the same way.
+// Package machine creates the instance of each NstanceMachine that a Machine of Cluster API
+// owns, follows it until it runs, finds its Node, and deletes it with the NstanceMachine. If a
+// shard has deleted an instance, the controller deletes its Machine. The instances of pools,
+// which shards create, are followed and deleted in the same way.
 package machine
 
 import (
@@ -29,39 +28,40 @@ import (
 )
 
 const (
-	// workers is the number of NstanceMachines of one shard that are synced at once, and
-	// so of calls to it at once.
+	// workers is the number of NstanceMachines of one shard that are synced at once, and so
+	// the number of concurrent calls to the shard.
 	workers = 8
-	// rejectionRetry is the delay of a create request after the shard rejected it,
-	// unless the group changes before.
+	// rejectionRetry is the delay of a create request after the shard rejected it. A change of
+	// the group ends the delay.
 	rejectionRetry = 5 * time.Minute
 	// unclearRetry is the delay of a create request that was either rejected or lost
-	// (shard.IsUnclear). It is rejected if the reply is the same again.
+	// (shard.IsUnclear). If the shard gives the same reply again, the request counts as
+	// rejected.
 	unclearRetry = 5 * time.Second
-	// lostGrace is how long a shard may be disconnected before its NstanceMachines
-	// report it. A server that restarts is back within it, and costs no writes.
+	// lostGrace is how long a shard may be disconnected before its NstanceMachines report it.
+	// A server that restarts is reachable again within it, and causes no writes.
 	lostGrace = 5 * time.Second
 	// nodeRefGrace is how long Cluster API has to find the Node of a Machine before
 	// the controller sets it.
 	nodeRefGrace = 30 * time.Second
 )
 
-// Options are the inputs of the controller that others do not have.
+// Options are the dependencies that only this controller has.
 type Options struct {
-	// Drains are the drains of the Nodes of instances.
+	// Drains reports the drains of the instances' Nodes.
 	Drains Drains
 }
 
-// Drains reports how far drains have come.
+// Drains is implemented by the controller of package drain.
 type Drains interface {
-	// OfInstance reports whether the Node of an instance is being drained, and
-	// whether and why that is blocked.
+	// OfInstance reports whether the Node of an instance is being drained, and whether and why
+	// the drain is blocked.
 	OfInstance(shard, id string) (blocked bool, message string, draining bool)
 	// AddHandler registers a handler that is called when OfInstance changes.
 	AddHandler(handler func(shard, group, instanceID string))
 }
 
-// Controller is the controller of NstanceMachines in one namespace.
+// Controller syncs the NstanceMachines of one namespace.
 type Controller struct {
 	controller.Registrations
 
@@ -103,7 +103,7 @@ type Controller struct {
 	syncStates   map[cache.ObjectName]*syncState
 }
 
-// New returns the controller, whose event handlers are registered.
+// New returns the controller and registers its handlers.
 func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	nodes, err := controllers.NewNodes(d.Informers.Nodes)
 	if err != nil {
@@ -154,8 +154,8 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	return c, nil
 }
 
-// shardOf returns the shard of the instance of an NstanceMachine, empty while it has
-// none.
+// shardOf returns the shard of the instance of an NstanceMachine, empty if it has no shard
+// yet.
 func (c *Controller) shardOf(key cache.ObjectName) string {
 	nstanceMachine, err := c.nstanceMachineLister.Get(key.Name)
 	if err != nil {

@@ -32,9 +32,9 @@ func (c *Controller) shardChanged(shard string) {
 	c.enqueueIndexed(byShard, "", delay)
 }
 
-// groupChanged is called when a group in the cache has changed. The change is
-// relevant to NstanceMachines without an instance, and to those of a pool whose
-// status differs from what the shard reports now.
+// groupChanged is called when a group in the cache has changed. The change is relevant to
+// NstanceMachines without an instance, and to pool members whose status differs from the
+// shard's list.
 func (c *Controller) groupChanged(shard, key string) {
 	listing := c.listing(shard, key)
 	for _, nstanceMachine := range c.indexed(byPoolMembership, placementKey(key, shard)) {
@@ -49,15 +49,15 @@ func (c *Controller) groupChanged(shard, key string) {
 	}
 }
 
-// instanceChanged is called when a notice of an instance or its drain has changed.
+// instanceChanged is called when the notice or the drain of an instance has changed.
 func (c *Controller) instanceChanged(shard, id string) {
 	c.enqueueIndexed(byInstance, instanceKey(shard, id), 0)
 }
 
-// nstanceMachineChanged enqueues an NstanceMachine after every change, because the
-// write of one step is what triggers the next. A change of nothing but condition
-// messages is not relevant: an error whose text differs each time would otherwise
-// cause an endless series of syncs without any delay.
+// nstanceMachineChanged enqueues an NstanceMachine after every change, because the write of
+// one step triggers the next step. A change of condition messages alone is not relevant: an
+// error whose text differs each time would otherwise cause an endless series of syncs without
+// any delay.
 func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine) {
 	if after == nil {
 		after = before
@@ -88,8 +88,8 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 	}
 }
 
-// nodeChanged enqueues the NstanceMachines with the provider id of a Node that was
-// added or deleted or has other addresses. Heartbeats are not relevant.
+// nodeChanged enqueues the NstanceMachines with the provider id of a Node that was added or
+// deleted or has other addresses. Heartbeats are ignored.
 func (c *Controller) nodeChanged(before, after *corev1.Node) {
 	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion &&
 		before.Spec.ProviderID == after.Spec.ProviderID &&
@@ -128,8 +128,8 @@ func (c *Controller) keys() []cache.ObjectName {
 	return keys
 }
 
-// relevantState is what of a Cluster, which may be nil, is relevant to
-// NstanceMachines.
+// relevantState returns the state of a Cluster that NstanceMachines depend on. cluster may be
+// nil.
 func relevantState(cluster *clusterv1.Cluster) [3]bool {
 	return [3]bool{cluster != nil, cluster != nil && ptr.Deref(cluster.Spec.Paused, false), provisioned(cluster)}
 }
@@ -142,4 +142,75 @@ func (c *Controller) enqueueIndexed(index, value string, delay time.Duration) {
 
 func (c *Controller) key(name string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, name)
+}
+
+// Indexes of NstanceMachines. With them, handlers never iterate over the whole cache.
+const (
+	// byShard indexes NstanceMachines by shard; the value is "" without a shard.
+	byShard = "shard"
+	// byGroup indexes NstanceMachines by group, except pool members.
+	byGroup = "group"
+	// byPlacement indexes NstanceMachines by placementKey, except pool members, which the
+	// controller does not place.
+	byPlacement = "placement"
+	// byPoolMembership indexes pool members by placementKey.
+	byPoolMembership = "poolMembership"
+	// byInstance indexes NstanceMachines by instanceKey.
+	byInstance = "instance"
+	// byRequest indexes NstanceMachines by the requestKey of the create request in the status.
+	byRequest = "request"
+	// byProviderID indexes NstanceMachines by the key of the provider id that the shard
+	// reported.
+	byProviderID = "machineProviderID"
+)
+
+// placementKey, instanceKey and requestKey are unambiguous because identifiers have no
+// slash.
+func placementKey(group, shard string) string { return group + "/" + shard }
+func instanceKey(shard, id string) string     { return shard + "/" + id }
+func requestKey(shard, id string) string      { return shard + "/" + id }
+
+var indexers = cache.Indexers{
+	byShard: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return locate(nstanceMachine).shardID, true
+	}),
+	byGroup: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return string(nstanceMachine.Spec.GroupRef.Name), !locate(nstanceMachine).poolMember
+	}),
+	byPlacement: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return placementKey(string(nstanceMachine.Spec.GroupRef.Name), at.shardID), at.shardID != "" && !at.poolMember
+	}),
+	byPoolMembership: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return placementKey(string(nstanceMachine.Spec.GroupRef.Name), at.shardID), at.poolMember
+	}),
+	byInstance: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return instanceKey(at.shardID, at.instanceID), at.instanceID != ""
+	}),
+	byRequest: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return requestKey(nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID), nstanceMachine.Status.RequestID != ""
+	}),
+	byProviderID: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return providerid.Key(nstanceMachine.Status.ProviderID), nstanceMachine.Status.ProviderID != ""
+	}),
+}
+
+// indexBy returns an index function for a value that not every NstanceMachine has.
+func indexBy(value func(*v1beta1.NstanceMachine) (string, bool)) cache.IndexFunc {
+	return func(obj any) ([]string, error) {
+		nstanceMachine, ok := obj.(*v1beta1.NstanceMachine)
+		if !ok {
+			return nil, nil
+		}
+		if value, has := value(nstanceMachine); has {
+			return []string{value}, nil
+		}
+		return nil, nil
+	}
+}
+
+func (c *Controller) indexed(index, value string) []*v1beta1.NstanceMachine {
+	return controller.Indexed[v1beta1.NstanceMachine](c.nstanceMachineIndex, index, value)
 }

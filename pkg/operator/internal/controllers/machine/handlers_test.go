@@ -41,8 +41,8 @@ func TestWhichNstanceMachinesAChangeEnqueues(t *testing.T) {
 		change(cluster)
 		return cluster
 	}
-	// There are: one without a shard, one that is requested from shard a, one that runs
-	// on shard a, one of another group on shard b, and one of a pool on shard a.
+	// The NstanceMachines are: without a shard, requested from shard a, running on shard a, of
+	// another group on shard b, and a pool member on shard a.
 	newOne, requested, runs, other, pooled := newNstanceMachine("new"), withShard(newNstanceMachine("requested")), running(newNstanceMachine("runs"), "i-1"), withInstance(newNstanceMachine("other"), "i-1"), newPoolMember("member")
 	other.Spec.GroupRef.Name, other.Status.Shard = "others", "b"
 	all := []string{"member at 0s", "new at 0s", "other at 0s", "requested at 0s", "runs at 0s"}

@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -13,11 +14,17 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
@@ -28,8 +35,8 @@ var (
 	shardGroups     = v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
 )
 
-// harness is a controller and what it depends on. The objects of most tests are
-// the NstanceMachine "m" and instances on shard a.
+// harness is a controller with its dependencies. Most tests use the NstanceMachine "m" and
+// instances on shard a.
 type harness struct {
 	*controllertest.Harness
 
@@ -64,8 +71,8 @@ func newShards(ids ...string) *shardtest.Shards {
 	return shards
 }
 
-// newHarness returns a controller with these shards whose caches have the
-// NstanceMachines and a Machine for each.
+// newHarness returns a controller with these shards whose caches have the NstanceMachines,
+// each with a Machine.
 func newHarness(t testing.TB, shards *shardtest.Shards, all ...*v1beta1.NstanceMachine) *harness {
 	t.Helper()
 	objects := make([]runtime.Object, len(all))
@@ -89,8 +96,7 @@ func (h *harness) newController() {
 	h.controller = c
 }
 
-// restart replaces the controller by a new one. The cache of NstanceMachines stays
-// as old as it is.
+// restart replaces the controller. The cache of NstanceMachines is not updated.
 func (h *harness) restart() {
 	h.T.Helper()
 	store := h.Informers.Nstance.NstanceMachines().Informer().GetStore()
@@ -99,7 +105,7 @@ func (h *harness) restart() {
 	h.newController()
 }
 
-// shardA is the fake of shard a.
+// shardA returns the fake of shard a.
 func (h *harness) shardA() *shardtest.Shard { return h.Fake.ByID["a"] }
 
 // changeGroup changes the group "workers" of shard a in the cache.
@@ -119,7 +125,7 @@ func (h *harness) runInstance() {
 	h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstanceRunning, ProviderID: "provider-i-1"}
 }
 
-// requests is the number of different create requests.
+// requests returns the number of different create requests.
 func (h *harness) requests() int {
 	requests := 0
 	for _, on := range h.Fake.ByID {
@@ -139,8 +145,7 @@ func (h *harness) addPool(replicas, onA, onB int32) {
 	h.Put(h.Informers.MachinePools, newMachinePool(replicas))
 }
 
-// scale changes the replicas of the MachinePool on the API server, and not in the
-// cache.
+// scale changes the replicas of the MachinePool on the API server, but not in the cache.
 func (h *harness) scale(replicas int32) {
 	h.T.Helper()
 	h.CAPI.Created = slices.DeleteFunc(h.CAPI.Created, func(object *unstructured.Unstructured) bool {
@@ -149,7 +154,7 @@ func (h *harness) scale(replicas int32) {
 	h.CAPI.Has(h.T, newMachinePool(replicas))
 }
 
-// resize changes what the pool wants on shard a.
+// resize changes the shard group of the pool on shard a.
 func (h *harness) resize(size int32, removeFirst ...string) {
 	h.T.Helper()
 	require.NoError(h.T, h.Tracker().Update(shardGroups, newShardGroup("a", size, removeFirst...), controllertest.Namespace))
@@ -180,12 +185,12 @@ func (h *harness) change(change func(*v1beta1.NstanceMachine)) {
 	controllertest.Change(h.API, "m", change)
 }
 
-// nstanceMachine returns an NstanceMachine of the API server, nil when there is none.
+// nstanceMachine returns an NstanceMachine from the API server, nil if it does not exist.
 func (h *harness) nstanceMachine(name string) *v1beta1.NstanceMachine {
 	return controllertest.Get[*v1beta1.NstanceMachine](h.API, name)
 }
 
-// syncAll syncs every NstanceMachine of the cache.
+// syncAll syncs every NstanceMachine in the cache.
 func (h *harness) syncAll() {
 	h.T.Helper()
 	for _, key := range h.Informers.Nstance.NstanceMachines().Informer().GetStore().ListKeys() {
@@ -197,7 +202,7 @@ func (h *harness) syncAll() {
 	}
 }
 
-// What a sync may do.
+// Actions of a sync.
 const (
 	applyM       = "apply nstancemachines m"
 	applyStatusM = "apply nstancemachines/status m"
@@ -207,3 +212,160 @@ const (
 	getOnA       = "get i-1 on a"
 	deleteOnA    = "delete i-1 on a"
 )
+
+// newNstanceMachine returns an NstanceMachine of the group "workers". The Machine with the
+// same name owns it.
+func newNstanceMachine(name string) *v1beta1.NstanceMachine {
+	return &v1beta1.NstanceMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
+			OwnerReferences: []metav1.OwnerReference{
+				*metav1.NewControllerRef(newMachine(name), clusterv1.GroupVersion.WithKind("Machine")),
+			},
+		},
+		Spec: v1beta1.NstanceMachineSpec{
+			GroupRef: v1beta1.GroupReference{Name: "workers"}, InstanceType: "large", Vars: map[string]string{"a": "1"},
+		},
+	}
+}
+
+// newPoolMember returns an NstanceMachine for the pool's instance with the same name, in the
+// group "workers" on shard a. It has no Machine yet.
+func newPoolMember(name string) *v1beta1.NstanceMachine {
+	pool := newPool()
+	return &v1beta1.NstanceMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
+			Labels:     map[string]string{clusterv1.MachinePoolNameLabel: "pool"},
+			Finalizers: []string{v1beta1.FinalizerMachine},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.PoolKind, Name: pool.Name, UID: pool.UID},
+			},
+		},
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "a"},
+	}
+}
+
+// runningPoolMember returns a pool member whose instance was reported as running.
+func runningPoolMember(name string) *v1beta1.NstanceMachine {
+	nstanceMachine := running(newPoolMember(name), name)
+	nstanceMachine.Status.RequestID, nstanceMachine.Annotations = "", nil
+	return nstanceMachine
+}
+
+func withoutShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Spec.Shard = ""
+	return nstanceMachine
+}
+
+func withPoolLabel(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Labels = newPoolMember(nstanceMachine.Name).Labels
+	return nstanceMachine
+}
+
+// owned makes the Machine with the same name the owner.
+func owned(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.OwnerReferences = append(nstanceMachine.OwnerReferences, newNstanceMachine(nstanceMachine.Name).OwnerReferences...)
+	return nstanceMachine
+}
+
+// newPool returns the pool of the group "workers" on shards a and b.
+func newPool() *v1beta1.NstanceMachinePool {
+	return &v1beta1.NstanceMachinePool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "pool", UID: "uid-of-pool"},
+		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []v1beta1.Identifier{"a", "b"}},
+	}
+}
+
+// newMachine returns a Machine with empty bootstrap data.
+func newMachine(name string) *clusterv1.Machine {
+	machine := controllertest.NewMachine(name)
+	machine.ResourceVersion, machine.Spec.Bootstrap.DataSecretName = "7", ptr.To("")
+	return machine
+}
+
+// newShardGroup returns the shard group of the pool on a shard.
+func newShardGroup(id string, size int32, removeFirst ...string) *v1beta1.NstanceShardGroup {
+	group := controllertest.NewShardGroup(newPool(), v1beta1.Identifier(id))
+	group.Spec.Size, group.Spec.RemoveFirst = size, removeFirst
+	return group
+}
+
+// newMachinePool returns the MachinePool that refers to the pool.
+func newMachinePool(replicas int32) *clusterv1.MachinePool {
+	machinePool := controllertest.NewMachinePool("machine-pool", "pool")
+	machinePool.Spec.Replicas = &replicas
+	return machinePool
+}
+
+func newCluster() *clusterv1.Cluster {
+	cluster := controllertest.NewCluster()
+	cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	return cluster
+}
+
+func newNode(name, providerID string) *corev1.Node {
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-node-" + name)},
+		Spec:       corev1.NodeSpec{ProviderID: providerID},
+		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+			{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: "Carrier", Address: "pigeon"}, {Type: corev1.NodeHostName, Address: name},
+		}},
+	}
+}
+
+// The following functions bring an NstanceMachine to a stage of its life, with all writes of
+// the stages before.
+
+func withFinalizer(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Finalizers = []string{v1beta1.FinalizerMachine}
+	return nstanceMachine
+}
+
+func withShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	withFinalizer(nstanceMachine)
+	nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID = "a", string(nstanceMachine.UID)
+	nstanceMachine.Annotations = map[string]string{v1beta1.AnnotationRequest: "a/" + string(nstanceMachine.UID)}
+	return nstanceMachine
+}
+
+func withInstance(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
+	withShard(nstanceMachine).Status.InstanceID = instance
+	return nstanceMachine
+}
+
+func running(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
+	withInstance(nstanceMachine, instance)
+	nstanceMachine.Annotations[v1beta1.AnnotationInstanceID] = instance
+	nstanceMachine.Spec.ProviderID = "provider-" + instance
+	nstanceMachine.Status.ProviderID = nstanceMachine.Spec.ProviderID
+	nstanceMachine.Status.Ready, nstanceMachine.Status.Initialization.Provisioned = ptr.To(true), ptr.To(true)
+	nstanceMachine.Status.ObservedGeneration = 1
+	setCondition(nstanceMachine, v1beta1.ConditionInstanceCreated, metav1.ConditionTrue, v1beta1.ReasonInstanceCreated, "")
+	setCondition(nstanceMachine, v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
+	setCondition(nstanceMachine, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
+	return nstanceMachine
+}
+
+func deleting(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.DeletionTimestamp = ptr.To(metav1.Now())
+	return nstanceMachine
+}
+
+func withServerDeleted(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	setCondition(nstanceMachine, v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, "unhealthy")
+	return nstanceMachine
+}
+
+func setCondition(nstanceMachine *v1beta1.NstanceMachine, kind string, status metav1.ConditionStatus, reason, message string) {
+	controller.SetCondition(&nstanceMachine.Status.Conditions, nstanceMachine.Generation, kind, status, reason, message)
+}
+
+// conditionOf returns a condition as text, "" if it is not set.
+func conditionOf(nstanceMachine *v1beta1.NstanceMachine, kind string) string {
+	condition := meta.FindStatusCondition(nstanceMachine.Status.Conditions, kind)
+	if condition == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s %s: %s", condition.Status, condition.Reason, condition.Message)
+}

@@ -6,17 +6,21 @@ package machine
 import (
 	"context"
 	"fmt"
+	"sync"
 
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// createInstance sends the create request to the shard. While the NstanceMachine is
-// being deleted, it does so to get the id of an instance that may exist.
+// createInstance sends the create request to the shard. For an NstanceMachine that is being
+// deleted, it repeats the request to get the id of an instance that may exist.
 func (c *Controller) createInstance(ctx context.Context, observed observation, state *syncState) outcome {
 	if state.instanceID != "" {
 		return outcome{instanceID: state.instanceID}
@@ -36,7 +40,7 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 		state.instanceID = instance.ID
 		return outcome{instanceID: instance.ID}
 	case shard.IsDeclined(err) && deleting:
-		// There is no instance: the shard would have returned its id.
+		// No instance exists: the shard would have returned its id.
 		return outcome{final: true, err: c.removeFinalizer(ctx, nstanceMachine)}
 	case shard.IsOutOfCapacity(err):
 		return state.rejectForCapacity(observed, shard.Message(err))
@@ -54,7 +58,7 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 	}
 }
 
-// instanceSpecOf returns the InstanceSpec of the create request.
+// instanceSpecOf returns the spec for the create request of an NstanceMachine.
 func instanceSpecOf(nstanceMachine *v1beta1.NstanceMachine) shard.InstanceSpec {
 	return shard.InstanceSpec{
 		Group:        string(nstanceMachine.Spec.GroupRef.Name),
@@ -63,8 +67,8 @@ func instanceSpecOf(nstanceMachine *v1beta1.NstanceMachine) shard.InstanceSpec {
 	}
 }
 
-// deleteInstance has the shard delete the instance. The call is repeated until the
-// shard reports that the instance is deleted.
+// deleteInstance calls DeleteInstance. The call is repeated until the shard reports that the
+// instance is deleted.
 func (c *Controller) deleteInstance(ctx context.Context, observed observation, state *syncState) outcome {
 	waitingFor, err := c.waitForPool(ctx, observed, state)
 	if err != nil {
@@ -87,11 +91,52 @@ func (c *Controller) deleteInstance(ctx context.Context, observed observation, s
 	}
 }
 
-// problemOf returns the problem of a failed call. Its reason is reason, unless the
-// shard did not reply.
+// problemOf returns the problem of a failed call. If the shard did not reply, the reason is
+// that it is unreachable instead of reason.
 func problemOf(err error, reason string) *problem {
 	if shard.IsUnreachable(err) {
 		reason = controllers.UnreachableReason(err)
 	}
 	return &problem{reason, shard.Message(err)}
+}
+
+// providerErrors are the last provider errors about the instances of NstanceMachines, by UID.
+// Servers report a failed request but not the success of a later request, so an error counts
+// until the instance runs. The zero value is empty.
+type providerErrors struct {
+	mu   sync.Mutex
+	last map[types.UID]string
+}
+
+func (e *providerErrors) set(nstanceMachine types.UID, message string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.last == nil {
+		e.last = make(map[types.UID]string)
+	}
+	e.last[nstanceMachine] = message
+}
+
+func (e *providerErrors) get(nstanceMachine types.UID) string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.last[nstanceMachine]
+}
+
+func (e *providerErrors) drop(nstanceMachine types.UID) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.last, nstanceMachine)
+}
+
+// errorReported stores an error about an instance. Errors about groups are reported by the
+// controller of shard groups.
+func (c *Controller) errorReported(shardID string, event shard.ErrorEvent) {
+	if event.InstanceID == "" {
+		return
+	}
+	for _, nstanceMachine := range c.indexed(byInstance, instanceKey(shardID, event.InstanceID)) {
+		c.providerErrors.set(nstanceMachine.UID, event.Message)
+		c.queue.AddAfter(cache.MetaObjectToName(nstanceMachine), controller.BatchPeriod)
+	}
 }

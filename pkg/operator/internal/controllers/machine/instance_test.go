@@ -9,12 +9,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )
@@ -44,7 +46,7 @@ func TestAFailedInstance(t *testing.T) {
 	}
 }
 
-// A notice is reported once per watch, so an instance is queried once per watch.
+// A notice is sent once per watch, so an instance is queried once per watch.
 func TestInstancesAreVerifiedOncePerSession(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.runInstance()
@@ -54,7 +56,7 @@ func TestInstancesAreVerifiedOncePerSession(t *testing.T) {
 		h.Expect(getOnA)
 		h.Expect()
 	}
-	// Without a reply it is not verified.
+	// Without a reply the instance is not verified.
 	h.shardA().Session++
 	h.Fake.Fail["get"] = shardtest.Unavailable
 	for range 2 {
@@ -192,4 +194,93 @@ func TestTheConditionOfDrainsAppearsWithTheFirstDrain(t *testing.T) {
 		h.expectCondition(v1beta1.ConditionDrainsProgressing, test.want)
 		h.expectReady("True Ready: ")
 	}
+}
+
+const outOfStock = "create instance i-1: no capacity for large"
+
+func (h *harness) reportError(instance string) {
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: instance, Message: outOfStock})
+}
+
+func TestAProviderErrorIsReported(t *testing.T) {
+	h := newHarness(t, newShards("a"), withInstance(newNstanceMachine("m"), "i-1"))
+	h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstancePending}
+	h.Expect(getOnA, applyStatusM)
+	h.expectReady("False Provisioning: instance i-1 is pending")
+	h.Events()
+
+	// Errors of other instances and of the group are ignored.
+	for _, other := range []string{"", "i-2"} {
+		h.reportError(other)
+	}
+	h.Expect()
+
+	// The error is reported before the next query.
+	h.reportError("i-1")
+	h.Expect(applyStatusM)
+	h.expectReady("False ProviderError: " + outOfStock)
+	assert.Equal(t, []string{"Warning ProviderError " + outOfStock}, h.Events())
+	h.reportError("i-1")
+	h.Expect()
+	h.Advance(queryBackoff.Cap)
+	h.Expect(getOnA)
+	h.expectReady("False ProviderError: " + outOfStock)
+	h.ExpectEvents()
+
+	h.runInstance()
+	h.Advance(queryBackoff.Cap)
+	h.Expect(getOnA, applyM, applyStatusM)
+	h.expectReady("True Ready: ")
+
+	// In another state of the instance the error does not count.
+	h.shardA().Session++
+	h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstancePending}
+	h.Expect(getOnA, applyStatusM)
+	h.expectReady("False Provisioning: instance i-1 is pending")
+}
+
+func TestAProviderErrorOfARunningInstanceIsDropped(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+	h.runInstance()
+	h.reportError("i-1")
+	h.Expect()
+	h.expectReady("True Ready: ")
+	h.ExpectEvents()
+}
+
+func TestAProviderErrorOfADeletionIsReported(t *testing.T) {
+	h := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1")))
+	h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstanceTerminating}
+	h.Expect(deleteOnA, applyStatusM)
+	h.expectReady("False Deleting: the shard is deleting the instance")
+	h.reportError("i-1")
+	h.Expect(applyStatusM)
+	h.expectReady("False Deleting: the shard is deleting the instance: " + outOfStock)
+}
+
+// A list of the shard that shows the same pending instance is not a reason for a sync.
+func TestAPoolMemberWithAProviderErrorIsUpToDate(t *testing.T) {
+	h := newHarness(t, newShards("a"), newPoolMember("m"))
+	pending := listed(shard.InstancePending)
+	pending.ProviderID = ""
+	h.list(pending)
+	h.reportError("m")
+	h.Expect(applyStatusM)
+	h.expectReady("False ProviderError: " + outOfStock)
+	if !upToDate(h.nstanceMachine("m"), &pending, false) {
+		t.Error("it is not up to date")
+	}
+	if running := listed(shard.InstanceRunning); upToDate(h.nstanceMachine("m"), &running, false) {
+		t.Error("it is up to date with a running instance")
+	}
+}
+
+func TestAProviderErrorEnqueuesTheNstanceMachine(t *testing.T) {
+	h := newHarness(t, newShards("a"), withInstance(newNstanceMachine("m"), "i-1"))
+	h.API.Show(h.Informers.Nstance)
+	got := controllertest.Enqueued(t, &h.controller.queue, func() {
+		h.reportError("i-1")
+		h.reportError("i-2")
+	})
+	assert.Equal(t, []string{"m at 1s"}, got)
 }

@@ -15,9 +15,9 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// readMachine reads the Machine of an owner reference from the API server, nil when
-// that was deleted. A Machine that is only missing in the cache must not cause the
-// deletion of its NstanceMachine.
+// readMachine reads the Machine of an owner reference from the API server, nil if it was
+// deleted. A Machine that is only missing in the cache must not cause the deletion of its
+// NstanceMachine.
 func (c *Controller) readMachine(ctx context.Context, ref *metav1.OwnerReference) (*clusterv1.Machine, error) {
 	machine, err := c.machines.Get(ctx, ref.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && machine.UID != ref.UID {
@@ -29,8 +29,8 @@ func (c *Controller) readMachine(ctx context.Context, ref *metav1.OwnerReference
 	return machine, nil
 }
 
-// readMachinePool reads a MachinePool from the API server, nil when it does not
-// exist. The cache may have other replicas than the pool has acted on.
+// readMachinePool reads a MachinePool from the API server, nil if it does not exist. The cache
+// may have other replicas than the pool has acted on.
 func (c *Controller) readMachinePool(ctx context.Context, name string) (*clusterv1.MachinePool, error) {
 	machinePool, err := c.machinePools.Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -42,8 +42,8 @@ func (c *Controller) readMachinePool(ctx context.Context, name string) (*cluster
 	return machinePool, nil
 }
 
-// queryInstance queries the shard for the instance. An instance that the shard does
-// not have is lost, and its Machine is deleted.
+// queryInstance queries the shard for the instance. If the shard does not have it, the
+// instance is lost, and its Machine is deleted.
 func (c *Controller) queryInstance(ctx context.Context, observed observation, state *syncState) outcome {
 	instance, err := c.shardClient.GetInstance(ctx, observed.shardID, observed.instanceID)
 	if err != nil && !shard.IsNotFound(err) {

@@ -20,13 +20,13 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// maxAddress is the length of the longest address that the CRD allows.
+// maxAddress is the maximum length of an address in the CRD.
 const maxAddress = 256
 
-// wantedProviderID returns what spec.providerID should be: the id of the one Node
-// that matches, byte for byte, because Cluster API compares so
-// (docs/capi.md#provider-ids). Without a Node it keeps the value if that matches, and
-// is otherwise what the shard reported. With several Nodes the value stays.
+// wantedProviderID returns the value for spec.providerID. Cluster API compares provider ids
+// byte for byte (docs/capi.md#provider-ids), so this is the id of the matching Node. Without a
+// Node, a value that matches the reported id is kept, and any other is replaced by the
+// reported id. With several Nodes the value is kept.
 func wantedProviderID(current, reported string, nodes []*corev1.Node) string {
 	switch {
 	case len(nodes) == 1:
@@ -38,7 +38,7 @@ func wantedProviderID(current, reported string, nodes []*corev1.Node) string {
 	}
 }
 
-// addressesOf returns the addresses of a Node whose type Cluster API knows.
+// addressesOf returns the addresses of a Node that have a type of Cluster API.
 func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 	var addresses []v1beta1.MachineAddress
 	for _, address := range node.Status.Addresses {
@@ -52,10 +52,9 @@ func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 	return addresses
 }
 
-// setNodeRef sets the Node of the Machine when Cluster API has not found it in time
-// (docs/capi.md#node-references). It returns the delay until that time. A Node that
-// is set is never changed: Cluster API would not correct it, and drains and deletes
-// the Node of this name.
+// setNodeRef sets the Node of the Machine if Cluster API has not found it within nodeRefGrace
+// (docs/capi.md#node-references), and returns the delay until then. It never replaces a Node:
+// Cluster API would not correct a wrong name, and would drain and delete that Node.
 func (c *Controller) setNodeRef(ctx context.Context, observed observation, nodes []*corev1.Node, state *syncState) (time.Duration, error) {
 	machine := observed.machine
 	if len(nodes) != 1 || machine == nil || !machine.DeletionTimestamp.IsZero() || machine.Status.NodeRef.Name != "" {
@@ -82,7 +81,7 @@ func (c *Controller) setNodeRef(ctx context.Context, observed observation, nodes
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case apierrors.IsConflict(err):
-		// Cluster API has changed the Machine, so it gets the same time again.
+		// Cluster API has changed the Machine, so its grace period starts again.
 		state.nodeSince = observed.now
 		return nodeRefGrace, nil
 	case err != nil:

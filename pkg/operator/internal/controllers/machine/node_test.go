@@ -37,7 +37,7 @@ func TestTheNodeOfAnInstance(t *testing.T) {
 	if want := []v1beta1.MachineAddress{{Type: "InternalIP", Address: "10.0.0.1"}, {Type: "Hostname", Address: "n"}}; !slices.Equal(got.Status.Addresses, want) {
 		t.Errorf("the addresses are %v, want %v", got.Status.Addresses, want)
 	}
-	// With two Nodes or with none nothing changes.
+	// With two Nodes, or without a Node, nothing changes.
 	h.addNode(newNode("n2", "aws:///us-west-2b/provider-i-1"))
 	h.Expect()
 	h.Expect()

@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -23,19 +24,18 @@ import (
 type observation struct {
 	nstanceMachine *v1beta1.NstanceMachine
 	location
-	// claimedBy is the name of another NstanceMachine that has the create request of the
-	// annotations, "" when there is none.
+	// claimedBy is the name of another NstanceMachine whose status has the create request of
+	// this one's annotations, "" if no other has it.
 	claimedBy string
-	// machine is the Machine that owns the NstanceMachine, nil when there is none.
+	// machine is the Machine that owns the NstanceMachine, nil if it has no owner.
 	machine *clusterv1.Machine
-	// machineDeleted: a Machine owned the NstanceMachine, and the API server does not
-	// have it any more.
+	// machineDeleted: a Machine owned the NstanceMachine, and was deleted from the API server.
 	machineDeleted bool
-	// cluster is nil when there is none.
+	// cluster is nil if it does not exist.
 	cluster *clusterv1.Cluster
-	// retained: its pool is being deleted, and the pool's instances stay on the shards.
+	// retained: the pool is being deleted, and its instances stay on the shards.
 	retained bool
-	// paused is what pauses the NstanceMachine, "" when nothing does.
+	// paused is the result of controllers.PausedBy.
 	paused string
 
 	// configured: the shard is in the configuration.
@@ -43,19 +43,18 @@ type observation struct {
 	// reachable: the shard is connected. If not, lost is the reason.
 	reachable bool
 	lost      error
-	// etag is the etag of the group on the shard, "" when the shard does not have it.
+	// etag is the etag of the group on the shard, "" if the shard does not have the group.
 	etag string
-	// listed is the instance of a pool as its shard lists it, nil when it does not.
+	// listed is the pool member's instance in the list of its shard, nil if it is not listed.
 	listed *shard.Instance
 	// missing: the shard would list the instance if it existed.
 	missing bool
 	// session is the session of the watch of the shard's notices.
 	session int64
-	// notice is the deletion notice of the instance, nil when there is none.
+	// notice is the deletion notice of the instance, nil without a notice.
 	notice *shard.DeletionNotice
 	drain  drain
-	// providerError is the last error of the provider about the instance, "" when there is
-	// none.
+	// providerError is the last error of the provider about the instance, "" without an error.
 	providerError string
 
 	now time.Time
@@ -67,8 +66,8 @@ type drain struct {
 	message          string
 }
 
-// observe reads the caches. Only a Machine that the cache does not have is read from
-// the API server.
+// observe reads the caches. It reads the Machine from the API server if the cache does not
+// have it.
 func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (observation, error) {
 	observed := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine),
 		providerError: c.providerErrors.get(nstanceMachine.UID), now: c.clock.Now()}
@@ -95,8 +94,8 @@ func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.Nstanc
 	return observed, nil
 }
 
-// observeMachine returns the Machine that owns an NstanceMachine, nil when there is
-// none, and whether there was one that was deleted.
+// observeMachine returns the Machine that owns an NstanceMachine, nil if it does not exist,
+// and whether it was deleted.
 func (c *Controller) observeMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (machine *clusterv1.Machine, deleted bool, err error) {
 	ref := metav1.GetControllerOfNoCopy(nstanceMachine)
 	if ref == nil || ref.Kind != "Machine" || !ofGroup(ref.APIVersion, clusterv1.GroupVersion.Group) {
@@ -122,7 +121,7 @@ func ofGroup(apiVersion, group string) bool {
 	return err == nil && version.Group == group
 }
 
-// observeShard adds what is known of the shard and of the instance.
+// observeShard adds the state of the shard and of the instance.
 func (c *Controller) observeShard(observed *observation) {
 	group := string(observed.nstanceMachine.Spec.GroupRef.Name)
 	observed.configured = c.shards.Has(observed.shardID)
@@ -146,25 +145,25 @@ func (c *Controller) observeShard(observed *observation) {
 	observed.drain.blocked, observed.drain.message, observed.drain.running = c.drains.OfInstance(observed.shardID, observed.instanceID)
 }
 
-// listing is the managed instances of a group as a shard lists them.
+// listing has the managed instances of a group that a shard lists.
 type listing struct {
 	instances []shard.Instance
-	// complete: an id that is not listed is not an instance of the group. Some
-	// servers list nothing, and the groups of a new shard are not known yet.
+	// complete: if an id is not listed, the group has no such instance. It is false for
+	// servers that list no instances, and while the groups of a new shard are not known.
 	complete bool
 }
 
 func (c *Controller) listing(shardID, group string) listing {
 	found, ok := c.groups.Get(shardID, group)
 	if !ok {
-		// A group that the shard does not have has no instances.
+		// If the shard does not have the group, the group has no instances.
 		return listing{complete: c.groups.HasSynced(shardID)}
 	}
 	return listing{found.Instances, found.ListsInstances}
 }
 
-// find returns the instance with an id, nil when it is not listed, and whether that
-// means that it does not exist.
+// find returns the instance with an id, nil if it is not listed. missing reports that the
+// instance does not exist.
 func (l listing) find(id string) (listed *shard.Instance, missing bool) {
 	at, ok := slices.BinarySearchFunc(l.instances, id, func(instance shard.Instance, id string) int {
 		return strings.Compare(instance.ID, id)
@@ -173,4 +172,87 @@ func (l listing) find(id string) (listed *shard.Instance, missing bool) {
 		return nil, l.complete
 	}
 	return &l.instances[at], false
+}
+
+// location identifies the instance of an NstanceMachine.
+type location struct {
+	// poolMember: the instance belongs to a pool. Its shard has created it, so that shard and
+	// instance id are known from the start, and no create request is sent.
+	poolMember bool
+	// shardID is "" while no shard is chosen.
+	shardID string
+	// requestID is the id of the create request. It is "" for a pool member, and while no
+	// shard is chosen.
+	requestID string
+	// instanceID is "" until a shard has created the instance.
+	instanceID string
+}
+
+// locate returns the location of an NstanceMachine's instance, from the status or, if a
+// restore lost the status, from the annotations. An NstanceMachine with a request id is not a
+// pool member, whatever its label and owner. The name of a pool member is the id of its
+// instance.
+func locate(nstanceMachine *v1beta1.NstanceMachine) location {
+	status := nstanceMachine.Status
+	at := location{shardID: status.Shard, requestID: status.RequestID, instanceID: status.InstanceID}
+	if at.requestID == "" {
+		if shard, request, ok := annotatedRequest(nstanceMachine); ok {
+			at = location{shardID: shard, requestID: request, instanceID: nstanceMachine.Annotations[v1beta1.AnnotationInstanceID]}
+		}
+	}
+	if at.requestID == "" && inPool(nstanceMachine) {
+		return location{poolMember: true, shardID: string(nstanceMachine.Spec.Shard), instanceID: nstanceMachine.Name}
+	}
+	return at
+}
+
+// inPool reports whether an NstanceMachine was created for an instance of a pool. Any client
+// that may change the object can remove the label or the owner, so that one of the two is
+// sufficient.
+func inPool(nstanceMachine *v1beta1.NstanceMachine) bool {
+	_, labelled := nstanceMachine.Labels[clusterv1.MachinePoolNameLabel]
+	return labelled || controllers.PoolOf(nstanceMachine) != nil
+}
+
+// annotatedRequest returns the shard and the id of the create request in the annotations.
+func annotatedRequest(nstanceMachine *v1beta1.NstanceMachine) (shard, request string, ok bool) {
+	shard, request, _ = strings.Cut(nstanceMachine.Annotations[v1beta1.AnnotationRequest], "/")
+	return shard, request, shard != "" && request != ""
+}
+
+// claimant returns the name of another NstanceMachine whose status has the create request that
+// this one has only in its annotations, "" if there is no other. An object that is created
+// from a copy of another has its annotations.
+func (c *Controller) claimant(nstanceMachine *v1beta1.NstanceMachine) string {
+	if nstanceMachine.Status.RequestID != "" {
+		return ""
+	}
+	shard, request, ok := annotatedRequest(nstanceMachine)
+	if !ok {
+		return ""
+	}
+	for _, other := range c.indexed(byRequest, requestKey(shard, request)) {
+		if other.UID != nstanceMachine.UID {
+			return other.Name
+		}
+	}
+	return ""
+}
+
+// wantedAnnotations returns the annotations for an NstanceMachine after a sync. The instance
+// id is written together with the provider id to save a write: until then, repeating the
+// create request returns it.
+func wantedAnnotations(nstanceMachine *v1beta1.NstanceMachine, observed observation, done outcome, providerID string) map[string]string {
+	shard, request := observed.shardID, observed.requestID
+	if done.shard != "" {
+		shard, request = done.shard, string(nstanceMachine.UID)
+	}
+	if request == "" {
+		return nil
+	}
+	annotations := map[string]string{v1beta1.AnnotationRequest: shard + "/" + request}
+	if instance := cmp.Or(done.instanceID, observed.instanceID); instance != "" && providerID != "" {
+		annotations[v1beta1.AnnotationInstanceID] = instance
+	}
+	return annotations
 }

@@ -5,17 +5,21 @@ package machine
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"strings"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// candidate is a configured shard as it is for one group.
+// candidate is the state of a configured shard in respect of one group.
 type candidate struct {
 	id string
 	// synced: the groups of the shard are known.
@@ -26,14 +30,13 @@ type candidate struct {
 	hasGroup bool
 	// declined: the shard has declined the request, and would do so again.
 	declined bool
-	// nstanceMachines is the number of NstanceMachines of the group on the shard.
+	// nstanceMachines counts the NstanceMachines of the group on the shard.
 	nstanceMachines int
 }
 
-// choose returns the shard for a new NstanceMachine. A shard that is requested must
-// be configured. Otherwise the shard is connected, has the group, and has the fewest
-// NstanceMachines of it; of several, the first by id. Without such a shard there is a
-// problem.
+// choose returns the shard for a new NstanceMachine: the requested shard if it is configured,
+// and otherwise the connected shard with the group that has the fewest NstanceMachines of it,
+// in case of a tie the first by id. It returns a problem if no shard qualifies.
 func choose(requested string, candidates []candidate) (string, *problem) {
 	var best *candidate
 	var disconnected, notSynced []string
@@ -72,13 +75,13 @@ func choose(requested string, candidates []candidate) (string, *problem) {
 type placement struct {
 	uid          types.UID
 	group, shard string
-	// from is the shard that the cache shows, "" for none.
+	// from is the shard that the cache shows, "" before the first placement.
 	from string
 }
 
-// place chooses the shard of an NstanceMachine. It runs for one at a time, and
-// counts the placements before, so that many new NstanceMachines are spread evenly.
-// declined are the rejections by shards that are not chosen.
+// place chooses the shard of an NstanceMachine. It holds a lock and counts earlier placements,
+// so that many new NstanceMachines are spread evenly. declined are the rejections by other
+// shards.
 func (c *Controller) place(observed observation, declined map[string]rejection) (string, *problem) {
 	nstanceMachine := observed.nstanceMachine
 	group := string(nstanceMachine.Spec.GroupRef.Name)
@@ -123,4 +126,92 @@ func (c *Controller) countPlaced(group, shard string) int {
 		panic(err)
 	}
 	return len(keys)
+}
+
+// A shard that declines a create request (shard.IsDeclined) has no instance for it, so that
+// another shard may be chosen. After every other error the instance may exist.
+
+// movable reports whether the operator has chosen the shard of an NstanceMachine, and may
+// choose another.
+func movable(observed observation) bool {
+	return !observed.poolMember && observed.nstanceMachine.Spec.Shard == "" &&
+		observed.machine != nil && observed.machine.Spec.FailureDomain == ""
+}
+
+// reassign chooses another shard for an NstanceMachine whose request the shard has
+// declined. It returns "" while the other shards cannot be used, or have declined it too.
+func (c *Controller) reassign(ctx context.Context, observed observation, state *syncState) string {
+	if state.declined == nil {
+		state.declined = make(map[string]rejection)
+	}
+	state.declined[observed.shardID] = *state.rejection
+	chosen, blocked := c.place(observed, state.declined)
+	if blocked != nil {
+		return ""
+	}
+	klog.FromContext(ctx).Info("Another shard chosen, because the shard has declined the request",
+		"shard", chosen, "declinedBy", observed.shardID, "message", state.rejection.message)
+	state.rejection, state.located = nil, false
+	return chosen
+}
+
+// checkLocation returns an error unless the cache has the present version of an
+// NstanceMachine. Its shard may change, and a request to a former shard would create a second
+// instance. If this process has written the location, no check is needed: the location is not
+// used before the cache shows that write.
+func (c *Controller) checkLocation(ctx context.Context, observed observation, state *syncState) error {
+	if state.located || !movable(observed) {
+		return nil
+	}
+	cached := observed.nstanceMachine
+	current, err := c.nstanceMachines.Get(ctx, cached.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read NstanceMachine %s: %w", klog.KObj(cached), err)
+	}
+	if at := locate(current); current.UID != cached.UID || at.shardID != observed.shardID || at.requestID != observed.requestID {
+		return fmt.Errorf("the cache does not show that NstanceMachine %s is on shard %q", klog.KObj(cached), locate(current).shardID)
+	}
+	return nil
+}
+
+// declinedBy reports whether a shard has declined the request, and would do so again.
+func declinedBy(declined map[string]rejection, shard, etag string, observed observation) bool {
+	last, found := declined[shard]
+	return found && last.applies(etag, observed.now)
+}
+
+// minCapacityRetry and maxCapacityRetry bound the growing delay before a shard without
+// capacity is requested again. The other shards are requested at once.
+const (
+	minCapacityRetry = 15 * time.Second
+	maxCapacityRetry = 5 * time.Minute
+)
+
+// rejectForCapacity stores that the shard has declined the request for lack of capacity
+// (shard.IsOutOfCapacity).
+func (s *syncState) rejectForCapacity(observed observation, message string) outcome {
+	var before int
+	for _, last := range []*rejection{s.rejection, s.declinedBy(observed.shardID)} {
+		if last != nil && last.noCapacity > before {
+			before = last.noCapacity
+		}
+	}
+	delay := maxCapacityRetry
+	if before < 5 {
+		delay = min(delay, minCapacityRetry<<before)
+	}
+	s.rejection = &rejection{
+		etag: observed.etag, until: observed.now.Add(delay), reason: v1beta1.ReasonOutOfCapacity, message: message,
+		declined: true, noCapacity: before + 1,
+	}
+	return outcome{problem: &problem{v1beta1.ReasonOutOfCapacity, message}, wait: delay}
+}
+
+// declinedBy returns the last rejection of the request by a former shard, nil without a
+// rejection.
+func (s *syncState) declinedBy(shard string) *rejection {
+	if last, found := s.declined[shard]; found {
+		return &last
+	}
+	return nil
 }

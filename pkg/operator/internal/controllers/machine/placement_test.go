@@ -4,16 +4,25 @@
 package machine
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/tier"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 func TestChoose(t *testing.T) {
@@ -70,7 +79,7 @@ func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
 	for i := range 3*each - before {
 		all = append(all, newNstanceMachine(fmt.Sprintf("m-%d", i)))
 	}
-	// Shard a has some already. Those of another group do not count.
+	// Shard a already has some NstanceMachines. NstanceMachines of another group do not count.
 	for i := range before {
 		all = append(all, running(newNstanceMachine(fmt.Sprintf("old-%d", i)), fmt.Sprintf("i-%d", i)))
 		other := running(newNstanceMachine(fmt.Sprintf("other-%d", i)), fmt.Sprintf("o-%d", i))
@@ -117,7 +126,7 @@ func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
 			t.Errorf("shard %s has %d NstanceMachines, want %d", id, placed[id], each)
 		}
 	}
-	// While the cache is stale nothing more happens.
+	// While the cache is stale, no further write is made.
 	h.Writes()
 	syncAll()
 	if did := h.Writes(); did != nil || h.requests() != 0 {
@@ -137,4 +146,214 @@ func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
 	if left := len(h.controller.placements); left != 1 {
 		t.Errorf("%d placements are left, want the last", left)
 	}
+}
+
+// decliningClient declines create requests on some shards, unless the instance of the
+// request exists.
+type decliningClient struct {
+	shard.Client
+
+	h        *harness
+	declines map[string]error
+}
+
+func (d decliningClient) CreateInstance(ctx context.Context, id, requestID string, spec shard.InstanceSpec) (shard.Instance, error) {
+	if err := d.declines[id]; err != nil && d.h.Fake.ByID[id].Requests[requestID] == "" {
+		return shard.Instance{}, err
+	}
+	return d.Client.CreateInstance(ctx, id, requestID, spec)
+}
+
+func (h *harness) decline(shards ...string) map[string]error {
+	declines := map[string]error{}
+	for _, id := range shards {
+		declines[id] = declined
+	}
+	h.ShardClient = decliningClient{h.ShardClient, h, declines}
+	h.restart()
+	return declines
+}
+
+func (h *harness) expectShard(want string) {
+	h.T.Helper()
+	assert.Equal(h.T, want, h.nstanceMachine("m").Status.Shard, "the shard")
+}
+
+func TestARequestThatAShardDeclinesGoesToTheNext(t *testing.T) {
+	h := newHarness(t, newShards("a", "b", "c"), newNstanceMachine("m"))
+	h.decline("a", "b")
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("a")
+	h.Expect(applyStatusM)
+	h.expectReady("False InstanceRefused: group does not exist")
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("b")
+	h.Expect(applyStatusM)
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("c")
+	h.Expect("create large of workers on c", applyStatusM)
+	assert.Equal(t, "c/uid-of-m", h.nstanceMachine("m").Annotations[v1beta1.AnnotationRequest])
+	assert.Equal(t, 1, h.requests())
+}
+
+func TestARequestThatAllShardsDeclineIsRepeatedLater(t *testing.T) {
+	h := newHarness(t, newShards("a", "b"), newNstanceMachine("m"))
+	declines := h.decline("a", "b")
+	h.Expect(applyM, applyStatusM)
+	h.Expect(applyStatusM)
+	h.Expect(applyM, applyStatusM)
+	h.Advance(time.Minute)
+	h.Expect(applyStatusM)
+	h.expectShard("b")
+	requeue := h.Expect()
+	assert.Equal(t, rejectionRetry, requeue)
+
+	// The group on the first shard changes, so that the request may succeed there.
+	delete(declines, "a")
+	h.changeGroup(func(g *shard.Group) { g.ETag = "2" })
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("a")
+	h.Expect(createOnA, applyStatusM)
+}
+
+func TestARequestStaysOnItsShard(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*v1beta1.NstanceMachine)
+		err    error
+		domain string
+	}{
+		"that the user has chosen":                     {change: func(m *v1beta1.NstanceMachine) { m.Spec.Shard = "a" }, err: declined},
+		"that the Machine has chosen":                  {domain: "a", err: declined},
+		"that may have carried it out":                 {err: status.Error(codes.Internal, "stream terminated by RST_STREAM")},
+		"that did not reply":                           {err: status.Error(codes.DeadlineExceeded, "no reply")},
+		"that limits something, perhaps the transport": {err: status.Error(codes.ResourceExhausted, "message too large")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nstanceMachine := withShard(newNstanceMachine("m"))
+			if test.change != nil {
+				test.change(nstanceMachine)
+			}
+			h := newHarness(t, newShards("a", "b"), nstanceMachine)
+			machine := newMachine("m")
+			machine.Spec.FailureDomain = test.domain
+			h.Put(h.Informers.Machines, machine)
+			h.decline()["a"] = test.err
+			for range 5 {
+				h.Show()
+				_, _, _ = h.SyncStale()
+				h.Advance(time.Second)
+			}
+			h.expectShard("a")
+		})
+	}
+}
+
+// The shard of an NstanceMachine may have changed since a new leader's cache, and the former
+// shard may accept the request by now.
+func TestARequestIsNotSentToAFormerShard(t *testing.T) {
+	h := newHarness(t, newShards("a", "b"), withShard(newNstanceMachine("m")))
+	h.Show()
+	h.change(func(m *v1beta1.NstanceMachine) {
+		withShard(m)
+		m.Status.Shard, m.ResourceVersion = "b", "99"
+	})
+	h.restart()
+	_, _, err := h.SyncStale()
+	require.Error(t, err)
+	assert.Zero(t, h.requests())
+	h.Expect("create large of workers on b", applyM, applyStatusM)
+}
+
+// Like TestOneInstanceDespiteAnyFault, with a shard that declines the request at first.
+func TestOneInstanceDespiteAnyFaultWhenAShardDeclines(t *testing.T) { testEachFault(t, "b", declined) }
+
+// noCapacity returns the error of a server without capacity.
+func noCapacity() error {
+	declined, err := status.New(codes.ResourceExhausted, "out of capacity: quota").WithDetails(
+		&errdetails.ErrorInfo{Domain: nstancev1.ErrorDomain, Reason: nstancev1.ReasonOutOfCapacity})
+	if err != nil {
+		panic(err)
+	}
+	return declined.Err()
+}
+
+func TestARequestGoesToAShardWithCapacity(t *testing.T) {
+	h := newHarness(t, newShards("a", "b", "c"), newNstanceMachine("m"))
+	declines := h.decline()
+	declines["a"], declines["b"] = noCapacity(), noCapacity()
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("a")
+	h.Expect(applyStatusM)
+	h.expectReady("False OutOfCapacity: out of capacity: quota")
+	assert.Equal(t, []string{"Warning OutOfCapacity out of capacity: quota"}, h.Events())
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("b")
+	h.Expect(applyStatusM)
+	h.Expect(applyM, applyStatusM)
+	h.expectShard("c")
+	h.Expect("create large of workers on c", applyStatusM)
+	assert.Equal(t, "c/uid-of-m", h.nstanceMachine("m").Annotations[v1beta1.AnnotationRequest])
+	assert.Equal(t, 1, h.requests())
+}
+
+// All shards are requested again, with growing delays, until a shard has capacity.
+func TestARequestWithoutCapacityIsRepeatedLater(t *testing.T) {
+	h := newHarness(t, newShards("a", "b"), newNstanceMachine("m"))
+	declines := h.decline()
+	declines["a"], declines["b"] = noCapacity(), noCapacity()
+	var delays []time.Duration
+	for range 60 {
+		h.Show()
+		_, requeue, err := h.SyncStale()
+		assert.NoError(t, err)
+		if requeue > time.Second && (len(delays) == 0 || delays[len(delays)-1] != requeue) {
+			delays = append(delays, requeue)
+		}
+		h.Advance(requeue)
+	}
+	assert.Equal(t, []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute}, delays)
+	h.expectReady("False OutOfCapacity: out of capacity: quota")
+	assert.Zero(t, h.requests())
+
+	clear(declines)
+	for range 5 {
+		h.Show()
+		_, requeue, err := h.SyncStale()
+		assert.NoError(t, err)
+		h.Advance(requeue)
+	}
+	assert.Equal(t, 1, h.requests())
+}
+
+// The shard that a user has chosen is requested again.
+func TestAChosenShardWithoutCapacityIsRequestedAgain(t *testing.T) {
+	nstanceMachine := withShard(newNstanceMachine("m"))
+	nstanceMachine.Spec.Shard = "a"
+	h := newHarness(t, newShards("a", "b"), nstanceMachine)
+	declines := h.decline()
+	declines["a"] = noCapacity()
+	h.Expect(applyStatusM)
+	assert.Equal(t, minCapacityRetry, h.Expect())
+	h.expectReady("False OutOfCapacity: out of capacity: quota")
+	clear(declines)
+	h.Advance(minCapacityRetry)
+	h.Expect(createOnA, applyStatusM)
+}
+
+// A machine whose request was declined has no instance, and is deleted at once.
+func TestAMachineWithoutCapacityIsDeleted(t *testing.T) {
+	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
+	h.decline()["a"] = noCapacity()
+	h.Expect(applyStatusM)
+	h.change(func(m *v1beta1.NstanceMachine) { deleting(m) })
+	h.Show()
+	_, _, err := h.SyncStale()
+	assert.NoError(t, err)
+	assert.Zero(t, h.requests())
+	assert.Nil(t, h.nstanceMachine("m"))
+}
+
+// Like TestOneInstanceDespiteAnyFault, with a shard that has no capacity at first.
+func TestOneInstanceDespiteAnyFaultWhenAShardHasNoCapacity(t *testing.T) {
+	testEachFault(t, "b", noCapacity())
 }

@@ -21,7 +21,7 @@ import (
 // problem is why a step cannot be done, as reason and message of a condition.
 type problem struct{ reason, message string }
 
-// step is what a sync does before it reports. The zero value is no step.
+// step is the action of a sync before it reports. The zero value is no action.
 type step int
 
 const (
@@ -31,7 +31,7 @@ const (
 	reassignShard
 	// createInstance: send the create request that was stored.
 	createInstance
-	// useListed: take over what the shard lists of the instance.
+	// useListed: report the instance as the shard lists it.
 	useListed
 	// queryInstance: query the shard for the instance.
 	queryInstance
@@ -41,22 +41,21 @@ const (
 	removeFinalizer
 	// abandonInstance: let the API server delete the NstanceMachine, whose shard is lost.
 	abandonInstance
-	// deleteMachine: delete the Machine, whose instance was deleted.
+	// deleteMachine: delete the Machine because its instance was deleted.
 	deleteMachine
-	// deleteNstanceMachine: delete the NstanceMachine, which has no Machine any more.
+	// deleteNstanceMachine: delete the NstanceMachine because its Machine was deleted.
 	deleteNstanceMachine
 )
 
-// decision is a step, or the problem that prevents it, and the delay until the next
-// sync.
+// decision is a step, or the problem that prevents it, and the delay until the next sync.
 type decision struct {
 	step    step
 	problem *problem
 	wait    time.Duration
 }
 
-// plan decides on the next step. Missing information changes nothing: while a shard
-// is not connected everything stays as it is.
+// plan decides on the next step. Missing information changes nothing: while a shard is not
+// connected, everything stays unchanged.
 func plan(observed observation, state syncState) decision {
 	switch {
 	case observed.paused != "":
@@ -64,8 +63,8 @@ func plan(observed observation, state syncState) decision {
 	case !observed.nstanceMachine.DeletionTimestamp.IsZero():
 		return planDeletion(observed, state)
 	case observed.machineDeleted && !observed.poolMember:
-		// The Machine of a pool member is created again by Cluster API, as long as
-		// there is a MachinePool.
+		// Cluster API creates the Machine of a pool member again as long as its MachinePool
+		// exists.
 		return decision{step: deleteNstanceMachine}
 	case serverDeleted(observed.nstanceMachine):
 		return planServerDeleted(observed)
@@ -76,8 +75,8 @@ func plan(observed observation, state syncState) decision {
 	}
 }
 
-// planCreation creates the instance. The request is stored before it is sent, so
-// that a process that crashes in between is followed by one that sends the same.
+// planCreation creates the instance. The request is stored before it is sent, so that the next
+// process repeats the same request after a crash.
 func planCreation(observed observation, state syncState) decision {
 	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{problem: blocked}
@@ -104,9 +103,9 @@ func planCreation(observed observation, state syncState) decision {
 	return decision{step: createInstance}
 }
 
-// planInstance follows an instance. It is queried until it runs, and then once in
-// each session of the watch of notices. An instance that the shard lists is not
-// queried. One that is missing in the list is queried until the reason is known.
+// planInstance follows an instance. It is queried until it runs, and then once in each session
+// of the watch of notices. An instance that the shard lists is not queried. A pool member's
+// instance that is missing in the list is queried until the reason is known.
 func planInstance(observed observation, state syncState) decision {
 	if observed.notice != nil && observed.notice.State == shard.Deleted {
 		return decision{}
@@ -131,8 +130,8 @@ func planInstance(observed observation, state syncState) decision {
 	return decision{step: queryInstance}
 }
 
-// planServerDeleted deletes the Machine of an instance that its shard has deleted.
-// Cluster API then deletes the NstanceMachine (docs/capi.md#deletion).
+// planServerDeleted deletes the Machine of an instance that its shard has deleted. Cluster API
+// then deletes the NstanceMachine (docs/capi.md#deletion).
 func planServerDeleted(observed observation) decision {
 	switch {
 	case observed.machine == nil:
@@ -144,9 +143,9 @@ func planServerDeleted(observed observation) decision {
 	}
 }
 
-// planDeletion removes the finalizer when the shard has confirmed that the instance
-// is deleted, or when no instance was ever requested, or when it is retained. Cluster API has drained the
-// Node before.
+// planDeletion removes the finalizer if the shard has confirmed that the instance is deleted,
+// if no instance was ever requested, or if the instance is retained. Cluster API has drained
+// the Node before it deletes the NstanceMachine.
 func planDeletion(observed observation, state syncState) decision {
 	deleted := serverDeleted(observed.nstanceMachine) || observed.notice != nil && observed.notice.State == shard.Deleted
 	if !hasFinalizer(observed.nstanceMachine) {
@@ -181,15 +180,15 @@ func planDeletion(observed observation, state syncState) decision {
 	return decision{step: deleteInstance}
 }
 
-// drainedByShardOnly reports whether the shard drains an instance of a pool for
-// which there was no Machine, so that Cluster API has not drained its Node. The shard
-// deletes the instance after the drain.
+// drainedByShardOnly reports whether the shard is draining an instance of a pool that had no
+// Machine, so that Cluster API has not drained its Node. The shard deletes the instance after
+// the drain.
 func drainedByShardOnly(observed observation) bool {
 	return observed.poolMember && metav1.GetControllerOfNoCopy(observed.nstanceMachine) == nil &&
 		observed.notice != nil && observed.notice.State == shard.Draining
 }
 
-// checkPreconditions returns why no instance may be requested yet, nil when it may
+// checkPreconditions returns why no instance may be requested yet, nil if it may be requested
 // (docs/capi.md#machines).
 func checkPreconditions(observed observation) *problem {
 	waiting := func(format string, args ...any) *problem {
@@ -208,9 +207,9 @@ func checkPreconditions(observed observation) *problem {
 	return nil
 }
 
-// checkUnknown returns why it is not known which instance the NstanceMachine has, nil
-// when that is known or it has none. A second instance must not be created, and an
-// instance that may exist must not be forgotten.
+// checkUnknown returns why the instance of the NstanceMachine is not known, nil if it is known
+// or does not exist. A second instance must not be created, and an instance that may exist
+// must not be lost.
 func checkUnknown(observed observation) *problem {
 	switch id := observed.nstanceMachine.Spec.ProviderID; {
 	case observed.claimedBy != "":
@@ -223,7 +222,7 @@ func checkUnknown(observed observation) *problem {
 	return nil
 }
 
-// checkShard returns why the shard cannot be called, nil when it can.
+// checkShard returns why the shard cannot be called, nil if it can be called.
 func checkShard(observed observation) *problem {
 	switch {
 	case !observed.configured:
@@ -237,7 +236,7 @@ func checkShard(observed observation) *problem {
 	}
 }
 
-// assigned reports whether shard and request id of the create request are stored.
+// assigned reports whether the status has the shard and the id of the create request.
 func assigned(observed observation) bool {
 	return observed.shardID != "" && observed.requestID != ""
 }

@@ -18,7 +18,7 @@ import (
 
 var now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// observed returns the observation of an NstanceMachine without any problem.
+// observed returns the observation of an NstanceMachine without problems.
 func observed(nstanceMachine *v1beta1.NstanceMachine) observation {
 	return observation{
 		nstanceMachine: nstanceMachine, location: locate(nstanceMachine),

@@ -21,10 +21,10 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// A shard replaces an instance of a pool that is deleted, unless the pool has selected
-// it before (distribute.Divide). In a scale-down an instance is therefore not deleted
-// before the pool has selected and its shard has confirmed that. The replacement would
-// be one instance too many, and another would be deleted for it.
+// If an instance of a pool is deleted, its shard replaces it, unless the pool has selected the
+// instance for removal (distribute.Divide). In a scale-down an instance is therefore deleted
+// only after the pool has selected it and the shard has confirmed that. Otherwise the
+// replacement would exceed the size, and another instance would be deleted for it.
 const (
 	// poolGrace is how long the deletion of an instance waits for its pool, which may
 	// be unable to select.
@@ -35,7 +35,8 @@ const (
 
 // poolScale is the actual and the wanted size of a pool.
 type poolScale struct {
-	// pool and machinePool are nil when there is none or more than one.
+	// pool and machinePool are nil if they do not exist; machinePool also if several refer to
+	// the pool.
 	pool        *v1beta1.NstanceMachinePool
 	machinePool *clusterv1.MachinePool
 	// groups are the shard groups of the pool on its shards.
@@ -44,9 +45,8 @@ type poolScale struct {
 	reported shard.Group
 }
 
-// waitingFor returns what the deletion of an instance waits for, "" for nothing. A
-// paused pool selects no candidates, and one that is being deleted accepts every
-// deletion.
+// waitingFor returns what the deletion of an instance waits for, "" if it need not wait. A
+// paused pool selects no candidates, and a pool that is being deleted accepts every deletion.
 func (s poolScale) waitingFor(shardID, instanceID string) string {
 	if s.pool == nil || controllers.PausedBy(nil, s.pool) != "" {
 		return ""
@@ -68,7 +68,7 @@ func (s poolScale) waitingFor(shardID, instanceID string) string {
 		controllers.PausedBy(nil, s.machinePool) != "":
 		return ""
 	case s.pool.Spec.ScaleDown != nil && own.Selected(instanceID):
-		// A guard may delay the others for long.
+		// A guard of the pool may delay the other removals for long.
 	case distribute.Surplus(sizes, *s.machinePool.Spec.Replicas) > 0:
 		return fmt.Sprintf("MachinePool %q wants %d replicas, and the pool is selecting which of %d instances are deleted",
 			s.machinePool.Name, *s.machinePool.Spec.Replicas, distribute.Total(sizes))
@@ -79,9 +79,9 @@ func (s poolScale) waitingFor(shardID, instanceID string) string {
 	return ""
 }
 
-// waitForPool returns what the deletion of a pool member's instance still waits for,
-// "" for nothing. A failed read restarts the wait: what cannot be read here cannot be
-// read by the pool either.
+// waitForPool returns what the deletion of a pool member's instance still waits for, "" if it
+// need not wait. A failed read restarts the wait, because the pool cannot read the object
+// either.
 func (c *Controller) waitForPool(ctx context.Context, observed observation, state *syncState) (string, error) {
 	if !observed.poolMember || !state.deletions.next.IsZero() || terminating(observed) {
 		return "", nil
@@ -100,8 +100,8 @@ func (c *Controller) waitForPool(ctx context.Context, observed observation, stat
 	return waitingFor, nil
 }
 
-// readPoolScale returns what a deletion waits for. When nothing is left according to
-// the caches, it reads the replicas from the API server, because caches may be stale.
+// readPoolScale returns what a deletion waits for. If the caches show no reason to wait, it
+// reads the replicas from the API server, because caches may be stale.
 func (c *Controller) readPoolScale(ctx context.Context, observed observation) (waitingFor string, err error) {
 	scale, err := c.observePoolScale(observed)
 	if err != nil {
@@ -118,8 +118,8 @@ func (c *Controller) readPoolScale(ctx context.Context, observed observation) (w
 	return scale.waitingFor(observed.shardID, observed.instanceID), nil
 }
 
-// terminating reports whether the shard is deleting the instance already. A shard
-// that only drains the instance may still replace it.
+// terminating reports whether the shard is deleting the instance already. A shard that only
+// drains the instance may still replace it.
 func terminating(observed observation) bool {
 	return observed.notice != nil && observed.notice.State != shard.Draining ||
 		observed.listed != nil && observed.listed.State.IsTerminating()

@@ -150,7 +150,7 @@ func TestTheLastReadOfTheReplicasIsLive(t *testing.T) {
 				t.Errorf("did %q, error %v", did, err)
 			}
 		}
-		// Fewer were wanted all the time, and now the read succeeds.
+		// The replicas were lower all the time, and now the read succeeds.
 		h.CAPI.Created = nil
 		h.scale(4)
 		h.Expect(applyStatusM)
@@ -170,7 +170,7 @@ func TestTheDeletionOfAPoolMemberDoesNotWaitForEver(t *testing.T) {
 	h.Advance(poolGrace - time.Second)
 	h.Expect()
 
-	// The time does not count while the shard is disconnected.
+	// The time while the shard is disconnected does not count.
 	h.shardA().Reachable = false
 	h.Expect(applyStatusM)
 	h.Advance(time.Hour)
@@ -221,7 +221,7 @@ func TestWhenTheDeletionOfAPoolMemberDoesNotWait(t *testing.T) {
 	})
 }
 
-// disown removes the owner of the shard group of a shard.
+// disown removes the owner reference of a shard group.
 func (h *harness) disown(id string) {
 	h.T.Helper()
 	controllertest.Change(h.API, v1beta1.ShardGroupName("workers", id), func(group *v1beta1.NstanceShardGroup) { group.OwnerReferences = nil })

@@ -31,7 +31,7 @@ type serverHarness struct {
 	servers *shardtest.Servers
 }
 
-// newServerHarness starts the servers and connects to them. The controller gets no
+// newServerHarness starts the servers and connects to them. The controller receives no
 // deletion notices.
 func newServerHarness(t testing.TB, ids ...string) *serverHarness {
 	t.Helper()
@@ -46,7 +46,7 @@ func newServerHarness(t testing.TB, ids ...string) *serverHarness {
 	h := &serverHarness{newHarness(t, newShards()), shardtest.StartServers(t, options...)}
 	h.UseServers(h.servers)
 	h.Notices = h.Fake.Notices()
-	// The events are not read.
+	// The test does not read the events.
 	h.Recorder = &events.FakeRecorder{}
 	h.restart()
 	h.servers.Connect()
@@ -54,7 +54,7 @@ func newServerHarness(t testing.TB, ids ...string) *serverHarness {
 	return h
 }
 
-// records is the number of instances that the servers have stored.
+// records returns the number of instances that the servers have stored.
 func (h *serverHarness) records() int {
 	h.T.Helper()
 	records := 0
@@ -66,14 +66,14 @@ func (h *serverHarness) records() int {
 	return records
 }
 
-// add creates an NstanceMachine that its Machine owns.
+// add creates an NstanceMachine with its Machine as owner.
 func (h *serverHarness) add(nstanceMachine *v1beta1.NstanceMachine) {
 	h.T.Helper()
 	require.NoError(h.T, h.Tracker().Add(nstanceMachine))
 	h.Put(h.Informers.Machines, newMachine(nstanceMachine.Name))
 }
 
-// delete deletes an NstanceMachine as Cluster API does when its Node is drained.
+// delete deletes an NstanceMachine as Cluster API does after the drain.
 func (h *serverHarness) delete(name string) {
 	h.T.Helper()
 	require.NoError(h.T, h.controller.nstanceMachines.Delete(h.T.Context(), name, metav1.DeleteOptions{}))
@@ -89,15 +89,15 @@ func (h *serverHarness) eventually(what string, condition func() bool) {
 	})
 }
 
-// groupsWithoutHandlers is a cache for many controllers, one after the other, that
-// are synced by hand.
+// groupsWithoutHandlers is a cache for controllers that are created one after the other and
+// synced by hand.
 type groupsWithoutHandlers struct{ shard.Groups }
 
 func (groupsWithoutHandlers) AddHandler(shard.GroupHandler) {}
 
 // Replies are lost, the controller restarts, caches are stale and writes fail around
-// CreateInstance, a thousand times. Each NstanceMachine has one instance, and the
-// servers have no others.
+// CreateInstance, a thousand times. Each NstanceMachine has one instance, and the servers have
+// no other instances.
 func TestOneInstanceOnRealServersDespiteManyFaults(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(1, 2)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testOneInstanceDespiteManyFaults(t, rand.New(rand.NewPCG(seed, 2))) })
@@ -158,7 +158,7 @@ func testOneInstanceDespiteManyFaults(t *testing.T, random *rand.Rand) {
 		t.Errorf("%d NstanceMachines share %d instances", len(names), len(ids))
 	}
 
-	// No instance is left when the NstanceMachines are deleted.
+	// After the deletion of the NstanceMachines no instance exists.
 	for _, name := range names {
 		h.delete(name)
 	}
@@ -177,7 +177,7 @@ func testOneInstanceDespiteManyFaults(t *testing.T, random *rand.Rand) {
 	}
 }
 
-// The queue, the informer and the clock are real too.
+// This test uses a real queue, informer and clock.
 func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 	h := newServerHarness(t, "a")
 	for i := range 3 {

@@ -5,20 +5,28 @@ package machine
 
 import (
 	"cmp"
+	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// newStatus returns the status after a sync. What the shard has not reported stays
-// as it was. nstanceMachine is the newest version.
+// newStatus returns the status after a sync. Fields that the shard has not reported stay
+// unchanged. nstanceMachine must be the newest version.
 func newStatus(nstanceMachine *v1beta1.NstanceMachine, observed observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
 	status := *nstanceMachine.Status.DeepCopy()
 	status.ObservedGeneration = nstanceMachine.Generation
@@ -68,7 +76,7 @@ func newStatus(nstanceMachine *v1beta1.NstanceMachine, observed observation, don
 	return status
 }
 
-// notCreated returns why there is no instance yet.
+// notCreated returns the reason for the condition InstanceCreated=False.
 func notCreated(status v1beta1.NstanceMachineStatus, done outcome) problem {
 	if done.problem != nil {
 		return *done.problem
@@ -91,7 +99,7 @@ func deletedByServer(observed observation, done outcome) (message string, delete
 	return "", false
 }
 
-// readiness returns the condition Ready, and whether there is anything new to report.
+// readiness returns the condition Ready, and whether it has changed.
 func readiness(status v1beta1.NstanceMachineStatus, observed observation, done outcome) (ready metav1.Condition, known bool) {
 	deleting := !observed.nstanceMachine.DeletionTimestamp.IsZero()
 	deleted := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionServerDeleted)
@@ -122,7 +130,7 @@ func readiness(status v1beta1.NstanceMachineStatus, observed observation, done o
 	case done.instanceID != "":
 		return notReady(v1beta1.ReasonProvisioning, "instance %s was requested", status.InstanceID), true
 	case observed.providerError != "" && provisioning(status):
-		// It is reported before the next query.
+		// The provider's error is reported before the next query.
 		return notReady(v1beta1.ReasonProviderError, "%s", observed.providerError), true
 	}
 	return metav1.Condition{}, false
@@ -134,7 +142,7 @@ func provisioning(status v1beta1.NstanceMachineStatus) bool {
 	return current != nil && (current.Reason == v1beta1.ReasonProvisioning || current.Reason == v1beta1.ReasonProviderError)
 }
 
-// instanceReadiness returns the condition Ready that follows from an instance alone.
+// instanceReadiness returns the condition Ready for the state of an instance.
 func instanceReadiness(instance *shard.Instance) metav1.Condition {
 	switch {
 	case usable(instance):
@@ -150,7 +158,7 @@ func notReady(reason, format string, args ...any) metav1.Condition {
 	return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// notRunningReason returns why an instance in a state does not run.
+// notRunningReason returns the reason of Ready=False for an instance in a state.
 func notRunningReason(state shard.InstanceState) string {
 	switch state {
 	case shard.InstanceStopped, shard.InstanceFailed:
@@ -168,8 +176,8 @@ func usable(instance *shard.Instance) bool {
 	return instance.State == shard.InstanceRunning && instance.ProviderID != ""
 }
 
-// upToDate reports whether the status of a pool member is what its shard lists. One
-// that is being deleted does not depend on the list.
+// upToDate reports whether the status of a pool member agrees with the list of its shard. The
+// status of a pool member that is being deleted does not depend on the list.
 func upToDate(nstanceMachine *v1beta1.NstanceMachine, listed *shard.Instance, missing bool) bool {
 	if !nstanceMachine.DeletionTimestamp.IsZero() || serverDeleted(nstanceMachine) {
 		return true
@@ -183,10 +191,198 @@ func upToDate(nstanceMachine *v1beta1.NstanceMachine, listed *shard.Instance, mi
 	current := meta.FindStatusCondition(nstanceMachine.Status.Conditions, v1beta1.ConditionReady)
 	wanted := instanceReadiness(listed)
 	if wanted.Reason == v1beta1.ReasonProvisioning && current != nil && current.Reason == v1beta1.ReasonProviderError {
-		// The list does not have the errors of the provider.
+		// The list does not contain errors of the provider.
 		return true
 	}
 	return current != nil && current.Reason == wanted.Reason &&
 		// The message from a deletion notice has more details.
 		(current.Message == wanted.Message || wanted.Reason == v1beta1.ReasonServerDeleted)
+}
+
+// Every write contains the resource version of the object that it is based on. The existence
+// and the shard of an instance are stored only in the NstanceMachine. A write based on a stale
+// cache, such as a write of a new leader, would erase them, and a second instance would be
+// created.
+
+// report writes the result of a sync: first finalizer, annotations and provider id, then the
+// status with the generation of that spec, and finally the Node of the Machine. It returns the
+// delay until the next sync.
+func (c *Controller) report(ctx context.Context, observed observation, done outcome, state *syncState) (time.Duration, error) {
+	nstanceMachine := observed.nstanceMachine
+	nodes := c.matchingNodes(nstanceMachine, done)
+	if observed.paused == "" && nstanceMachine.DeletionTimestamp.IsZero() {
+		id := wantedProviderID(nstanceMachine.Spec.ProviderID, reportedProviderID(nstanceMachine, done), nodes)
+		needsFinalizer := done.shard != "" || observed.shardID != ""
+		annotations := wantedAnnotations(nstanceMachine, observed, done, id)
+		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID || !hasAll(nstanceMachine.Annotations, annotations) {
+			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id, annotations), controllers.Apply)
+			if err != nil {
+				return 0, fmt.Errorf("write finalizer, annotations and provider id of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
+			}
+			c.writes.Record(written)
+			nstanceMachine = written
+		}
+	}
+	status := newStatus(nstanceMachine, observed, done, nodes)
+	if !equality.Semantic.DeepEqual(status, observed.nstanceMachine.Status) {
+		written, err := c.nstanceMachines.ApplyStatus(ctx, applyStatus(nstanceMachine, status), controllers.Apply)
+		if apierrors.IsNotFound(err) {
+			return 0, nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("write the status of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
+		}
+		c.writes.Record(written)
+		state.located = state.located || done.shard != ""
+		c.recordProblem(observed, status)
+	}
+	c.recordAmbiguity(nstanceMachine, status, nodes, state)
+	if observed.paused != "" {
+		return 0, nil
+	}
+	return c.setNodeRef(ctx, observed, nodes, state)
+}
+
+// hasAll reports whether an object has all these annotations.
+func hasAll(annotations, wanted map[string]string) bool {
+	for name, value := range wanted {
+		if annotations[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// matchingNodes returns the Nodes whose provider id matches the instance.
+func (c *Controller) matchingNodes(nstanceMachine *v1beta1.NstanceMachine, done outcome) []*corev1.Node {
+	id := reportedProviderID(nstanceMachine, done)
+	if id == "" {
+		return nil
+	}
+	return c.nodes.WithProviderID(id)
+}
+
+// reportedProviderID returns the provider id that the shard has reported, "" before its first
+// report.
+func reportedProviderID(nstanceMachine *v1beta1.NstanceMachine, done outcome) string {
+	if done.instance != nil && done.instance.ProviderID != "" {
+		return done.instance.ProviderID
+	}
+	return nstanceMachine.Status.ProviderID
+}
+
+// applyNstanceMachine returns all fields outside the status that the operator owns.
+func applyNstanceMachine(nstanceMachine *v1beta1.NstanceMachine, providerID string, annotations map[string]string) *applyv1beta1.NstanceMachineApplyConfiguration {
+	applied := applyv1beta1.NstanceMachine(nstanceMachine.Name, nstanceMachine.Namespace).
+		WithUID(nstanceMachine.UID).
+		WithResourceVersion(nstanceMachine.ResourceVersion).
+		WithFinalizers(v1beta1.FinalizerMachine).
+		WithAnnotations(annotations)
+	if providerID != "" {
+		applied.WithSpec(applyv1beta1.NstanceMachineSpec().WithProviderID(providerID))
+	}
+	return applied
+}
+
+// applyStatus returns all fields of the status that the operator owns.
+func applyStatus(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus) *applyv1beta1.NstanceMachineApplyConfiguration {
+	applied := applyv1beta1.NstanceMachineStatus().
+		WithObservedGeneration(status.ObservedGeneration).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	for field, value := range map[**string]string{
+		&applied.Shard: status.Shard, &applied.RequestID: status.RequestID,
+		&applied.InstanceID: status.InstanceID, &applied.ProviderID: status.ProviderID,
+	} {
+		if value != "" {
+			*field = &value
+		}
+	}
+	applied.Ready = status.Ready
+	if status.Initialization.Provisioned != nil {
+		applied.WithInitialization(applyv1beta1.NstanceMachineInitialization().WithProvisioned(*status.Initialization.Provisioned))
+	}
+	for _, address := range status.Addresses {
+		applied.WithAddresses(applyv1beta1.MachineAddress().WithType(address.Type).WithAddress(address.Address))
+	}
+	return applyv1beta1.NstanceMachine(nstanceMachine.Name, nstanceMachine.Namespace).
+		WithUID(nstanceMachine.UID).
+		WithResourceVersion(nstanceMachine.ResourceVersion).
+		WithStatus(applied)
+}
+
+// eventReasons are the reasons of the condition Ready that need attention: an event is
+// recorded for them.
+var eventReasons = []string{
+	v1beta1.ReasonUnknownShard,
+	v1beta1.ReasonNoShard,
+	v1beta1.ReasonShardUnreachable,
+	v1beta1.ReasonWrongShard,
+	v1beta1.ReasonOtherCluster,
+	v1beta1.ReasonInstanceRefused,
+	v1beta1.ReasonOutOfCapacity,
+	v1beta1.ReasonInstanceUnknown,
+	v1beta1.ReasonInstanceFailed,
+	v1beta1.ReasonProviderError,
+	v1beta1.ReasonServerDeleted,
+}
+
+// reasonInstanceDeleted: the instance was deleted on request. The event has type Normal.
+const reasonInstanceDeleted = "InstanceDeleted"
+
+// reasonDeletingInstance: the shard has accepted the deletion of the instance.
+const reasonDeletingInstance = "DeletingInstance"
+
+// wantedReasons are the reasons of shards for deletions that follow from a configuration or a
+// request. Other reasons, such as unhealthy, are problems of an instance.
+var wantedReasons = []string{"scale-down", "requested", "config-drift", "expired"}
+
+// recordProblem records an event if the new status has a new problem.
+func (c *Controller) recordProblem(observed observation, status v1beta1.NstanceMachineStatus) {
+	nstanceMachine := observed.nstanceMachine
+	problem := controller.TurnedFalse(nstanceMachine.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
+	if problem == nil || !slices.Contains(eventReasons, problem.Reason) {
+		return
+	}
+	action := "CreateInstance"
+	if meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionInstanceCreated) {
+		action = "FollowInstance"
+	}
+	if problem.Reason == v1beta1.ReasonServerDeleted && c.deletionWanted(observed) {
+		controller.Record(c.recorder, nstanceMachine, reasonInstanceDeleted, action, problem.Message)
+		return
+	}
+	controller.Warn(c.recorder, nstanceMachine, problem.Reason, action, problem.Message)
+}
+
+// deletionWanted reports whether the shard deletes the instance on request: the reason that
+// the shard reports is such a request, the pool has selected the instance, or the pool is
+// being deleted.
+func (c *Controller) deletionWanted(observed observation) bool {
+	if observed.notice != nil && observed.notice.Reason != "" {
+		return slices.Contains(wantedReasons, observed.notice.Reason)
+	}
+	if !observed.poolMember {
+		return false
+	}
+	scale, err := c.observePoolScale(observed)
+	if err != nil || scale.pool == nil {
+		return false
+	}
+	if !scale.pool.DeletionTimestamp.IsZero() || slices.Contains(scale.reported.RemoveFirst, observed.instanceID) {
+		return true
+	}
+	return slices.ContainsFunc(scale.groups, func(group *v1beta1.NstanceShardGroup) bool {
+		return string(group.Spec.Shard) == observed.shardID &&
+			(!group.DeletionTimestamp.IsZero() || slices.Contains(group.Spec.RemoveFirst, observed.instanceID))
+	})
+}
+
+// recordAmbiguity records an event when a second Node begins to match.
+func (c *Controller) recordAmbiguity(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus, nodes []*corev1.Node, state *syncState) {
+	ambiguous := len(nodes) > 1
+	if ambiguous && !state.ambiguous {
+		controller.Warn(c.recorder, nstanceMachine, v1beta1.ReasonAmbiguousProviderID, "MatchNode",
+			fmt.Sprintf("provider id %q matches %d Nodes", status.ProviderID, len(nodes)))
+	}
+	state.ambiguous = ambiguous
 }

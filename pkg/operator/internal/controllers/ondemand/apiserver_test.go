@@ -22,29 +22,28 @@ import (
 	"nstance.dev/operator/pkg/controller/apitest"
 )
 
-// apiServer is an API server in memory, reached by config. It has creations,
-// deletions and reads of single objects of any kind, and the metadata of Pods in
-// lists and watches (podapi_test.go).
+// apiServer is an API server in memory for clients of config. It supports creations, deletions
+// and reads of single objects of any kind, and lists and watches of the metadata of Pods
+// (podapi_test.go).
 type apiServer struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]*unstructured.Unstructured
-	// writes are the changes that were req for, as "create machines name".
+	// writes are the requested changes, for example "create machines name".
 	writes []string
-	// refused are the errors that answer writes. lost are those that answer them
-	// after they have been carried out.
+	// refused has the errors of writes that are not carried out, lost the errors of writes
+	// that are.
 	refused, lost map[string]*apierrors.StatusError
-	// changed is called, in order, with every object that was changed, and with
-	// whether it was deleted.
+	// changed is called, in order, with every changed object, and whether it was deleted.
 	changed func(object *unstructured.Unstructured, deleted bool)
 
-	// podFailure answers lists of Pods. expired answers one that continues
-	// another.
+	// podFailure is the error of lists of Pods, expired the error of a list that continues
+	// another list.
 	podFailure, expired *apierrors.StatusError
-	// lists are the queries of the lists of Pods.
+	// lists has the queries of the lists of Pods.
 	lists    []string
 	watchers map[*watcher]struct{}
-	// oldWatches makes it a server that has no watch that begins with a list.
+	// oldWatches disables watches that begin with a list.
 	oldWatches bool
 }
 
@@ -174,7 +173,7 @@ func (s *apiServer) delete(req *apiRequest, body []byte) any {
 	return object
 }
 
-// put stores an object, with the next resource version.
+// put stores an object with the next resource version.
 func (s *apiServer) put(resource string, object *unstructured.Unstructured) {
 	s.version++
 	if object.GetUID() == "" {
@@ -197,7 +196,7 @@ func (s *apiServer) drop(key string) {
 	s.changed(object, true)
 }
 
-// names are the names of all objects of a resource, sorted.
+// names returns the sorted names of all objects of a resource.
 func (s *apiServer) names(resource string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

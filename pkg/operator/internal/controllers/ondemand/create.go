@@ -20,11 +20,11 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// namePrefix is the prefix of the names of all pairs.
+// namePrefix is the prefix of the name of each Machine and NstanceMachine of a Pod.
 const namePrefix = "on-demand-"
 
-// Vars that name the Pod of an instance. The template of the group can use them, as in
-// a label of the Node.
+// Vars of an instance that name its Pod. The template of the group can use them, for example
+// in a label of the Node.
 const (
 	varPodNamespace = "pod_namespace"
 	varPodName      = "pod_name"
@@ -34,15 +34,15 @@ const (
 // machineName returns the name of the Machine and of the NstanceMachine of a Pod.
 func machineName(pod types.UID) string { return namePrefix + string(pod) }
 
-// podOf returns the UID of the Pod whose machine has a name.
+// podOf returns the UID in the name of a Pod's machine.
 func podOf(machine string) (types.UID, bool) {
 	uid, ok := strings.CutPrefix(machine, namePrefix)
 	return types.UID(uid), ok && uid != ""
 }
 
-// createPair creates the machine of a Pod that has no Node. The NstanceMachine is created first: a
-// Machine without it is an error for Cluster API, while an NstanceMachine waits for its
-// Machine.
+// createPair creates the machine of a Pod that has no Node. The NstanceMachine is created
+// first: Cluster API reports an error for a Machine without it, while an NstanceMachine waits
+// for its Machine.
 func (c *Controller) createPair(ctx context.Context, pod *metav1.PartialObjectMetadata, wanted request) (*rejection, error) {
 	if c.rejections.isBound(pod.UID) {
 		return nil, nil
@@ -108,8 +108,8 @@ func (c *Controller) createMachine(ctx context.Context, pod *metav1.PartialObjec
 		ObjectMeta: c.newMeta(pod),
 		Spec: clusterv1.MachineSpec{
 			ClusterName: c.clusterName,
-			// Nstance boots its instances itself. With a name, even an empty one, Cluster
-			// API does not wait for bootstrap data (docs/capi.md#machines).
+			// The instance gets its bootstrap data from Nstance. With a name, even an empty
+			// name, Cluster API does not wait for bootstrap data (docs/capi.md#machines).
 			Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: machineName(pod.UID),
@@ -130,9 +130,9 @@ func (c *Controller) createMachine(ctx context.Context, pod *metav1.PartialObjec
 	return nil, nil
 }
 
-// deletionOf returns how long Cluster API may drain the Node of the machine of a Pod, and
-// then wait for the detachment of its volumes. Without a limit one Pod whose disruption
-// budget allows no eviction keeps the machine.
+// deletionOf returns how long Cluster API may drain the Node of a Pod's machine, and then wait
+// for the detachment of its volumes. Without a limit, a Pod whose disruption budget allows no
+// eviction would keep the machine for ever.
 func (c *Controller) deletionOf(pod *metav1.PartialObjectMetadata) clusterv1.MachineDeletionSpec {
 	timeout := c.drainTimeout
 	if own, given, _ := annotatedDrainTimeout(pod); given {
@@ -145,8 +145,9 @@ func (c *Controller) deletionOf(pod *metav1.PartialObjectMetadata) clusterv1.Mac
 	return clusterv1.MachineDeletionSpec{NodeDrainTimeoutSeconds: seconds, NodeVolumeDetachTimeoutSeconds: seconds}
 }
 
-// newMeta names the Pod in annotations and not as owner: objects with an owner in
-// another namespace are garbage collected.
+// newMeta refers to the Pod by annotations instead of an owner reference: the garbage
+// collector deletes an object whose owner is in another namespace
+// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#owners-dependents).
 func (c *Controller) newMeta(pod *metav1.PartialObjectMetadata) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: c.namespace,

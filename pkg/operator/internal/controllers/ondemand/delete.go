@@ -17,9 +17,9 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// deletePair deletes the machine of a Pod that is not in the cache, if the API server
-// does not have the Pod either or the Pod has finished. The machine of a Pod that exists
-// and does not request it any more stays.
+// deletePair deletes the machine of a Pod that is not in the cache, if the API server does not
+// have the Pod either or the Pod has finished. If the Pod exists but no longer requests the
+// machine, the machine stays.
 func (c *Controller) deletePair(ctx context.Context, observed observation) (time.Duration, error) {
 	namespace, name := podOfPair(observed)
 	if name == "" {
@@ -77,8 +77,8 @@ func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v
 	return nil
 }
 
-// podOfPair returns the Pod that the annotations of a pair name, empty when they do
-// not.
+// podOfPair returns the Pod that the annotations of a pair name, empty without these
+// annotations.
 func podOfPair(observed observation) (namespace, name string) {
 	var annotations map[string]string
 	switch {

@@ -4,12 +4,17 @@
 package ondemand
 
 import (
+	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -18,7 +23,7 @@ import (
 
 const deletesMachine = "delete machines {}"
 
-// withPair is a harness with a Pod and its machine.
+// withPair returns a harness with a Pod and its machine.
 func withPair(t *testing.T, pod *corev1.Pod) *harness {
 	t.Helper()
 	h := newHarness(t, 0, newShards("gpu"), pod)
@@ -52,7 +57,7 @@ func TestSyncDeletesTheMachineOfADeletedPod(t *testing.T) {
 			change(h, pod)
 			h.expect(pod, deletesMachine)
 			h.ExpectEvents("Normal DeletingMachine its Pod team/requesting was deleted or has finished")
-			// Cluster API continues from here.
+			// Cluster API continues the deletion.
 			h.expect(pod)
 			h.remove("nstancemachines", pod)
 			h.expect(pod)
@@ -63,7 +68,7 @@ func TestSyncDeletesTheMachineOfADeletedPod(t *testing.T) {
 	}
 }
 
-// deletable is a Machine that stays for a while when it is deleted.
+// deletable gives a Machine a finalizer, so that its deletion takes time.
 func deletable(machine *clusterv1.Machine) *clusterv1.Machine {
 	machine.Finalizers = []string{clusterv1.MachineFinalizer}
 	return machine
@@ -88,7 +93,7 @@ func TestSyncKeepsTheMachineOfAPodThatIsBeingDeleted(t *testing.T) {
 	h := withPair(t, pod)
 	h.putPod(controllertest.Deleting(pod))
 	h.expect(pod)
-	// It gets no other one in the meantime.
+	// The Pod gets no other machine in the meantime.
 	h.remove("machines", pod)
 	h.remove("nstancemachines", pod)
 	h.expect(pod)
@@ -120,7 +125,7 @@ func TestSyncDeletesNothingOnPartialInformation(t *testing.T) {
 	if writes, _, err := h.sync(pod.UID); err != nil || len(writes) > 0 {
 		t.Errorf("wrote %q, error %v", writes, err)
 	}
-	// The cache is not complete. The API server is not queried.
+	// If the cache is not complete, the API server is not queried.
 	h.dropPod(pod)
 	lists := len(h.lists)
 	h.controller.podsSynced = func() bool { return false }
@@ -130,7 +135,7 @@ func TestSyncDeletesNothingOnPartialInformation(t *testing.T) {
 	}
 	h.controller.podsSynced = func() bool { return true }
 
-	// The API server does not answer.
+	// The API server does not respond.
 	h.podFailure = apierrors.NewServiceUnavailable("later")
 	h.show()
 	if writes, _, err := h.sync(pod.UID); !apierrors.IsServiceUnavailable(err) || len(writes) > 0 {
@@ -138,7 +143,7 @@ func TestSyncDeletesNothingOnPartialInformation(t *testing.T) {
 	}
 	h.podFailure = nil
 
-	// It is not known whose machine it is.
+	// The Pod of the machine is not known.
 	machine := stored[clusterv1.Machine](h, "machines", pod)
 	machine.Annotations = nil
 	h.store("machines", machine)
@@ -156,8 +161,8 @@ func TestSyncDeletesAnIncompletePair(t *testing.T) {
 	h.expect(pod)
 }
 
-// A Machine that is not in the cache yet is deleted instead of the NstanceMachine:
-// otherwise its Node would go without being drained.
+// A Machine that is not in the cache yet is deleted instead of the NstanceMachine: otherwise
+// its Node would be deleted without a drain.
 func TestSyncDeletesTheMachineFirst(t *testing.T) {
 	pod := newPod("requesting", "gpu")
 	h := newHarness(t, 0, newShards("gpu"))
@@ -204,4 +209,31 @@ func TestRestartFindsMissedDeletions(t *testing.T) {
 	if got, want := h.names("machines"), []string{"on-demand-pod-staying"}; !slices.Equal(got, want) {
 		t.Errorf("there are the Machines %q, want %q", got, want)
 	}
+}
+
+// A Pod was deleted while the Pods were not known, so that no event reports it. Its machine is
+// deleted when the Pods are known.
+func TestMachinesArePlannedWhenPodsAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod("deleted", "gpu")
+		h := newHarness(t, 0, newShards("gpu"))
+		h.store("nstancemachines", newNstanceMachine(pod))
+		h.store("machines", newMachine(pod))
+		h.show()
+		var synced atomic.Bool
+		h.controller.podsSynced = synced.Load
+		ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), quiet(t)), time.Hour)
+		defer cancel()
+		go h.controller.Run(ctx)
+		time.Sleep(time.Minute)
+		if len(h.writes) > 0 {
+			t.Errorf("wrote %q before the Pods are known", h.writes)
+		}
+		synced.Store(true)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if want := []string{"delete machines " + machineName(pod.UID)}; !slices.Equal(slices.Compact(h.writes), want) {
+			t.Errorf("wrote %q, want %q", h.writes, want)
+		}
+	})
 }

@@ -12,13 +12,13 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// Reasons of the events of Pods.
+// Reasons of the events about Pods.
 const (
-	// reasonInvalidAnnotation: the value of an annotation is not valid, or such a Pod must
-	// not have it.
+	// reasonInvalidAnnotation: the value of an annotation is invalid, or Pods of this kind
+	// cannot have it.
 	reasonInvalidAnnotation = "InvalidAnnotation"
-	// reasonAlreadyBound: the Pod has a Node. It is not a problem: the event has type
-	// Normal.
+	// reasonAlreadyBound: the Pod has a Node. The event has type Normal, because this is no
+	// problem.
 	reasonAlreadyBound = "AlreadyBound"
 	// reasonUnknownGroup: no shard has the group.
 	reasonUnknownGroup = "UnknownGroup"
@@ -30,18 +30,18 @@ const (
 	reasonNameTaken = "NameTaken"
 )
 
-// rejection is why a Pod gets no machine. Two rejections with the same reason and
-// subject are the same, even if their messages differ.
+// rejection is why a Pod gets no machine. Rejections with the same reason and subject are
+// equal, even if their messages differ.
 type rejection struct{ reason, subject, message string }
 
-// rejections are the last rejections that Pods got an event for. A rejection is
-// recorded once, and not in each sync.
+// rejections are the last rejections for which Pods got an event, so that a rejection is
+// recorded once and not in each sync.
 type rejections struct {
 	mu   sync.Mutex
 	last map[types.UID]rejection
 }
 
-// isNew stores a rejection, and reports whether it differs from the last one.
+// isNew stores a rejection, and reports whether it differs from the previous rejection.
 func (r *rejections) isNew(pod types.UID, latest rejection) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -55,7 +55,7 @@ func (r *rejections) isNew(pod types.UID, latest rejection) bool {
 	return true
 }
 
-// isBound reports whether the last rejection of a Pod is that it has a Node.
+// isBound reports whether the last rejection of a Pod has the reason AlreadyBound.
 func (r *rejections) isBound(pod types.UID) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,7 +68,8 @@ func (r *rejections) drop(pod types.UID) {
 	delete(r.last, pod)
 }
 
-// recordRejection records an event about a Pod, unless it is the last one again.
+// recordRejection records an event about a Pod, unless the Pod has an event for an equal
+// rejection.
 func (c *Controller) recordRejection(pod *metav1.PartialObjectMetadata, rejected *rejection) {
 	const action = "CreateMachine"
 	switch {

@@ -15,7 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// unbound selects the Pods without a Node.
+// unbound selects Pods that are not scheduled.
 var unbound = fields.OneTermEqualSelector("spec.nodeName", "")
 
 // podExists reports whether the API server has a Pod that has not finished.
@@ -34,8 +34,8 @@ func (c *Controller) needsMachine(ctx context.Context, pod *metav1.PartialObject
 	return exists, false, err
 }
 
-// podMatches reports whether the API server has a Pod that a selector selects. A Pod of
-// that name with another UID is another Pod.
+// podMatches reports whether the API server has a Pod with this UID that matches a selector. A
+// Pod with the same name and another UID is another Pod.
 func (c *Controller) podMatches(ctx context.Context, namespace, name string, uid types.UID, matching fields.Selector) (bool, error) {
 	selector := fields.AndSelectors(fields.OneTermEqualSelector(metav1.ObjectNameField, name), matching)
 	pods, err := c.podClient.Resource(podResource).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
@@ -50,9 +50,9 @@ func (c *Controller) podMatches(ctx context.Context, namespace, name string, uid
 	return false, nil
 }
 
-// readMachine reads the Machine of an NstanceMachine from the API server, nil when
-// there is none. If it exists, it must be deleted first: Cluster API drains the Node of
-// a Machine.
+// readMachine reads the Machine of an NstanceMachine from the API server, nil if it does not
+// exist. If it exists, it must be deleted first, because Cluster API drains the Node of a
+// Machine.
 func (c *Controller) readMachine(ctx context.Context, observed observation) (*clusterv1.Machine, error) {
 	machine, err := c.machines.Get(ctx, machineName(observed.uid), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && foreign(observed.uid, machine) {

@@ -30,14 +30,14 @@ import (
 )
 
 const (
-	// manyRequesting is how many Pods request a machine.
+	// manyRequesting is the number of Pods that request a machine.
 	manyRequesting = 1_000
-	// mostMemory is what the heap may grow by while they are listed. The whole
-	// operator is to stay below 300 MiB. The metadata of 30,000 Pods is twice as much.
+	// mostMemory is the limit for the growth of the heap while they are listed. The whole
+	// operator must stay below 300 MiB; the metadata of 30,000 Pods is twice as much.
 	mostMemory = 48 << 20
 )
 
-// crowd is an API server with very many Pods. They are made while they are sent.
+// crowd is an API server with very many Pods. They are created while they are sent.
 type crowd struct {
 	streaming bool
 	format    kuberuntime.SerializerInfo
@@ -47,7 +47,7 @@ type crowd struct {
 }
 
 func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
-	// With another value in the environment, more garbage would be part of the heap.
+	// With another GOGC in the environment, the heap would contain more garbage.
 	defer debug.SetGCPercent(debug.SetGCPercent(100))
 	for name, streaming := range map[string]bool{"streaming": true, "listing": false} {
 		t.Run(name, func(t *testing.T) {
@@ -88,7 +88,7 @@ func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
 	}
 }
 
-// heap is the size of the heap in bytes with what is garbage in it, or without.
+// heap returns the size of the heap in bytes, with or without garbage.
 func heap(collected bool) uint64 {
 	if collected {
 		runtime.GC()
@@ -171,7 +171,7 @@ func (c *crowd) measure(sent int) {
 	c.most = max(c.most, heap(false))
 }
 
-// crowdPod is the metadata of a Pod as a Deployment makes it, about 3 kB.
+// crowdPod is the metadata of a Pod of a Deployment, about 3 kB.
 var crowdPod = metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
 	Namespace: "team", GenerateName: "web-5d8f6c7b9d-", ResourceVersion: "1",
 	Labels:          map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": "web", "pod-template-hash": "5d8f6c7b9d"},

@@ -24,7 +24,7 @@ import (
 	"nstance.dev/operator/pkg/controller/apitest"
 )
 
-// pods answers lists and watches of the metadata of Pods.
+// pods responds to lists and watches of the metadata of Pods.
 func (s *apiServer) pods(req *apiRequest) (*http.Response, error) {
 	query := req.URL.Query()
 	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
@@ -176,7 +176,7 @@ func bookmark(version int, listed bool) *metav1.PartialObjectMetadata {
 	return mark
 }
 
-// watcher is the body of the answer to a watch.
+// watcher is the body of the response to a watch.
 type watcher struct {
 	*io.PipeReader
 	selector fields.Selector
@@ -207,7 +207,7 @@ func newWatcher(selector fields.Selector) *watcher {
 	return w
 }
 
-// Close closes the watch from the side of the client.
+// Close closes the watch by the client.
 func (w *watcher) Close() error {
 	w.once.Do(func() { close(w.closed) })
 	return w.PipeReader.Close()
@@ -224,5 +224,5 @@ func (w *watcher) send(kind watch.EventType, object any) {
 	w.events <- raw
 }
 
-// end closes the watch from the side of the server.
+// end closes the watch by the server.
 func (w *watcher) end() { close(w.events) }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// sync brings one Pod and its machine one step further.
+// sync carries out the next step for a Pod and its machine.
 func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, error) {
 	name := cache.NewObjectName(c.namespace, machineName(pod))
 	if !c.nstanceMachineWrites.CaughtUp(name) || !c.machineWrites.CaughtUp(name) {
@@ -47,7 +47,7 @@ func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, er
 	return wait, err
 }
 
-// dropState drops what is stored about a Pod and is not needed any more.
+// dropState drops claims and rejections of a Pod that no longer apply.
 func (c *Controller) dropState(observed observation, decided step) {
 	if observed.pod == nil || observed.machine != nil && observed.nstanceMachine != nil && machineProblem(observed.nstanceMachine) == nil {
 		c.rejections.drop(observed.uid)
@@ -60,7 +60,6 @@ func (c *Controller) dropState(observed observation, decided step) {
 	}
 }
 
-// observe reads the caches.
 func (c *Controller) observe(pod types.UID) (observation, error) {
 	observed := observation{uid: pod, podsSynced: c.podsSynced(), pod: c.pod(pod)}
 	if observed.pod != nil {
@@ -87,8 +86,8 @@ func (c *Controller) observe(pod types.UID) (observation, error) {
 	return observed, nil
 }
 
-// observeGroup returns what all shards report about a group. A group that is being
-// deleted accepts no instances. Without any shard the configuration is not known yet.
+// observeGroup returns the state of a group on all shards. A group that is being deleted
+// accepts no instances. If no shard is known, the configuration has not been read yet.
 func (c *Controller) observeGroup(key string) groupState {
 	shards := c.shards.Shards()
 	state := groupState{complete: len(shards) > 0}

@@ -19,11 +19,10 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// reasonNameTaken is the reason of the event of a pool with an instance whose name is
-// that of an NstanceMachine outside the pool.
+// reasonNameTaken: an NstanceMachine outside the pool has the name of an instance.
 const reasonNameTaken = "NameTaken"
 
-// create creates the nstanceMachines of a decision.
+// create creates NstanceMachines, and records an event about instances whose names are in use.
 func (c *Controller) create(ctx context.Context, observed observation, d decision) error {
 	created, conflicts := 0, d.conflicts
 	err := each(ctx, d.create, func(wanted instance) error {
@@ -49,9 +48,9 @@ func (c *Controller) create(ctx context.Context, observed observation, d decisio
 	return err
 }
 
-// createNstanceMachine creates one nstanceMachine. It reports whether an
-// NstanceMachine outside the pool has the name. An existing one of the pool was
-// created by a request without a response, or by a former leader.
+// createNstanceMachine creates an NstanceMachine. It reports whether an NstanceMachine outside
+// the pool has the name. If a member of the pool has it, a request without a response or a
+// former leader created it.
 func (c *Controller) createNstanceMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (conflict bool, err error) {
 	created, err := c.nstanceMachines.Create(ctx, nstanceMachine, metav1.CreateOptions{FieldManager: controllers.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
@@ -67,10 +66,10 @@ func (c *Controller) createNstanceMachine(ctx context.Context, nstanceMachine *v
 	return false, nil
 }
 
-// newNstanceMachine returns the nstanceMachine of an instance. Cluster API finds it by
-// its labels and creates its Machine, which becomes its controller; so the pool is an
-// owner and not the controller (docs/capi.md#ownership). The finalizer is created with
-// the object, so that no deletion leaves the instance behind.
+// newNstanceMachine returns the NstanceMachine of an instance. Cluster API finds it by its
+// labels and creates its Machine, which becomes its controller; so the pool is an owner and
+// not the controller (docs/capi.md#ownership). The object is created with the finalizer, so
+// that no deletion leaves the instance behind.
 func newNstanceMachine(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool, of instance) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{

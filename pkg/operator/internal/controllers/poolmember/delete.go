@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// deleteMachines deletes the Machines of instances to remove. Cluster API drains them,
-// and then deletes their nstanceMachines.
+// deleteMachines deletes the Machines of instances to remove. Cluster API drains them, and
+// then deletes their NstanceMachines.
 func (c *Controller) deleteMachines(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
 		reason := "its instance was selected for removal"
@@ -28,7 +28,7 @@ func (c *Controller) deleteMachines(ctx context.Context, machines []*clusterv1.M
 	})
 }
 
-// deleteWithoutMachine deletes nstanceMachines that have no Machine and will get none.
+// deleteWithoutMachine deletes NstanceMachines that have no Machine and will not get one.
 func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines []*v1beta1.NstanceMachine) error {
 	return each(ctx, nstanceMachines, func(nstanceMachine *v1beta1.NstanceMachine) error {
 		if c.deletions.Requested(nstanceMachine) {
@@ -47,7 +47,7 @@ func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines [
 	})
 }
 
-// deleteOrphans deletes Machines that have no nstanceMachine.
+// deleteOrphans deletes Machines whose NstanceMachine does not exist.
 func (c *Controller) deleteOrphans(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
 		if c.deletions.Requested(machine) {
@@ -73,8 +73,8 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 	return nil
 }
 
-// each calls do for every item, also after one failed. Most failures have a common
-// cause, so the error has the first one and the number of the others.
+// each calls do for every item, even after a failure. Most failures have the same cause, so
+// the error has the first failure and the number of the others.
 func each[T any](ctx context.Context, items []T, do func(T) error) error {
 	var first error
 	more := -1

@@ -25,16 +25,16 @@ func TestMachinesOfSelectedInstancesAreDeleted(t *testing.T) {
 	h.addMachines(newMachine("i-1"), newMachine("i-2"))
 	h.expect("delete machines i-2")
 	h.ExpectEvents("Normal DeletingMachine its instance was selected for removal")
-	// Cluster API drains it.
+	// Cluster API drains the Machine.
 	h.expect()
 	h.ExpectEvents()
-	// Cluster API created the missing Machine.
+	// Cluster API has created the missing Machine.
 	h.addMachines(newMachine("i-3"))
 	h.expect("delete machines i-3")
 	h.expect()
 }
 
-// A Machine of the same name outside the pool is not deleted.
+// A Machine with the same name outside the pool is not deleted.
 func TestOnlyMachinesOfThePoolAreDeleted(t *testing.T) {
 	pool := newPool("a")
 	h := newHarness(t, byShard{"a": running()}, pool, newShardGroup(pool, "a", "i-1", "i-2", "i-3"))
@@ -83,7 +83,7 @@ func TestNstanceMachineWithoutMachineIsDeleted(t *testing.T) {
 	}
 }
 
-// Another object has the same name meanwhile: only the known one is deleted.
+// If another object has the same name meanwhile, only the known object is deleted.
 func TestDeletionsHaveTheUID(t *testing.T) {
 	pool := controllertest.Deleting(newPool("a"))
 	h := newHarness(t, byShard{}, pool, stored("i-1"))
@@ -112,7 +112,7 @@ func TestOrphanedMachineIsDeletedAfterTheGrace(t *testing.T) {
 	h.expect()
 }
 
-// The cache of NstanceMachines is older than that of Machines.
+// The cache of NstanceMachines is older than the cache of Machines.
 func TestMachineWithAnUncachedNstanceMachineStays(t *testing.T) {
 	pool := newPool("a")
 	h := newHarness(t, byShard{"a": running()}, pool, newShardGroup(pool, "a"))
@@ -139,7 +139,7 @@ func TestMachineOfAForeignNstanceMachineStays(t *testing.T) {
 	}
 }
 
-// An object that cannot be read is not known to be deleted.
+// An object that cannot be read may exist.
 func TestFailedReadsDeleteNothing(t *testing.T) {
 	t.Run("for an NstanceMachine", func(t *testing.T) {
 		h := newHarness(t, byShard{}, newPool("a"))
@@ -214,7 +214,7 @@ func TestAMachineIsDeletedOnceWhileTheCacheIsStale(t *testing.T) {
 	if deleted != 1 {
 		t.Errorf("%d deletions, want 1", deleted)
 	}
-	// The deletion is repeated after a time in which the cache should have shown it.
+	// The deletion is requested again after the time in which the cache should have shown it.
 	h.FakeClock.SetTime(start.Add(time.Minute))
 	if writes, _, err := h.sync(); err != nil || len(writes) != 1 {
 		t.Errorf("wrote %q, error %v", writes, err)

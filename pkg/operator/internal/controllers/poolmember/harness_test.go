@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -28,16 +29,16 @@ import (
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )
 
-// harness is a controller, an API server, and caches that show what a test wants.
+// harness is a controller with an API server and stale caches.
 type harness struct {
 	*controllertest.Harness
 	controller *Controller
 
 	// version is the resource version of the API server.
 	version int
-	// machines are those on the API server, by name.
+	// machines are the Machines on the API server, by name.
 	machines map[string]*clusterv1.Machine
-	// rejected are the errors for nstanceMachines that are created, by name.
+	// rejected has the errors of creating NstanceMachines, by name.
 	rejected map[string]error
 	crash    crash
 	// unreadable makes every read of a Machine fail.
@@ -91,7 +92,7 @@ func newHarness(t testing.TB, groups byShard, objects ...runtime.Object) *harnes
 	return h
 }
 
-// setGroup sets what a shard, which is then configured and synced, reports.
+// setGroup sets the group that a shard reports. The shard is then configured and synced.
 func (h *harness) setGroup(id string, group shard.Group) {
 	if h.Fake.ByID[id] == nil {
 		h.Fake.ByID[id] = shardtest.NewShard()
@@ -103,8 +104,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
 
-// restart replaces the controller by a new one, which knows only what the API server
-// has.
+// restart replaces the controller. The new controller has only the state of the API server.
 func (h *harness) restart() {
 	h.T.Helper()
 	before := h.Informers
@@ -123,8 +123,7 @@ func (h *harness) restart() {
 	h.show()
 }
 
-// show makes the caches equal to the API server, and calls the handler of
-// nstanceMachines.
+// show makes the caches equal to the API server, and calls the handler of NstanceMachines.
 func (h *harness) show() {
 	h.T.Helper()
 	cached := h.Informers.Nstance.NstanceMachines().Informer().GetIndexer()
@@ -160,21 +159,21 @@ func (h *harness) addMachines(machines ...*clusterv1.Machine) {
 	}
 }
 
-// update changes an object of our kinds, as another client would.
+// update changes an object of our kinds, as another client does.
 func (h *harness) update(resource string, object runtime.Object) {
 	h.T.Helper()
 	require.NoError(h.T, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource(resource), object, controllertest.Namespace))
 }
 
-// remove removes an nstanceMachine and its Machine from the API server.
+// remove removes an NstanceMachine and its Machine from the API server.
 func (h *harness) remove(id string) {
 	h.T.Helper()
 	require.NoError(h.T, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, id))
 	delete(h.machines, id)
 }
 
-// sync syncs the pool once and returns the writes, sorted. Machines that it deletes
-// are being deleted afterwards.
+// sync syncs the pool once and returns the writes, sorted. Machines that it deletes have a
+// deletion timestamp afterwards.
 func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 	h.T.Helper()
 	requeue, err = h.controller.sync(h.Ctx, controllertest.Key("workers"))
@@ -197,8 +196,7 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 	return writes, requeue, err
 }
 
-// expect syncs the pool once, without an error, with the caches up to date, and
-// compares the writes.
+// expect updates the caches, syncs the pool once, which must succeed, and compares the writes.
 func (h *harness) expect(want ...string) {
 	h.T.Helper()
 	h.show()
@@ -207,7 +205,74 @@ func (h *harness) expect(want ...string) {
 	assert.Equal(h.T, want, got, "wrote")
 }
 
-// nstanceMachine returns one from the API server, nil if there is none.
+// nstanceMachine returns an NstanceMachine from the API server, nil if it does not exist.
 func (h *harness) nstanceMachine(id string) *v1beta1.NstanceMachine {
 	return controllertest.Get[*v1beta1.NstanceMachine](h.API, id)
+}
+
+const (
+	poolUID = "uid-workers"
+)
+
+// start is the time at which tests start.
+var start = time.Unix(1_700_000_000, 0)
+
+// newPool returns the pool "workers" of the group "workers" on these shards. Its instances
+// have Machines.
+func newPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
+	return &v1beta1.NstanceMachinePool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "workers", UID: poolUID, ResourceVersion: "1"},
+		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: shards},
+		Status:     v1beta1.NstanceMachinePoolStatus{InfrastructureMachineKind: "NstanceMachine"},
+	}
+}
+
+// newShardGroup returns the shard group of a pool on a shard. selected are the ids of
+// instances that scale-downs have selected.
+func newShardGroup(pool *v1beta1.NstanceMachinePool, id v1beta1.Identifier, selected ...string) *v1beta1.NstanceShardGroup {
+	group := controllertest.NewShardGroup(pool, id)
+	group.Spec.RemoveFirst = selected
+	return group
+}
+
+// newMachinePool returns the MachinePool of the pool "workers".
+func newMachinePool() *clusterv1.MachinePool {
+	return controllertest.NewMachinePool("workers", "workers")
+}
+
+// stored returns the NstanceMachine of an instance on shard a, as the API server stores it.
+func stored(id string) *v1beta1.NstanceMachine {
+	nstanceMachine := newNstanceMachine(newPool("a"), newMachinePool(), instance{id, "a"})
+	nstanceMachine.UID = types.UID("uid-" + id)
+	return nstanceMachine
+}
+
+// foreign returns an NstanceMachine i-1 without a pool.
+func foreign() *v1beta1.NstanceMachine {
+	return &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "i-1", UID: "uid-foreign"}}
+}
+
+// newMachine returns the Machine that Cluster API creates for an NstanceMachine.
+func newMachine(name string) *clusterv1.Machine {
+	machine := controllertest.NewMachine(name)
+	machine.Labels = map[string]string{clusterv1.ClusterNameLabel: controllertest.ClusterName, clusterv1.MachinePoolNameLabel: capi.LabelValue("workers")}
+	return machine
+}
+
+// byShard has the groups "workers" that shards report, by shard. These shards are configured
+// and synced.
+type byShard = map[string]shard.Group
+
+// running returns the group "workers" with running instances.
+func running(ids ...string) shard.Group {
+	group := shard.Group{Key: "workers", ListsInstances: true}
+	for _, id := range ids {
+		group.Instances = append(group.Instances, shard.Instance{ID: id, State: shard.InstanceRunning})
+	}
+	return group
+}
+
+// inState returns the group "workers" with an instance in a state.
+func inState(id string, state shard.InstanceState) shard.Group {
+	return shard.Group{Key: "workers", ListsInstances: true, Instances: []shard.Instance{{ID: id, State: state}}}
 }

@@ -15,10 +15,10 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// A sync reads caches. Before it deletes an object because another one is missing, it
-// reads the other one from the API server, because the cache may not have it yet.
+// A sync reads caches. Before it deletes an object because a related object is missing, it
+// reads the related object from the API server, because the cache may not have it yet.
 
-// hasMachine reports whether an nstanceMachine has a Machine on the API server.
+// hasMachine reports whether an NstanceMachine has a Machine on the API server.
 func (c *Controller) hasMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (bool, error) {
 	_, err := c.machines.Get(ctx, nstanceMachine.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -30,7 +30,7 @@ func (c *Controller) hasMachine(ctx context.Context, nstanceMachine *v1beta1.Nst
 	return true, nil
 }
 
-// hasNstanceMachine reports whether a Machine has an nstanceMachine on the API server.
+// hasNstanceMachine reports whether a Machine has an NstanceMachine on the API server.
 func (c *Controller) hasNstanceMachine(ctx context.Context, machine *clusterv1.Machine) (bool, error) {
 	_, err := c.nstanceMachines.Get(ctx, machine.Spec.InfrastructureRef.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

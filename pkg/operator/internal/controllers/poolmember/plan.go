@@ -8,31 +8,33 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// observation is what a sync has read about a pool.
+// observation is the cached state of a pool from which plan decides.
 type observation struct {
 	pool *v1beta1.NstanceMachinePool
 	// machinePools refer to the pool.
 	machinePools []*clusterv1.MachinePool
-	// paused is what pauses the pool, "" if nothing does.
+	// paused names the object that pauses the pool, "" if it is not paused.
 	paused string
-	// instances are those of the pool on its shards, without those that are being
-	// terminated and those of shards that are not synced.
+	// instances are the pool's instances on synced shards, except instances that are being
+	// terminated.
 	instances []instance
-	// selected are the ids of the instances that scale-downs selected.
+	// selected are the ids of the instances that scale-downs have selected.
 	selected []string
-	// nstanceMachines are those of the pool, by name.
+	// nstanceMachines are the NstanceMachines of the pool, by name.
 	nstanceMachines map[string]*v1beta1.NstanceMachine
 	// foreign are the names of NstanceMachines outside the pool.
 	foreign sets.Set[string]
-	// machines are the Machines of the pool, by the name of their nstanceMachine.
+	// machines are the Machines of the pool, by the name of their NstanceMachine.
 	machines map[string]*clusterv1.Machine
 
 	state syncState
@@ -42,30 +44,29 @@ type observation struct {
 // instance is an instance on a shard.
 type instance struct{ id, shard string }
 
-// decision is what a sync will do.
+// decision has the changes that plan decides on.
 type decision struct {
-	// create are the instances that get an nstanceMachine.
+	// create are the instances that get an NstanceMachine.
 	create []instance
-	// conflicts are the ids of instances that get none, because an NstanceMachine
+	// conflicts are the ids of instances without an NstanceMachine, because an NstanceMachine
 	// outside the pool has the name.
 	conflicts []string
 	// deleteMachines are the Machines of instances to remove.
 	deleteMachines []*clusterv1.Machine
-	// deleteWithoutMachine are nstanceMachines to delete if the API server has no
-	// Machine of theirs.
+	// deleteWithoutMachine are NstanceMachines to delete if their Machine is not on the API
+	// server.
 	deleteWithoutMachine []*v1beta1.NstanceMachine
-	// release are the Machines of a pool that is being deleted and whose instances stay.
+	// release are the Machines of a deleted pool whose instances stay.
 	release []*clusterv1.Machine
-	// deleteOrphans are Machines to delete if the API server has no nstanceMachine of
-	// theirs.
+	// deleteOrphans are Machines to delete if their NstanceMachine is not on the API server.
 	deleteOrphans []*clusterv1.Machine
-	// orphanedSince is when each Machine was first seen without its nstanceMachine.
+	// orphanedSince is when each Machine was first observed without its NstanceMachine.
 	orphanedSince map[types.UID]time.Time
-	// requeueAfter is the delay of the next sync, 0 for none.
+	// requeueAfter is the delay of the next sync, 0 if no sync is needed.
 	requeueAfter time.Duration
 }
 
-// plan decides which nstanceMachines and Machines of a pool are created and deleted.
+// plan decides which NstanceMachines and Machines of a pool are created and deleted.
 func plan(observed observation) decision {
 	if observed.paused != "" {
 		return decision{orphanedSince: observed.state.orphanedSince}
@@ -81,8 +82,8 @@ func plan(observed observation) decision {
 	return d
 }
 
-// planCreation gives each instance an nstanceMachine once: after its deletion the
-// instance is deleted too, even if the cache of the shard still has it.
+// planCreation gives each instance an NstanceMachine once. If the NstanceMachine was deleted,
+// the instance is deleted too, even if the cache of the shard still has it.
 func planCreation(observed observation, d *decision) {
 	if !createsMachines(observed) {
 		return
@@ -100,16 +101,15 @@ func planCreation(observed observation, d *decision) {
 	}
 }
 
-// createsMachines reports whether Cluster API creates the Machines of new
-// nstanceMachines.
+// createsMachines reports whether Cluster API creates the Machines of new NstanceMachines.
 func createsMachines(observed observation) bool {
 	return observed.pool.Status.InfrastructureMachineKind != "" && !deleting(observed.pool) &&
 		len(observed.machinePools) == 1 && !deleting(observed.machinePools[0])
 }
 
 // planDeletion removes instances by deleting their Machines, which Cluster API drains:
-// those that a scale-down selected (see distribute.Divide), and those to replace. An
-// nstanceMachine without a Machine waits for it, unless Cluster API will not create it.
+// instances that a scale-down has selected (distribute.Divide) and instances to replace. An
+// NstanceMachine without a Machine waits for it, unless Cluster API will not create it.
 func planDeletion(observed observation, d *decision) {
 	ids := observed.selected
 	if deleting(observed.pool) {
@@ -139,9 +139,9 @@ func getsNoMachines(observed observation) bool {
 	return !slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !deleting(machinePool) })
 }
 
-// planOrphans deletes Machines whose nstanceMachine was deleted. Cluster API would wait
-// for it forever. It creates such a Machine itself if its cache still has a deleted
-// nstanceMachine.
+// planOrphans deletes Machines whose NstanceMachine was deleted. Cluster API would wait for it
+// for ever. Cluster API creates such a Machine if its cache still has a deleted
+// NstanceMachine.
 func planOrphans(observed observation, d *decision) {
 	d.orphanedSince = map[types.UID]time.Time{}
 	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
@@ -167,3 +167,18 @@ func planOrphans(observed observation, d *decision) {
 
 // deleting reports whether an object is being deleted.
 func deleting(object metav1.Object) bool { return !object.GetDeletionTimestamp().IsZero() }
+
+// unhealthy reports whether a MachineHealthCheck requests the replacement of a Machine. It
+// leaves the replacement to the owner of the Machine
+// (https://cluster-api.sigs.k8s.io/tasks/automated-machine-management/healthchecking), but the
+// owner, a MachinePool, does not replace it (docs/capi.md#machines).
+func unhealthy(machine *clusterv1.Machine) bool {
+	return meta.IsStatusConditionFalse(machine.Status.Conditions, clusterv1.MachineHealthCheckSucceededCondition) &&
+		meta.IsStatusConditionFalse(machine.Status.Conditions, clusterv1.MachineOwnerRemediatedCondition)
+}
+
+// replaceable reports whether an unhealthy Machine may be deleted, so that its shard
+// replaces the instance.
+func replaceable(machine *clusterv1.Machine) bool {
+	return unhealthy(machine) && !deleting(machine) && controllers.PausedBy(nil, machine) == ""
+}

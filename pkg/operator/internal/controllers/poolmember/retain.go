@@ -21,13 +21,13 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// retains reports whether a pool is being deleted and its instances stay on the shards.
+// retains reports whether the pool is being deleted while its instances stay on the shards.
 func retains(pool *v1beta1.NstanceMachinePool) bool {
 	return deleting(pool) && pool.Spec.DeletionPolicy == v1beta1.DeletionRetain
 }
 
-// planRelease removes Machines and nstanceMachines of instances that stay. An
-// nstanceMachine is deleted after its Machine.
+// planRelease removes the Machines and NstanceMachines of instances that stay. An
+// NstanceMachine is deleted after its Machine.
 func planRelease(observed observation, d *decision) {
 	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
 		if !observed.foreign.Has(id) {
@@ -42,8 +42,9 @@ func planRelease(observed observation, d *decision) {
 	}
 }
 
-// release deletes Machines without Cluster API, which would drain and delete their Nodes: it
-// leaves a paused Machine alone (docs/capi.md#deletion).
+// release deletes Machines without Cluster API, which would drain and delete their Nodes. It
+// pauses each Machine first, because Cluster API ignores paused Machines
+// (docs/capi.md#deletion).
 func (c *Controller) release(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
 		err := c.releaseMachine(ctx, machine)
@@ -54,7 +55,7 @@ func (c *Controller) release(ctx context.Context, machines []*clusterv1.Machine)
 	})
 }
 
-// releaseMachine repeats no step that the cached Machine shows as done.
+// releaseMachine skips the steps that the cached Machine shows as done.
 func (c *Controller) releaseMachine(ctx context.Context, machine *clusterv1.Machine) error {
 	options := metav1.PatchOptions{FieldManager: controllers.FieldManager}
 	if controllers.PausedBy(nil, machine) == "" {

@@ -22,8 +22,8 @@ const (
 	releaseM1 = `PATCH machines/i-1 [{"op":"test","path":"/metadata/uid","value":"uid-of-machine-i-1"},{"op":"test","path":"/metadata/finalizers/0","value":"machine.cluster.x-k8s.io"},{"op":"remove","path":"/metadata/finalizers/0"}]`
 )
 
-// newRetained returns a harness of a pool that is being deleted with Retain and whose
-// MachinePool is being deleted too, with instance i-1.
+// newRetained returns a harness whose pool and MachinePool are being deleted with a policy.
+// The pool has instance i-1.
 func newRetained(t *testing.T, policy v1beta1.DeletionPolicy) *harness {
 	t.Helper()
 	pool := controllertest.Deleting(newPool("a"))
@@ -40,7 +40,7 @@ func machineOfClusterAPI() *clusterv1.Machine {
 	return machine
 }
 
-// changes syncs the pool once and returns what was requested of Cluster API's kinds.
+// changes syncs the pool once and returns the writes of Cluster API's kinds.
 func (h *harness) changes() []string {
 	h.T.Helper()
 	h.show()
@@ -51,7 +51,8 @@ func (h *harness) changes() []string {
 	return changed
 }
 
-// Cluster API neither drains nor deletes a Node: the Machine is paused before it is deleted.
+// The Machine is paused before it is deleted, so that Cluster API neither drains nor deletes
+// its Node.
 func TestRetainedMachinesAreReleased(t *testing.T) {
 	h := newRetained(t, v1beta1.DeletionRetain)
 	h.addMachines(machineOfClusterAPI())
@@ -85,7 +86,7 @@ func TestPausedPoolReleasesNothing(t *testing.T) {
 	assert.Empty(t, h.changes())
 }
 
-// With the default, Machines are deleted as before.
+// With the default policy, Machines are deleted as usual.
 func TestMachinesOfADeletedPoolAreNotReleasedByDefault(t *testing.T) {
 	for _, policy := range []v1beta1.DeletionPolicy{"", v1beta1.DeletionDelete} {
 		h := newRetained(t, policy)

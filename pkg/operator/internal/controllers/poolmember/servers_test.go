@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/testing/runtest"
 )
 
-// Real servers, their connections, and informers that run.
+// This test uses real servers and connections, and running informers.
 func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	s := startServers(t, "a", "b", "c")
 	s.Resize("a", 2)
@@ -49,8 +49,7 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	s.harness.ExpectEvents()
 }
 
-// servers are real servers, each with the group "workers", and a controller that
-// works with them.
+// servers are real servers with the group "workers", and a controller that uses them.
 type servers struct {
 	*shardtest.Servers
 	harness    *controllertest.Harness
@@ -87,7 +86,7 @@ func startServers(t *testing.T, ids ...string) *servers {
 	return s
 }
 
-// instances returns the ids of the instances of a shard, sorted.
+// instances returns the sorted ids of the instances of a shard.
 func (s *servers) instances(id string) []string {
 	group, _ := s.Groups.Get(id, "workers")
 	var ids []string
@@ -106,8 +105,8 @@ func (s *servers) list() []v1beta1.NstanceMachine {
 	return list.Items
 }
 
-// sameAsServers reports whether there are that many NstanceMachines, one for each
-// instance of each shard.
+// sameAsServers reports whether there are want NstanceMachines, one for each instance of each
+// shard.
 func (s *servers) sameAsServers(want int) bool {
 	s.harness.T.Helper()
 	var listed, names []string

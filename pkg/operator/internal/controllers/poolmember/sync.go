@@ -7,10 +7,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -19,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -45,7 +49,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.deleteOrphans(ctx, d.deleteOrphans))
 }
 
-// caughtUp reports whether the cache has every nstanceMachine that was created.
+// caughtUp reports whether the cache has every NstanceMachine that was created.
 func (c *Controller) caughtUp(state syncState) bool {
 	created := make([]cache.ObjectName, 0, len(state.shardOf))
 	for id := range state.shardOf {
@@ -54,8 +58,8 @@ func (c *Controller) caughtUp(state syncState) bool {
 	return c.writes.CaughtUp(created...)
 }
 
-// dropDeleted drops instances from the state that have no nstanceMachine and that their
-// shard no longer lists.
+// dropDeleted drops instances from the state that have no NstanceMachine and that their shard
+// no longer lists.
 func (c *Controller) dropDeleted(observed observation) {
 	listed := map[string]sets.Set[string]{}
 	for _, shard := range observed.state.shardOf {
@@ -70,7 +74,7 @@ func (c *Controller) dropDeleted(observed observation) {
 	})
 }
 
-// ids returns the ids of all instances that a shard reported of a group.
+// ids returns the ids of all instances of a group that a shard reported.
 func (c *Controller) ids(shard, group string) sets.Set[string] {
 	reported, _ := c.groups.Get(shard, group)
 	ids := sets.New[string]()
@@ -80,8 +84,8 @@ func (c *Controller) ids(shard, group string) sets.Set[string] {
 	return ids
 }
 
-// observe reads the caches. The state was read before them, so it has every
-// nstanceMachine that is deleted in between.
+// observe reads the caches. The state was read before them, so that it contains
+// NstanceMachines that are deleted in between.
 func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) (observation, error) {
 	observed := observation{
 		pool:            pool,
@@ -115,8 +119,8 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) 
 	return observed, c.observeForeign(&observed)
 }
 
-// poolNames returns the labels of the pool's Machines. Without a MachinePool they are
-// those of the nstanceMachines.
+// poolNames returns the labels that name the MachinePools of the pool's Machines. Without a
+// MachinePool it returns the labels of the NstanceMachines.
 func poolNames(observed observation) []string {
 	names := sets.New[string]()
 	for _, machinePool := range observed.machinePools {
@@ -131,9 +135,9 @@ func poolNames(observed observation) []string {
 	return sets.List(names)
 }
 
-// instances returns the instances of a shard group that are not being terminated, none
-// if the shard is not synced. Only one pool owns a shard group, so no other pool gets
-// nstanceMachines of the same instances.
+// instances returns the instances of a shard group that are not being terminated, nil if the
+// shard is not synced. A shard group has one owner, so no other pool creates NstanceMachines
+// for the same instances.
 func (c *Controller) instances(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) []instance {
 	id := string(group.Spec.Shard)
 	if deleting(group) || !slices.Contains(pool.Spec.Shards, group.Spec.Shard) || !c.groups.HasSynced(id) {
@@ -175,8 +179,8 @@ func (c *Controller) observeForeign(observed *observation) error {
 	return errors.Join(failed...)
 }
 
-// pausedBy returns what pauses a pool: its Cluster, itself, or a MachinePool that refers
-// to it. It returns "" if nothing does.
+// pausedBy returns what pauses a pool: its Cluster, the pool itself, or a MachinePool that
+// refers to it; "" if nothing is paused.
 func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool, machinePools []*clusterv1.MachinePool) (string, error) {
 	cluster, err := controller.GetCached(c.clusterLister.Get, "Cluster", c.cluster)
 	if err != nil {
@@ -187,4 +191,94 @@ func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool, machinePools []*
 		objects = append(objects, machinePool)
 	}
 	return controllers.PausedBy(cluster, objects...), nil
+}
+
+// syncState is the state that a sync of a pool passes to the next sync. A restart may lose it.
+type syncState struct {
+	// shardOf has the shard of each instance that has or had an NstanceMachine, by instance
+	// id. Ids are never reused. An entry is dropped when the NstanceMachine was deleted and
+	// the shard no longer lists the instance.
+	shardOf map[string]string
+	// orphanedSince is when each Machine was first observed without its NstanceMachine.
+	orphanedSince map[types.UID]time.Time
+	// reportedConflicts are the ids of instances for whose name conflicts an event was
+	// recorded.
+	reportedConflicts sets.Set[string]
+}
+
+// syncStates has the states of all pools, by UID. The zero value is empty.
+type syncStates struct {
+	mu     sync.Mutex
+	byPool map[types.UID]syncState
+}
+
+// update calls change with the state of a pool while mu is locked.
+func (s *syncStates) update(pool types.UID, change func(*syncState)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	state, ok := s.byPool[pool]
+	if !ok {
+		state = syncState{shardOf: map[string]string{}, reportedConflicts: sets.New[string]()}
+	}
+	change(&state)
+	if len(state.shardOf)+len(state.orphanedSince)+len(state.reportedConflicts) == 0 {
+		delete(s.byPool, pool)
+		return
+	}
+	if s.byPool == nil {
+		s.byPool = make(map[types.UID]syncState)
+	}
+	s.byPool[pool] = state
+}
+
+// get returns a copy of the state of a pool, without reportedConflicts.
+func (s *syncStates) get(pool types.UID) syncState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return syncState{shardOf: maps.Clone(s.byPool[pool].shardOf), orphanedSince: s.byPool[pool].orphanedSince}
+}
+
+// anyNew reports whether an instance never had an NstanceMachine and is not being terminated.
+func (s *syncStates) anyNew(pool types.UID, instances []shard.Instance) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.ContainsFunc(instances, func(instance shard.Instance) bool {
+		_, had := s.byPool[pool].shardOf[instance.ID]
+		return !had && !instance.State.IsTerminating()
+	})
+}
+
+// addInstance records that an instance of a shard has an NstanceMachine.
+func (s *syncStates) addInstance(pool types.UID, id, shard string) {
+	s.update(pool, func(state *syncState) { state.shardOf[id] = shard })
+}
+
+// dropInstances drops the instances for which drop returns true.
+func (s *syncStates) dropInstances(pool types.UID, drop func(id, shard string) bool) {
+	s.update(pool, func(state *syncState) { maps.DeleteFunc(state.shardOf, drop) })
+}
+
+// setOrphaned replaces the times since which Machines have had no NstanceMachine.
+func (s *syncStates) setOrphaned(pool types.UID, since map[types.UID]time.Time) {
+	s.update(pool, func(state *syncState) { state.orphanedSince = since })
+}
+
+// setConflicts replaces the ids whose names are in use, and returns the new ones.
+func (s *syncStates) setConflicts(pool types.UID, ids []string) (added []string) {
+	s.update(pool, func(state *syncState) {
+		for _, id := range ids {
+			if !state.reportedConflicts.Has(id) {
+				added = append(added, id)
+			}
+		}
+		state.reportedConflicts = sets.New(ids...)
+	})
+	return added
+}
+
+// drop drops the state of a pool.
+func (s *syncStates) drop(pool types.UID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byPool, pool)
 }

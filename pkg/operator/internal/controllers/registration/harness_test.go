@@ -51,14 +51,14 @@ const (
 	writeCert = "apply secrets " + certName
 )
 
-// harness is a controller, the API server, and a real shard server.
+// harness is a controller with an API server and a real shard server.
 type harness struct {
 	*controllertest.Harness
 	controller *Controller
 	server     *servertest.Server
 	keys       *clusterkeys.Keys
 	endpoints  endpoints
-	// pool is connected with the certificate in the Secret.
+	// pool connects with the certificate in the Secret.
 	pool     *connpool.Pool
 	identity *identity.Identity
 
@@ -69,7 +69,7 @@ type harness struct {
 	writes  []string
 }
 
-// endpoints never change.
+// endpoints implements Endpoints, and never changes.
 type endpoints map[string]shard.Endpoint
 
 func (e endpoints) Endpoints() map[string]shard.Endpoint { return e }
@@ -84,7 +84,7 @@ func newHarness(t *testing.T) *harness {
 		identity: &identity.Identity{},
 		failing:  map[string]bool{},
 	}
-	// The server's clock is the real one.
+	// The server uses the real clock.
 	h.FakeClock.SetTime(time.Now())
 	var err error
 	h.keys, err = clusterkeys.Load(t.Context(), h.server.Storage, h.server.Secrets)
@@ -111,7 +111,7 @@ func newHarness(t *testing.T) *harness {
 	return h
 }
 
-// restart replaces the controller by one that knows nothing.
+// restart replaces the controller.
 func (h *harness) restart() {
 	h.T.Helper()
 	h.registry = prometheus.NewRegistry()
@@ -137,7 +137,7 @@ func (h *harness) newNonce() string {
 	return token
 }
 
-// expiredNonce returns one that expired a minute ago.
+// expiredNonce returns a nonce that expired a minute ago.
 func (h *harness) expiredNonce() string {
 	h.T.Helper()
 	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.MapClaims{
@@ -177,7 +177,7 @@ func (h *harness) deleteSecret(name string) {
 	}
 }
 
-// secret returns nil if there is none.
+// secret returns a Secret, nil if it does not exist.
 func (h *harness) secret(name string) *corev1.Secret {
 	h.T.Helper()
 	secret, err := h.KubeClient.CoreV1().Secrets(namespace).Get(h.Ctx, name, metav1.GetOptions{})
@@ -202,7 +202,7 @@ func (h *harness) show() {
 	for i := range secrets.Items {
 		cachedSecrets = append(cachedSecrets, &secrets.Items[i])
 		if secret := secrets.Items[i]; secret.Name == certName {
-			// A Secret of a test may have anything in it.
+			// The Secret of a test may have any content.
 			_ = h.identity.Set(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], h.server.Authority.CertificatePEM())
 		}
 	}
@@ -210,7 +210,7 @@ func (h *harness) show() {
 	require.NoError(h.T, h.secrets.GetStore().Replace(cachedSecrets, ""))
 }
 
-// sync shows the API server, syncs once and compares the writes.
+// sync updates the caches, syncs once and compares the writes.
 func (h *harness) sync(want ...string) (requeue time.Duration, err error) {
 	h.T.Helper()
 	h.show()
@@ -220,7 +220,7 @@ func (h *harness) sync(want ...string) (requeue time.Duration, err error) {
 	return requeue, err
 }
 
-// mustSync is sync without an error.
+// mustSync calls sync, which must succeed.
 func (h *harness) mustSync(want ...string) time.Duration {
 	h.T.Helper()
 	requeue, err := h.sync(want...)
@@ -228,7 +228,7 @@ func (h *harness) mustSync(want ...string) time.Duration {
 	return requeue
 }
 
-// register syncs until there is a certificate, and returns it.
+// register syncs until a certificate is stored, and returns it.
 func (h *harness) register() *certificate {
 	h.T.Helper()
 	h.mustSync(writeKey)
@@ -237,7 +237,7 @@ func (h *harness) register() *certificate {
 	return h.certificate()
 }
 
-// authorities are the CA of the server, as the controller reads it.
+// authorities returns the CA of the server, as the controller reads it.
 func (h *harness) authorities() *x509.CertPool {
 	h.T.Helper()
 	caPEM := string(h.server.Authority.CertificatePEM())
@@ -265,7 +265,7 @@ func (h *harness) expectState(status metav1.ConditionStatus, reason, message str
 	assert.Contains(h.T, state.Message, message)
 }
 
-// registrations are the nonces that the server has accepted, by the key that used each.
+// registrations returns the nonces that the server has accepted, by the public key.
 func (h *harness) registrations() map[string]string {
 	h.T.Helper()
 	infos, err := h.server.Storage.List(h.Ctx, "operator-nonce/")
@@ -279,10 +279,10 @@ func (h *harness) registrations() map[string]string {
 	return claims
 }
 
-// calls is how many registrations and renewals the server has received.
+// calls returns how many calls of a method the server has received.
 func (h *harness) calls(method string) int { return len(h.server.Calls(method)) }
 
-// keyOf is the key in the Secret.
+// keyOf returns the key in the Secret.
 func (h *harness) keyOf() ed25519.PrivateKey {
 	h.T.Helper()
 	key, problem := parseKey(keyName, h.secret(keyName))

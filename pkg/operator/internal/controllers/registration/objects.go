@@ -28,15 +28,15 @@ const (
 	publicKeyKey  = "public.key"
 )
 
-// problem is why an object cannot be used: a reason of the condition IdentityReady, and
-// a message that names object and key, and how to make it.
+// problem is why an object cannot be used: a reason of the condition IdentityReady, and a
+// message that names object and key, and how to create them.
 type problem struct {
 	reason, message string
 }
 
 func (p *problem) Error() string { return p.message }
 
-// parseCA returns the CA certificates that shard servers must chain to.
+// parseCA returns the certificates of the authorities that issue the servers' certificates.
 func parseCA(name string, object *corev1.ConfigMap) (*x509.CertPool, *problem) {
 	const fix = `create it with the CA of the shard servers, for example with "nstance-admin cluster ca"`
 	if object == nil || object.Data[caKey] == "" {
@@ -49,8 +49,7 @@ func parseCA(name string, object *corev1.ConfigMap) (*x509.CertPool, *problem) {
 	return authorities, nil
 }
 
-// parseKey returns the key that certificates are requested for, nil if there is none
-// yet.
+// parseKey returns the private key of the certificate, nil if it was not created yet.
 func parseKey(name string, object *corev1.Secret) (ed25519.PrivateKey, *problem) {
 	if object == nil {
 		return nil, nil
@@ -63,15 +62,15 @@ func parseKey(name string, object *corev1.Secret) (ed25519.PrivateKey, *problem)
 	return key, nil
 }
 
-// nonceClaims are the claims that show an administrator's mistake before a server
-// does. The server verifies the nonce.
+// nonceClaims are the claims by which the operator detects an administrator's mistake before a
+// server does. Only the server verifies the nonce.
 type nonceClaims struct {
 	jwt.RegisteredClaims
 	ClusterID string `json:"cluster_id"`
 	Tenant    string `json:"tenant"`
 }
 
-// parseNonce returns the nonce with which the operator of a tenant registers.
+// parseNonce returns the nonce for a tenant, a JSON web token (RFC 7519).
 func parseNonce(name string, object *corev1.Secret, cluster, tenant string) (string, *problem) {
 	fix := fmt.Sprintf(`store the output of "nstance-admin cluster nonce --cluster-id %s --tenant %s" there`, cluster, tenant)
 	if object == nil || len(object.Data[nonceKey]) == 0 {
@@ -83,7 +82,7 @@ func parseNonce(name string, object *corev1.Secret, cluster, tenant string) (str
 	nonce := strings.TrimSpace(string(object.Data[nonceKey]))
 	var claims nonceClaims
 	if _, _, err := jwt.NewParser().ParseUnverified(nonce, &claims); err != nil {
-		// The error of the parser may quote the nonce.
+		// The error of the parser may contain the nonce.
 		return invalid("is not a JSON web token")
 	}
 	if claims.ClusterID != cluster {
@@ -106,18 +105,19 @@ type certificate struct {
 	leaf   *x509.Certificate
 	key    ed25519.PrivateKey
 	keyPEM []byte
-	// own is true of a certificate that the operator got for itself. Others belong to an
-	// administrator, and are never replaced.
+	// own: the operator obtained the certificate. If not, it belongs to an administrator and
+	// is never replaced.
 	own bool
-	// issued is when the operator received it by its own clock; for others the beginning
-	// of its validity.
+	// issued is when the operator received its own certificate, by its own clock. For an
+	// administrator's certificate it is the beginning of the validity.
 	issued time.Time
 	// nonce is the digest of the nonce that the operator registered with.
 	nonce string
 }
 
-// parseCertificate returns nil if there is no certificate. A problem is that of an
-// administrator's certificate, or of one that was edited; own is still set then.
+// parseCertificate returns nil if the Secret has no certificate. It returns a problem if an
+// administrator's certificate is invalid or an own certificate was edited; own is set in
+// either case.
 func parseCertificate(name string, object *corev1.Secret, authorities *x509.CertPool) (*certificate, *problem) {
 	if object == nil || len(object.Data[corev1.TLSCertKey]) == 0 && len(object.Data[corev1.TLSPrivateKeyKey]) == 0 {
 		return nil, nil
@@ -133,7 +133,7 @@ func parseCertificate(name string, object *corev1.Secret, authorities *x509.Cert
 		return invalid(fmt.Errorf("read %s and %s: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err))
 	}
 	c.leaf, c.keyPEM = pair.Leaf, object.Data[corev1.TLSPrivateKeyKey]
-	// Only the operator's own must have a key of this kind: it is renewed.
+	// Only the operator's own key must have this type, because its certificate is renewed.
 	c.key, _ = pair.PrivateKey.(ed25519.PrivateKey)
 	if err := chains(c.leaf, authorities); err != nil {
 		return invalid(fmt.Errorf("%s was not issued by the cluster CA: %w", corev1.TLSCertKey, err))
@@ -145,8 +145,8 @@ func parseCertificate(name string, object *corev1.Secret, authorities *x509.Cert
 	return c, nil
 }
 
-// chains returns an error unless an authority has issued a client certificate. Its
-// lifetime is not checked.
+// chains returns an error unless an authority has issued the client certificate. It ignores
+// the validity period.
 func chains(leaf *x509.Certificate, authorities *x509.CertPool) error {
 	_, err := leaf.Verify(x509.VerifyOptions{
 		Roots:       authorities,

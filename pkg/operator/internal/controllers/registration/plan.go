@@ -12,59 +12,57 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// observation is what a sync decides from.
+// observation is the cached state from which plan decides.
 type observation struct {
 	authorities *x509.CertPool
 	caProblem   *problem
-	// key is nil until it was created.
+	// key is nil before it is created.
 	key        ed25519.PrivateKey
 	keyProblem *problem
-	// nonce is empty if there is a nonceProblem.
+	// nonce is empty if nonceProblem is set.
 	nonce        string
 	nonceProblem *problem
-	// cert is nil if there is none.
+	// cert is nil if it does not exist.
 	cert        *certificate
 	certProblem *problem
-	// refused is the text of a shard that rejects the certificate, "" if none does, or if
-	// another shard accepts it.
+	// refused is the result of Controller.refused.
 	refused string
-	// rejected is the nonce that a server rejected last.
+	// rejected is the last nonce that a server rejected.
 	rejected rejection
 }
 
-// rejection is a nonce that a server rejected with a text. It is not sent again before
-// a time: a server that rejects it once does so until its keys or its clock change.
+// rejection is a nonce that a server rejected with a text. It is not sent again before until,
+// because the server will reject it until its keys or its clock change.
 type rejection struct {
 	nonce, text string
 	until       time.Time
 }
 
-// step is the one change that a sync makes.
+// step is the action of a sync.
 type step int
 
 const (
-	// The zero step: there is nothing to do now, or nothing that the operator can do.
+	// The zero value: no action is needed or possible.
 	_ step = iota
-	// createKey: a key is created and stored.
+	// createKey: create and store a key.
 	createKey
-	// register: the nonce is exchanged for a certificate.
+	// register: exchange the nonce for a certificate.
 	register
-	// renew: the certificate is exchanged for the next one.
+	// renew: exchange the certificate for a new certificate.
 	renew
 )
 
 // decision is the result of plan.
 type decision struct {
 	step step
-	// blocked is why the operator has no usable certificate and cannot get one; nil if it
-	// has one, or can.
+	// blocked is why the operator has no usable certificate and cannot obtain it; nil
+	// otherwise.
 	blocked *problem
-	// again is when the decision may be another one although no object changed; zero for
-	// never.
+	// again is when the decision may change although no object has changed; zero for never.
 	again time.Time
 }
 
-// plan returns the next step. A certificate that an administrator provides is never
+// plan decides on the next step. A certificate that an administrator provides is never
 // replaced.
 func plan(o observation, now time.Time) decision {
 	if o.caProblem != nil {
@@ -98,7 +96,7 @@ func plan(o observation, now time.Time) decision {
 	}
 }
 
-// unusable returns why there is no certificate that shards accept, nil if there is one.
+// unusable returns why shards do not accept the certificate, nil if they accept it.
 func (o observation) unusable(now time.Time) *problem {
 	switch {
 	case o.cert == nil:
@@ -115,15 +113,15 @@ func (o observation) unusable(now time.Time) *problem {
 
 func (c *certificate) lifetime() time.Duration { return c.leaf.NotAfter.Sub(c.issued) }
 
-// renewal is when the certificate is renewed: up to a thirtieth of its lifetime before
-// two thirds of it are over, so that many operators do not renew at one moment.
+// renewal returns when the certificate is renewed: up to a thirtieth of its lifetime before
+// two thirds of it are over, so that many operators do not renew at the same moment.
 func (c *certificate) renewal() time.Time {
 	jitter := time.Duration(float64(c.lifetime()) / 30 * c.fraction())
 	return c.issued.Add(c.lifetime()*2/3 - jitter)
 }
 
-// fraction is between 0 and 1, random, and always the same for one certificate: the
-// serial number is random.
+// fraction returns a random number between 0 and 1 that is constant for a certificate: it is
+// computed from the random serial number.
 func (c *certificate) fraction() float64 {
 	serial := c.leaf.SerialNumber.Bytes()
 	if len(serial) == 0 {
@@ -132,11 +130,11 @@ func (c *certificate) fraction() float64 {
 	return float64(serial[len(serial)-1]) / 256
 }
 
-// overdue and expiring are when a third and a tenth of the lifetime are left.
+// overdue and expiring return when a third and a tenth of the lifetime are left.
 func (c *certificate) overdue() time.Time  { return c.leaf.NotAfter.Add(-c.lifetime() / 3) }
 func (c *certificate) expiring() time.Time { return c.leaf.NotAfter.Add(-c.lifetime() / 10) }
 
-// next is the first time after now at which something about the certificate changes.
+// next returns the first time after now at which the state of the certificate changes.
 func (c *certificate) next(now time.Time) time.Time {
 	times := []time.Time{c.overdue(), c.expiring(), c.leaf.NotAfter}
 	if c.own {

@@ -5,6 +5,8 @@ package registration
 
 import (
 	"context"
+	"crypto/ed25519"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -15,7 +17,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -24,9 +32,9 @@ import (
 // the shards are called one after the other.
 const registerTimeout = 5 * time.Second
 
-// registerAtShards calls the servers of the shards until that of the cluster's leader
-// issues a certificate. A server that rejects the nonce ends the attempts: every server
-// verifies it in the same way.
+// registerAtShards calls the servers of the shards until the server of the cluster's leader
+// issues a certificate. If a server rejects the nonce, no other server is called, because all
+// servers verify it in the same way.
 func (c *Controller) registerAtShards(ctx context.Context, authorities *x509.CertPool, nonce string, publicKeyPEM []byte) ([]byte, error) {
 	endpoints := c.options.Endpoints.Endpoints()
 	if len(endpoints) == 0 {
@@ -46,8 +54,8 @@ func (c *Controller) registerAtShards(ctx context.Context, authorities *x509.Cer
 	return nil, fmt.Errorf("register: %w", failures.join())
 }
 
-// nonceRejected reports whether err, wrapped or not, is a server's rejection of the
-// nonce, and not of the moment or the server (docs/protocol.md#registration).
+// nonceRejected reports whether err is a server's final rejection of the nonce, and not a
+// temporary error or an error of this server (docs/protocol.md#registration).
 func nonceRejected(err error) bool {
 	switch status.Code(err) {
 	case codes.Unauthenticated, codes.InvalidArgument:
@@ -56,7 +64,7 @@ func nonceRejected(err error) bool {
 	return false
 }
 
-// registerAt calls one server.
+// registerAt sends the registration request to one server.
 func (c *Controller) registerAt(
 	ctx context.Context, id, address string, authorities *x509.CertPool, nonce string, publicKeyPEM []byte,
 ) ([]byte, error) {
@@ -77,7 +85,7 @@ func (c *Controller) registerAt(
 	return response.GetClientCertificatePem(), nil
 }
 
-// shardErrors are the errors of calls to several shards.
+// shardErrors joins the errors of calls to several shards.
 type shardErrors struct {
 	errs []error
 }
@@ -91,4 +99,77 @@ func (e *shardErrors) join() error {
 		return errors.New("no shard is configured")
 	}
 	return errors.Join(e.errs...)
+}
+
+// storeKey stores a new key. The Secret is immutable
+// (https://kubernetes.io/docs/concepts/configuration/secret/#secret-immutable): if a Secret
+// exists that the cache does not have yet, the API server rejects the change, and its key
+// stays.
+func (c *Controller) storeKey(ctx context.Context, key ed25519.PrivateKey) error {
+	privateKeyPEM, err := keys.EncodePrivate(key)
+	if err != nil {
+		return fmt.Errorf("encode the key of the client certificate: %w", err)
+	}
+	publicKeyPEM, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
+	if err != nil {
+		return fmt.Errorf("encode the public key: %w", err)
+	}
+	written, err := c.secrets.Apply(ctx, corev1ac.Secret(c.options.KeySecret, c.namespace).
+		WithType(corev1.SecretTypeOpaque).
+		WithImmutable(true).
+		WithData(map[string][]byte{privateKeyKey: privateKeyPEM, publicKeyKey: publicKeyPEM}), controllers.Apply)
+	if err != nil {
+		return fmt.Errorf("apply Secret %s: %w", c.name(c.options.KeySecret), err)
+	}
+	c.keyWrites.Record(written)
+	klog.FromContext(ctx).Info("Key for the client certificate created", "secret", klog.KObj(written))
+	return nil
+}
+
+// issued is a certificate that a server has just issued.
+type issued struct {
+	certPEM, keyPEM []byte
+	// nonce is the digest of the nonce that the operator registered with.
+	nonce       string
+	authorities *x509.CertPool
+}
+
+// storeCertificate stores a certificate in the Secret from which every replica reads it. An
+// unusable certificate is not stored.
+func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
+	now := c.clock.Now()
+	pair, err := tls.X509KeyPair(i.certPEM, i.keyPEM)
+	if err != nil {
+		return fmt.Errorf("the server issued a certificate that cannot be used: %w", err)
+	}
+	if err := chains(pair.Leaf, i.authorities); err != nil {
+		return fmt.Errorf("the server issued a certificate of another authority: %w", err)
+	}
+	if !now.Before(pair.Leaf.NotAfter) {
+		return fmt.Errorf("the server issued a certificate that expires at %s, which has passed: the clocks differ", format(pair.Leaf.NotAfter))
+	}
+	existing, err := c.secret(c.options.Cert, c.options.CertSecret)
+	if err != nil {
+		return err
+	}
+	// The type of a Secret is immutable
+	// (https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/validation.go).
+	secretType := corev1.SecretTypeTLS
+	if existing != nil {
+		secretType = existing.Type
+	}
+	written, err := c.secrets.Apply(ctx, corev1ac.Secret(c.options.CertSecret, c.namespace).
+		WithType(secretType).
+		WithAnnotations(map[string]string{
+			v1beta1.AnnotationCertificateIssued: now.UTC().Format(time.RFC3339Nano),
+			v1beta1.AnnotationRegisteredWith:    i.nonce,
+		}).
+		WithData(map[string][]byte{corev1.TLSCertKey: i.certPEM, corev1.TLSPrivateKeyKey: i.keyPEM}), controllers.Apply)
+	if err != nil {
+		return fmt.Errorf("apply Secret %s: %w", c.name(c.options.CertSecret), err)
+	}
+	c.certWrites.Record(written)
+	klog.FromContext(ctx).Info("Client certificate stored", "secret", klog.KObj(written),
+		"serial", pair.Leaf.SerialNumber.Text(16), "expires", pair.Leaf.NotAfter)
+	return nil
 }

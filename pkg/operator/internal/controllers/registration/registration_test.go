@@ -53,7 +53,7 @@ func TestRegistration(t *testing.T) {
 	assert.Equal(t, 1, h.calls("RegisterOperator"))
 }
 
-// A process that exits after any step is continued by the next leader.
+// If a process exits after any step, the next leader continues.
 func TestRegistrationIsResumed(t *testing.T) {
 	h := newHarness(t)
 	h.failing[keyName] = true
@@ -100,7 +100,7 @@ func TestRenewal(t *testing.T) {
 	assert.Equal(t, 1, h.calls("RegisterOperator"))
 	h.expectOneRegistration()
 
-	// The stored certificate is not renewed again: its time begins when it was received.
+	// The stored certificate is not renewed again: its lifetime begins when it was received.
 	h.FakeClock.SetTime(time.Now())
 	h.mustSync()
 	assert.Equal(t, 1, h.calls("RenewCertificate"))
@@ -152,7 +152,7 @@ func TestExpiredCertificateIsReplaced(t *testing.T) {
 	assert.True(t, h.keyOf().Equal(h.certificate().key))
 }
 
-// rejecting are Groups of shards that reject the certificate.
+// rejecting is a cache of groups whose shards reject the certificate.
 type rejecting struct {
 	shard.Groups
 	reachable bool
@@ -233,7 +233,7 @@ func TestCertificateOfTheAdministratorStays(t *testing.T) {
 	h.put(certName, map[string][]byte{corev1.TLSCertKey: otherPEM, corev1.TLSPrivateKeyKey: otherKeyPEM})
 	h.mustSync()
 	h.expectState(metav1.ConditionFalse, reasonCertificateInvalid, "tls.crt was not issued by the cluster CA")
-	// An empty Secret is none.
+	// An empty Secret is equal to no Secret.
 	h.put(certName, nil)
 	h.mustSync(writeKey)
 	h.mustSync(writeCert)
@@ -242,7 +242,7 @@ func TestCertificateOfTheAdministratorStays(t *testing.T) {
 }
 
 // The lifetime of a certificate begins when it is received: its validity begins earlier,
-// for clocks that are behind.
+// because clocks may be behind.
 func TestShortCertificateIsNotRenewedAtOnce(t *testing.T) {
 	h := newHarness(t)
 	h.register()

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
@@ -19,13 +20,13 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// Settings of a pool whose writers the audit trail names.
+// Settings of a pool whose last writer the audit trail names.
 const (
 	replicasSetting = "replicas"
 	shardsSetting   = "shards"
 )
 
-// Reasons of the lines of the audit trail.
+// Reasons in the audit trail.
 const (
 	auditScaleDown    = "scale-down"
 	auditConfigChange = "config-change"
@@ -33,10 +34,10 @@ const (
 	auditDeleted      = "shard-group-deleted"
 )
 
-// auditUpsert writes the line of the audit trail for a call of UpsertGroup that shrinks the
-// group or replaces its instances, and records an event if the shard has accepted it.
-// before is the group as the shard has reported it before, and after as the call makes it;
-// correction is true if the shard had accepted the same before.
+// auditUpsert writes the audit entry of a call of UpsertGroup that shrinks the group or
+// replaces its instances, and records an event if the shard has accepted it. before is the
+// group that the shard reported before the call, and after is the group that the call
+// requests; correction is true if the shard had accepted the same request before.
 func (c *Controller) auditUpsert(ctx context.Context, object *v1beta1.NstanceShardGroup, before *shard.Group, after shard.Group, correction bool, err error) {
 	if before == nil || before.Deleting {
 		return
@@ -69,8 +70,9 @@ func (c *Controller) auditUpsert(ctx context.Context, object *v1beta1.NstanceSha
 	}
 }
 
-// auditDelete is like auditUpsert for a call of DeleteGroup. A call after the shard has
-// accepted one only queries whether the deletion is complete, unless the group exists again.
+// auditDelete writes the audit entry of a call of DeleteGroup. After the shard has accepted
+// the deletion, further calls only query whether it is complete, unless the group exists
+// again.
 func (c *Controller) auditDelete(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, before *shard.Group, err error) {
 	if c.deletionAccepted(key, object.UID, err) && (before == nil || before.Deleting) {
 		return
@@ -89,8 +91,8 @@ func (c *Controller) auditDelete(ctx context.Context, key cache.ObjectName, obje
 	}
 }
 
-// deletionAccepted reports whether the shard has accepted the deletion of the group of an
-// object before the call that has returned err.
+// deletionAccepted reports whether the shard had accepted the deletion of an object's group
+// before this call, which has returned err.
 func (c *Controller) deletionAccepted(key cache.ObjectName, uid types.UID, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -108,7 +110,7 @@ func newEntry(object *v1beta1.NstanceShardGroup, err error) audit.Entry {
 	}
 }
 
-// recordAudited records the event of a call that the shard has accepted.
+// recordAudited records the event about a call that the shard has accepted.
 func (c *Controller) recordAudited(ctx context.Context, object *v1beta1.NstanceShardGroup, reason, action, did, writer string) {
 	note := fmt.Sprintf("%s; %s %s", did, audit.KeyRequestID, audit.RequestFrom(ctx).ID)
 	if writer != "" {
@@ -117,7 +119,7 @@ func (c *Controller) recordAudited(ctx context.Context, object *v1beta1.NstanceS
 	controller.Record(c.recorder, object, reason, action, note)
 }
 
-// isCorrection reports whether the shard has accepted object before as it is now.
+// isCorrection reports whether the shard has accepted this version of object before.
 func (c *Controller) isCorrection(key cache.ObjectName, object *v1beta1.NstanceShardGroup) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,8 +127,8 @@ func (c *Controller) isCorrection(key cache.ObjectName, object *v1beta1.NstanceS
 	return found && before.isOf(object)
 }
 
-// differences returns the settings that differ and that only new instances can receive,
-// with their values. Vars are left out: agents receive them, and they can be secret.
+// differences returns the settings that differ and that only new instances receive, with their
+// values. Vars are omitted: agents receive them, and they can be secret.
 func differences(before, after shard.GroupSettings) (settings []string, from, to string) {
 	var was, is []string
 	add := func(name, a, b string) {
@@ -140,8 +142,8 @@ func differences(before, after shard.GroupSettings) (settings []string, from, to
 	return settings, strings.Join(was, ","), strings.Join(is, ",")
 }
 
-// requested returns before as config changes it, for a call without a reply. A setting that
-// config leaves out is the server's to choose.
+// requested returns before with the changes of config, for a call without a reply. The server
+// chooses settings that config omits.
 func requested(before *shard.Group, config shard.GroupConfig) shard.Group {
 	if before == nil {
 		return shard.Group{Size: config.Size}
@@ -154,4 +156,49 @@ func requested(before *shard.Group, config shard.GroupConfig) shard.Group {
 		after.Subnets = config.Subnets
 	}
 	return after
+}
+
+// Reasons of the events about shard groups.
+const (
+	// reasonShardAbandoned: the instances on a lost shard were given up.
+	reasonShardAbandoned = "ShardAbandoned"
+	// reasonShardReachable: the shard is connected again.
+	reasonShardReachable = "ShardReachable"
+	// reasonGroupRetained: the shard group is deleted, but the group stays on the shard.
+	reasonGroupRetained = "GroupRetained"
+	// reasonGroupShrunk: the shard has accepted a smaller size.
+	reasonGroupShrunk = "GroupShrunk"
+	// reasonInstancesReplaced: the shard has accepted settings that make it replace the
+	// instances.
+	reasonInstancesReplaced = "InstancesReplaced"
+	// reasonDeletingGroup: the shard has accepted the deletion of the group.
+	reasonDeletingGroup = "DeletingGroup"
+	// reasonGroupDeleted: the shard has confirmed that the group is deleted.
+	reasonGroupDeleted = "GroupDeleted"
+)
+
+// recordProblems records conditions that turned False as events. Ready is recorded only
+// if an administrator must decide something.
+func (c *Controller) recordProblems(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) {
+	for kind, action := range map[string]string{
+		v1beta1.ConditionShardReachable: "Connect",
+		v1beta1.ConditionConfigValid:    "UpsertGroup",
+	} {
+		if problem := controller.TurnedFalse(object.Status.Conditions, status.Conditions, kind); problem != nil {
+			controller.Warn(c.recorder, object, problem.Reason, action, problem.Message)
+		}
+	}
+	if problem := controller.TurnedFalse(object.Status.Conditions, status.Conditions, v1beta1.ConditionReady); problem != nil &&
+		problem.Reason == v1beta1.ReasonShardAhead {
+		controller.Warn(c.recorder, object, problem.Reason, "UpsertGroup", problem.Message)
+	}
+}
+
+// recordReachable records that the shard of written is connected again.
+func (c *Controller) recordReachable(before *v1beta1.NstanceShardGroupStatus, written *v1beta1.NstanceShardGroup) {
+	if meta.IsStatusConditionFalse(before.Conditions, v1beta1.ConditionShardReachable) &&
+		meta.IsStatusConditionTrue(written.Status.Conditions, v1beta1.ConditionShardReachable) {
+		controller.Record(c.recorder, written, reasonShardReachable, "Connect",
+			fmt.Sprintf("shard %q is connected again", written.Spec.Shard))
+	}
 }

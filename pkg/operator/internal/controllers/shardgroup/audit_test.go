@@ -16,7 +16,7 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// audited returns a harness whose shard has a group, and what it logs.
+// audited returns a harness whose shard has a group, and the audit log.
 func audited(t *testing.T, object *v1beta1.NstanceShardGroup) (*harness, *audittest.Log) {
 	t.Helper()
 	h, log := newHarness(t, object), audittest.NewLog()
@@ -25,7 +25,7 @@ func audited(t *testing.T, object *v1beta1.NstanceShardGroup) (*harness, *auditt
 	return h, log
 }
 
-// syncOnce syncs and shows the controller what the shard reports then.
+// syncOnce syncs, and then puts the group that the shard reports into the cache.
 func (h *harness) syncOnce(report func(*shard.Group)) {
 	h.T.Helper()
 	h.Show()
@@ -68,7 +68,7 @@ func TestReplacingInstancesIsAudited(t *testing.T) {
 	assert.NotContains(t, log.Text(), "secret")
 }
 
-// TestFailedCallsAreAudited: there is a line for each attempt and no event.
+// TestFailedCallsAreAudited: each attempt is audited, and no event is recorded.
 func TestFailedCallsAreAudited(t *testing.T) {
 	h, log := audited(t, newObject())
 	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.Size = 1 })

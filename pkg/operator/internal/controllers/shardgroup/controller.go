@@ -11,10 +11,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/identifier"
@@ -31,40 +34,40 @@ const (
 	// rejectedRetry is the delay before a rejected configuration is sent again, unless
 	// something changes before.
 	rejectedRetry = 5 * time.Minute
-	// listedRetry is the delay until a deletion is looked at again whose list is awaited.
+	// listedRetry is the delay before a deletion that waits for a list of groups is reviewed.
 	listedRetry = 200 * time.Millisecond
-	// unclearRetry is the delay before a request is sent again that was either rejected or
-	// lost.
+	// unclearRetry is the delay before a request that was either rejected or lost is sent
+	// again.
 	unclearRetry = 5 * time.Second
-	// deletionSettles is the delay after which a group that a shard still reports after
-	// its deletion is the group of another object. It is longer than the time between
-	// two lists of the groups, so that the cache is newer than the deletion.
+	// deletionSettles is the delay after which a group that a shard still reports after its
+	// deletion belongs to another object. It is longer than the time between two lists of the
+	// groups, so that the cache is newer than the deletion.
 	deletionSettles = 2 * time.Minute
 )
 
-// pauseHandler receives the shard groups of a pool that was paused or resumed.
+// pauseHandler is called with each shard group of a pool that was paused or unpaused.
 type pauseHandler = func(shardGroup cache.ObjectName)
 
-// Options are what the controller needs of other controllers.
+// Options are the dependencies that only this controller has.
 type Options struct {
-	// Pools report whether the pool of a shard group is paused.
+	// Pools reports whether the pool of a shard group is paused.
 	Pools interface {
-		// PausedBy returns what pauses the pool, "" when nothing does.
+		// PausedBy returns what pauses the pool, "" if it is not paused.
 		PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
-		// Writer returns who wrote settings of the pool last, "" if that is not known.
+		// Writer returns who last wrote these settings of the pool, "" if unknown.
 		Writer(ctx context.Context, group *v1beta1.NstanceShardGroup, settings ...string) string
 		AddPauseHandler(handler pauseHandler)
 	}
-	// Drains report the progress of drains.
+	// Drains reports the progress of drains.
 	Drains interface {
-		// Summary returns how many instances of a group on a shard are being drained and
-		// how many of these drains are blocked. The message is empty when none is.
+		// Summary returns how many instances of a group on a shard are being drained, how many
+		// of these drains are blocked, and a message about the blocked drains.
 		Summary(shard, group string) (draining, blocked int, message string)
 		AddHandler(handler func(shard, group, instance string))
 	}
 }
 
-// Controller is the controller of NstanceShardGroups in one namespace.
+// Controller syncs the NstanceShardGroups of one namespace.
 type Controller struct {
 	controller.Registrations
 
@@ -85,18 +88,18 @@ type Controller struct {
 
 	mu         sync.Mutex
 	rejections map[cache.ObjectName]rejection
-	// unclear are the last replies for which shard.IsUnclear.
+	// unclear are the last errors for which shard.IsUnclear is true.
 	unclear map[cache.ObjectName]rejection
 	// failures are the errors of providers, by shard group.
 	failures map[cache.ObjectName]providerErrors
-	// deletions are the first deletions that a shard has confirmed although it still
-	// reports a group of another revision.
+	// deletions are the first deletions that a shard has confirmed although it still reports a
+	// group of another revision.
 	deletions map[cache.ObjectName]deletion
-	// unlisted are the deletions that a list of the groups has not confirmed.
+	// unlisted are the deletions that are not confirmed by a list of the groups yet.
 	unlisted map[cache.ObjectName]unlisted
-	// accepted are the objects whose deletion the shards have accepted.
+	// accepted are the UIDs of objects whose deletion the shards have accepted.
 	accepted map[cache.ObjectName]types.UID
-	// sent is what the shards have accepted.
+	// sent has the last request that each shard has accepted.
 	sent map[cache.ObjectName]sent
 }
 
@@ -140,7 +143,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	return c, err
 }
 
-// shardOf returns the shard of a shard group, which is the end of its name.
+// shardOf returns the shard of a shard group, the last part of its name.
 func shardOf(key cache.ObjectName) string {
 	_, id, _ := strings.Cut(key.Name, identifier.Separator)
 	return id
@@ -148,3 +151,103 @@ func shardOf(key cache.ObjectName) string {
 
 // Run syncs shard groups until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+
+// byShard indexes shard groups by their shard.
+const byShard = "shard"
+
+var indexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
+	if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+		return []string{string(group.Spec.Shard)}, nil
+	}
+	return nil, nil
+}}
+
+// shardGroupChanged enqueues a shard group at once for a new spec. It ignores the status,
+// which only this controller writes: a sync for it would cut short the delay that batches the
+// changes of instances. The resync reverts changes of the status by other clients.
+func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	switch {
+	case after == nil:
+		c.queue.Add(cache.MetaObjectToName(before))
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controllers.PauseChanged(before, after) ||
+		before.Annotations[v1beta1.AnnotationReplaces] != after.Annotations[v1beta1.AnnotationReplaces] ||
+		before.Annotations[v1beta1.AnnotationAbandonedShard] != after.Annotations[v1beta1.AnnotationAbandonedShard]:
+		c.queue.Add(cache.MetaObjectToName(after))
+	}
+}
+
+// groupChanged enqueues the shard group of a cached group that changed.
+func (c *Controller) groupChanged(shard, key string) {
+	c.queue.AddAfter(c.key(v1beta1.ShardGroupName(key, shard)), controller.BatchPeriod)
+}
+
+// drainsChanged enqueues the shard group of an instance whose drain made progress.
+func (c *Controller) drainsChanged(shard, group, _ string) { c.groupChanged(shard, group) }
+
+// drainsReported enqueues the shard groups with drains, after a shard has reported all its
+// drains.
+func (c *Controller) drainsReported(id string) {
+	if !c.notices.Settled(id) {
+		return
+	}
+	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+		if ptr.Deref(group.Status.Draining, 0) > 0 {
+			c.queue.AddAfter(cache.MetaObjectToName(group), controller.BatchPeriod)
+		}
+	}
+}
+
+// shardChanged enqueues the shard groups of a shard: at once when it is reachable,
+// and otherwise after a grace period in which it may be back.
+func (c *Controller) shardChanged(id string) {
+	c.metrics.setShard(id, c.shards.Has(id))
+	delay := time.Duration(0)
+	if reachable, _ := c.groups.Reachable(id); !reachable {
+		delay = controllers.LostGrace
+	}
+	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+		c.queue.AddAfter(cache.MetaObjectToName(group), delay)
+	}
+}
+
+// keys returns the keys of all shard groups.
+func (c *Controller) keys() []cache.ObjectName {
+	shardGroups, err := c.lister.List(labels.Everything())
+	if err != nil {
+		// The lister of a cache returns no errors.
+		panic(err)
+	}
+	keys := make([]cache.ObjectName, len(shardGroups))
+	for i, shardGroup := range shardGroups {
+		keys[i] = cache.MetaObjectToName(shardGroup)
+	}
+	return keys
+}
+
+func (c *Controller) key(name string) cache.ObjectName {
+	return cache.NewObjectName(c.namespace, name)
+}
+
+type metrics struct {
+	corrections *prometheus.CounterVec
+}
+
+func newMetrics(registry prometheus.Registerer) *metrics {
+	m := &metrics{corrections: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "nstance_operator_drift_corrections_total",
+		Help: "Groups that were sent to their shard again although their shard group had not changed, because another writer has changed the group or the shard has lost it, by shard.",
+	}, []string{"shard"})}
+	registry.MustRegister(m.corrections)
+	return m
+}
+
+// setShard creates the series of a configured shard and deletes the series of any other. A
+// counter starts at 0, because Prometheus cannot compute an increase from a missing value.
+func (m *metrics) setShard(id string, configured bool) {
+	if configured {
+		m.corrections.WithLabelValues(id)
+	} else {
+		m.corrections.DeleteLabelValues(id)
+	}
+}

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )
 
 const deleteGroup = "delete workers on a"
@@ -25,7 +26,7 @@ func TestDeletionWaitsForTheShard(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reported())
 	h.Expect(deleteGroup, writeStatus)
-	// The deletion is taken, and the group not yet gone.
+	// The deletion is accepted, but the group still exists.
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.Deleting, g.ActualSize, g.ProviderIDs = 0, true, 1, []string{"i-3"} }))
 	h.Expect(writeStatus)
 	if got, want := h.conditions(), "Ready=False Deleting: the shard is terminating the instances of the group"; !slices.Contains(got, want) {
@@ -45,8 +46,8 @@ func TestDeletionWaitsForTheShard(t *testing.T) {
 	h.Expect()
 }
 
-// The cache may be older than the deletion: it may lack a group that a call without a
-// reply, or another process, has created. Its instances run until the shard deletes them.
+// The cache may be older than the deletion: it may lack a group that a call without a reply,
+// or another process, has created. Its instances run until the shard deletes them.
 func TestDeletionIsConfirmedByALaterList(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.a().Unlisted = true
@@ -54,7 +55,7 @@ func TestDeletionIsConfirmedByALaterList(t *testing.T) {
 	assert.Equal(t, listedRetry, h.Expect())
 	require.NotNil(t, h.object())
 
-	// The list has the group, and no second deletion is sent for it.
+	// The list still has the group, but no second deletion is sent.
 	h.a().Unlisted = false
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.Deleting, g.ActualSize = 0, true, 3 }))
 	assert.Zero(t, h.Expect(writeStatus))
@@ -72,8 +73,8 @@ func TestDeletionIsConfirmedByALaterList(t *testing.T) {
 	assert.Empty(t, h.controller.unlisted)
 }
 
-// The shard of a restored object may have no such group. Then the list changes nothing in
-// the cache, and may be there before the sync that sent the deletion has ended.
+// The shard of a restored object may not have the group. The list then does not change the
+// cache, and may arrive before the sync that sent the deletion has ended.
 func TestDeletionIsConfirmedByAListDuringTheSync(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.a().Unlisted = true
@@ -86,7 +87,7 @@ func TestDeletionIsConfirmedByAListDuringTheSync(t *testing.T) {
 	assert.Nil(t, h.object())
 }
 
-// A pool that is paused meanwhile is not synced again and again.
+// If the pool is paused meanwhile, the object is not synced repeatedly.
 func TestDeletionOfAPausedPool(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.a().Unlisted = true
@@ -97,7 +98,7 @@ func TestDeletionOfAPausedPool(t *testing.T) {
 	h.Expect(release)
 }
 
-// A server that is away has listed nothing since.
+// A disconnected server has sent no list since.
 func TestDeletionIsNotConfirmedByAShardThatIsAway(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.a().Unlisted = true
@@ -108,7 +109,7 @@ func TestDeletionIsNotConfirmedByAShardThatIsAway(t *testing.T) {
 	h.Expect(release)
 }
 
-// A server that has the group still is not called again and again.
+// A server that still has the group is not called repeatedly.
 func TestDeletionThatTheServerDoesNotCarryOut(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reported())
@@ -119,7 +120,7 @@ func TestDeletionThatTheServerDoesNotCarryOut(t *testing.T) {
 	assert.Zero(t, h.Expect(deleteGroup), "at the next change")
 }
 
-// A static group goes back to what the server's configuration says.
+// A static group returns to the settings of the server's configuration.
 func TestDeletionOfAStaticGroupEndsWithTheAnswer(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Static = true }))
@@ -201,4 +202,151 @@ func TestDeletionDoesNotTakeTheFinalizerOfASuccessor(t *testing.T) {
 	if got := h.object().Finalizers; len(got) != 1 {
 		t.Errorf("the finalizers are %q", got)
 	}
+}
+
+func retainedObject() *v1beta1.NstanceShardGroup {
+	object := newObject()
+	object.Spec.DeletionPolicy = v1beta1.DeletionRetain
+	return object
+}
+
+// No call is sent, whatever the state of the shard.
+func TestDeletionWithRetainLeavesTheGroup(t *testing.T) {
+	for name, change := range map[string]func(*harness){
+		"the group runs":              func(h *harness) { h.setGroup(reported()) },
+		"the shard has no such group": func(*harness) {},
+		"the group has another size":  func(h *harness) { h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 7 })) },
+		"the shard is away":           func(h *harness) { h.a().Reachable, h.a().Lost = false, lost },
+		"the shard is not synced":     func(h *harness) { h.a().Synced = false },
+		"the shard is not configured": func(h *harness) { delete(h.Fake.ByID, "a") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, controllertest.Deleting(retainedObject()))
+			change(h)
+			h.Expect(release)
+			assert.Nil(t, h.object())
+			h.ExpectEvents(`Normal GroupRetained shard "a" keeps group "workers" and its instances`)
+			h.Expect()
+		})
+	}
+}
+
+func TestDeletionWithRetainOfAPausedGroupWaits(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(retainedObject()))
+	h.setGroup(reported())
+	h.paused = "Cluster dev has spec.paused"
+	h.Expect(writeStatus)
+	h.paused = ""
+	h.Expect(release)
+}
+
+// If a deletion was sent, it is completed: the ids of instances that are being terminated must
+// stay in the pool until then.
+func TestRetainAfterTheDeletionWasSent(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(newObject()))
+	h.setGroup(reported())
+	h.Expect(deleteGroup, writeStatus)
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.Deleting = 0, true }))
+	h.change(func(object *v1beta1.NstanceShardGroup) { object.Spec.DeletionPolicy = v1beta1.DeletionRetain })
+	h.Expect(writeStatus)
+	assert.NotNil(t, h.object())
+	h.setGroup(nil)
+	h.Expect(release)
+}
+
+// A shard group that is not being deleted is handled as with the other policy.
+func TestRetainChangesNothingBeforeTheDeletion(t *testing.T) {
+	h := newHarness(t, retainedObject())
+	h.Expect("upsert workers on a with size 3", writeStatus)
+}
+
+// lostHarness returns a harness with a shard group that is being deleted, whose shard was
+// removed from the configuration while 3 instances ran.
+func lostHarness(t *testing.T) *harness {
+	t.Helper()
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	delete(h.Fake.ByID, "a")
+	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
+	h.Expect(writeStatus)
+	h.Expect()
+	return h
+}
+
+// giveUp sets the annotation with which an administrator gives up instances.
+func (h *harness) giveUp(value string) {
+	h.T.Helper()
+	controllertest.Change(h.API, "workers--a", func(g *v1beta1.NstanceShardGroup) {
+		g.Annotations = map[string]string{v1beta1.AnnotationAbandonedShard: value}
+	})
+}
+
+func TestALostShardIsGivenUpByAnAnnotation(t *testing.T) {
+	h := lostHarness(t)
+	want := `Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured; ` +
+		"if the shard is lost, the annotation nstance.dev/abandoned-shard=a/3 gives up the 3 instances"
+	if got := h.conditions(); !slices.Contains(got, want) {
+		t.Fatalf("the conditions are %q, want %q", got, want)
+	}
+	h.Events()
+	for _, value := range []string{"", "a", "a/2", "a/4", "b/3", "a/unknown", "true"} {
+		h.giveUp(value)
+		h.Expect()
+		require.NotNil(t, h.object(), "the annotation %q", value)
+	}
+	h.giveUp("a/3")
+	h.Expect(release)
+	assert.Nil(t, h.object())
+	assert.Equal(t, []string{`Warning ShardAbandoned the instances on shard "a" were given up: a/3`}, h.Events())
+}
+
+// The annotation has an effect only when no server can confirm the deletion.
+func TestTheAnnotationForALostShardIsIgnored(t *testing.T) {
+	t.Run("while the shard is configured", func(t *testing.T) {
+		h := lostHarness(t)
+		h.Fake.ByID["a"] = shardtest.NewShard()
+		h.a().Reachable, h.a().Lost = false, lost
+		h.setGroup(reported())
+		h.giveUp("a/3")
+		h.Expect(writeStatus)
+		h.Expect()
+		require.NotNil(t, h.object())
+
+		h.a().Reachable, h.a().Lost = true, nil
+		h.Expect(deleteGroup, writeStatus)
+		h.setGroup(changed(reported(), func(g *shard.Group) { g.Deleting = true }))
+		h.Expect(writeStatus)
+		require.NotNil(t, h.object())
+	})
+	t.Run("before the shard group is deleted", func(t *testing.T) {
+		h := newHarness(t, newObject())
+		h.setGroup(reported())
+		h.Expect(writeStatus)
+		delete(h.Fake.ByID, "a")
+		h.giveUp("a/3")
+		h.Expect(writeStatus)
+		h.Expect()
+		require.NotNil(t, h.object())
+	})
+	t.Run("during a pause", func(t *testing.T) {
+		h := lostHarness(t)
+		h.paused = "Cluster dev has spec.paused"
+		h.giveUp("a/3")
+		h.Expect(writeStatus)
+		require.NotNil(t, h.object())
+		h.paused = ""
+		h.Expect(release)
+	})
+}
+
+// After a restore without the status the number of instances is unknown.
+func TestALostShardWithoutAStatusIsGivenUpByAnAnnotation(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(newObject()))
+	delete(h.Fake.ByID, "a")
+	h.Expect(writeStatus)
+	h.giveUp("a/0")
+	h.Expect()
+	h.giveUp("a/unknown")
+	h.Expect(release)
 }

@@ -13,31 +13,29 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// observation is the cached state that a sync decides from.
+// observation is the cached state from which plan decides.
 type observation struct {
 	// configured is true when the shard is in the configuration.
 	configured bool
 	// synced is true when the cache has all groups of the shard.
 	synced bool
-	// reachable is true when the shard is connected, and lost is the reason when it is
-	// not.
+	// reachable is true when the shard is connected. If it is not, lost is the reason.
 	reachable bool
 	lost      error
-	// group is the group that the shard reports, nil when it has none. While synced is
-	// false, nil means unknown.
+	// group is the group that the shard reports, nil if the shard does not have it. While
+	// synced is false, nil means unknown.
 	group *shard.Group
-	// paused is what pauses the group, "" when nothing does.
+	// paused is what pauses the group, "" if it is not paused.
 	paused string
-	// settling is true when the group was deleted so recently that the cache may be
-	// older.
+	// settling is true if the group was deleted so recently that the cache may be older.
 	settling bool
-	// unlisted is true while the list is awaited that confirms the deletion of the group,
-	// and confirmed afterwards.
+	// unlisted is true while the deletion of the group awaits a list that confirms it;
+	// confirmed is true afterwards.
 	unlisted, confirmed bool
-	// nextCorrection is the time before which the group is not sent again, because another
-	// writer reverts it each time; zero for none.
+	// nextCorrection is when the group may be sent again after another writer has repeatedly
+	// reverted it; zero for at once.
 	nextCorrection time.Time
-	// failure is the last error of the shard's provider, "" when it no longer applies.
+	// failure is the last error of the shard's provider, "" if it no longer applies.
 	failure string
 	drains  drains
 	// drainsKnown is true when the shard has reported all drains since the operator
@@ -45,18 +43,18 @@ type observation struct {
 	drainsKnown bool
 }
 
-// drains is the number of instances that are being drained, the number of these
-// drains that are blocked, and why.
+// drains is the number of instances that are being drained, the number of blocked drains among
+// them, and why they are blocked.
 type drains struct {
 	draining, blocked int
 	message           string
 }
 
-// step is the one call, if any, that a sync makes to the shard.
+// step is the action of a sync. At most one call is made to the shard.
 type step int
 
 const (
-	// nothing: the group is in order, or its state is unknown.
+	// nothing: the group matches the spec, or its state is unknown.
 	nothing step = iota
 	// upsert: the group differs from the spec.
 	upsert
@@ -71,10 +69,10 @@ const (
 	retain
 )
 
-// plan returns the call that brings the group closer to the spec. It never acts on
-// missing information: without a synced and connected shard there is no call. Nor is
-// there one that the server would reject. The steps without a call that the shard confirms,
-// abandon and retain, are decisions of the user.
+// plan returns the step that brings the group closer to the spec. Missing information changes
+// nothing: no call is made without a synced and connected shard, or if the server would reject
+// it. The steps abandon and retain, which need no confirmation by the shard, are decisions of
+// the user.
 func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rejection, now time.Time) step {
 	if !rejected.stillApplies(object, observed.group, now) {
 		rejected = nil
@@ -107,11 +105,10 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 	}
 }
 
-// inOrder reports whether the group that the server reports matches spec. Settings
-// that spec leaves out are the server's to choose, but not to keep from an earlier
-// spec: a server that reports what was declared must report what spec declares.
-// removeFirst does not count for a server that lists no instances, because it
-// ignores removeFirst.
+// inOrder reports whether the group on the server matches spec. The server chooses settings
+// that spec omits, but must not keep them from an earlier spec: if a server reports declared
+// settings, they must be the settings of spec. removeFirst does not count for a server that
+// lists no instances, because it ignores removeFirst.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 	wanted := wantedSettings(spec.GroupSettings, group.Static)
 	return group.Size == spec.Size && !group.Deleting &&
@@ -120,7 +117,7 @@ func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 		(group.Declared == nil || group.Declared.Equal(wanted))
 }
 
-// wanted returns the configuration to send.
+// wanted returns the configuration to send for object.
 func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupConfig {
 	revision := revisionOf(object)
 	return shard.GroupConfig{
@@ -132,7 +129,7 @@ func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupCo
 	}
 }
 
-// outcome is the result of the call.
+// outcome is the result of the step.
 type outcome struct {
 	step step
 	err  error

@@ -4,6 +4,7 @@
 package shardgroup
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -18,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// rejectedHarness is a shard that has another size and rejects a change.
+// rejectedHarness returns a harness whose shard has another size and rejects a change.
 func rejectedHarness(t *testing.T, code codes.Code) *harness {
 	t.Helper()
 	h := newHarness(t, newObject())
@@ -57,7 +58,7 @@ func TestARejectedConfigurationIsSentAgainAfterAWhile(t *testing.T) {
 	}
 }
 
-// Internal is also the code of a call whose connection broke.
+// A broken connection causes Internal too.
 func TestABrokenConnectionIsNotARejection(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
@@ -76,7 +77,7 @@ func TestABrokenConnectionIsNotARejection(t *testing.T) {
 	assert.Equal(t, time.Second, h.Expect(), "the next try is not earlier")
 	pending("stream terminated by RST_STREAM with error code: INTERNAL_ERROR")
 
-	// Another text is not the same rejection, and neither is one after another reply.
+	// A different text is another rejection, and so is a rejection after another reply.
 	h.Advance(time.Second)
 	fail("stream terminated by RST_STREAM with error code: PROTOCOL_ERROR")
 	assert.Equal(t, unclearRetry, h.Expect(upsert3, writeStatus))
@@ -125,7 +126,7 @@ func TestAChangedServerIsTriedAtOnce(t *testing.T) {
 	h.Expect(upsert3)
 }
 
-// Another writer has given the server the configuration that it rejected from us.
+// Another client has sent the server the configuration that it rejected from this operator.
 func TestARefusalEndsWhenTheServerHasWhatIsWanted(t *testing.T) {
 	for name, etag := range map[string]string{"another etag": "etag-2", "the same etag": "etag-1"} {
 		h := rejectedHarness(t, codes.Internal)
@@ -164,4 +165,119 @@ func TestARefusalIsForgottenWithItsObject(t *testing.T) {
 	if got := len(h.controller.rejections) + len(h.controller.unclear); got != 0 {
 		t.Errorf("%d rejections are stored", got)
 	}
+}
+
+func TestProviderErrorsAreVisibleUntilTheGroupHasItsSize(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"} }))
+	h.Expect(writeStatus)
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", Message: "out of capacity"})
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "unknown", Message: "out of capacity"})
+	h.Expect(writeStatus)
+	if got, want := h.conditions(), "Ready=False ProviderError: out of capacity"; !slices.Contains(got, want) {
+		t.Errorf("the conditions are %q, want %q", got, want)
+	}
+	if got, want := h.Events(), []string{"Warning ProviderError out of capacity"}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+	// An equal error again changes nothing.
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", Message: "out of capacity"})
+	h.Expect()
+
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	if got := h.conditions(); !slices.Contains(got, "Ready=True Ready: ") {
+		t.Errorf("the conditions are %q", got)
+	}
+	// The error no longer applies, and is not reported when the group scales next.
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"} }))
+	h.Expect(writeStatus)
+	if got, want := h.conditions(), "Ready=False Scaling: 2 of 3 instances are running"; !slices.Contains(got, want) {
+		t.Errorf("the conditions are %q, want %q", got, want)
+	}
+}
+
+// scalingGroup returns the group without instance i-3, which the server lists as pending.
+func scalingGroup() *shard.Group {
+	return changed(reported(), func(g *shard.Group) {
+		g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"}
+		g.ListsInstances = true
+		g.Instances = []shard.Instance{{ID: "i-1"}, {ID: "i-2"}, {ID: "i-3", State: shard.InstancePending}}
+	})
+}
+
+const outOfCapacity = "Ready=False ProviderError: out of capacity"
+
+func TestErrorsOfInstancesOfOthersAreIgnored(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(scalingGroup())
+	h.Expect(writeStatus)
+	// The controller of NstanceMachines reports the errors of on-demand instances.
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "on-demand-1", Message: "quota exceeded"})
+	h.Expect()
+	assert.Empty(t, h.Events())
+	assert.Contains(t, h.conditions(), "Ready=False Scaling: 2 of 3 instances are running")
+
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "i-3", Message: "out of capacity"})
+	h.Expect(writeStatus)
+	assert.Contains(t, h.conditions(), outOfCapacity)
+	h.ExpectEvents("Warning ProviderError out of capacity")
+
+	// An error of another instance does not replace the first error.
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "on-demand-1", Message: "quota exceeded"})
+	h.Expect()
+	assert.Empty(t, h.Events())
+	assert.Contains(t, h.conditions(), outOfCapacity)
+}
+
+// A server reports an error of a new instance before the list that contains it arrives.
+func TestErrorOfAnInstanceThatIsListedLater(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(changed(scalingGroup(), func(g *shard.Group) {
+		g.Instances = slices.DeleteFunc(g.Instances, func(i shard.Instance) bool { return i.ID == "i-3" })
+	}))
+	h.Expect(writeStatus)
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "i-3", Message: "out of capacity"})
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "on-demand-1", Message: "quota exceeded"})
+	h.Expect()
+	assert.Empty(t, h.Events())
+
+	h.setGroup(scalingGroup())
+	h.Expect(writeStatus)
+	assert.Contains(t, h.conditions(), outOfCapacity)
+	h.ExpectEvents("Warning ProviderError out of capacity")
+
+	// The server has given up i-3 and creates another instance: the error still applies.
+	h.setGroup(changed(scalingGroup(), func(g *shard.Group) { g.Instances[2].ID = "i-4" }))
+	h.Expect()
+	assert.Contains(t, h.conditions(), outOfCapacity)
+	assert.Empty(t, h.Events())
+}
+
+func TestErrorsOfOtherInstancesAreLimited(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(scalingGroup())
+	h.Expect(writeStatus)
+	for i := range 2 * maxUnlistedErrors {
+		h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: fmt.Sprintf("on-demand-%d", i), Message: "quota exceeded"})
+	}
+	// An instance that fails repeatedly does not displace errors of other instances.
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "i-4", Message: "out of capacity"})
+	for range 2 * maxUnlistedErrors {
+		h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "on-demand-1", Message: "quota exceeded"})
+	}
+	assert.Len(t, h.controller.failures[controllertest.Key("workers--a")].unlisted, maxUnlistedErrors)
+	h.setGroup(changed(scalingGroup(), func(g *shard.Group) { g.Instances[2].ID = "i-4" }))
+	h.Expect(writeStatus)
+	assert.Contains(t, h.conditions(), outOfCapacity)
+}
+
+// Without a list of instances the instances of the group cannot be distinguished.
+func TestErrorOfAnInstanceOfAServerThatListsNone(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"} }))
+	h.Expect(writeStatus)
+	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", InstanceID: "i-3", Message: "out of capacity"})
+	h.Expect(writeStatus)
+	assert.Contains(t, h.conditions(), outOfCapacity)
 }

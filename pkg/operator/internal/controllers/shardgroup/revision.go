@@ -10,13 +10,13 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// revisionOf returns the revision that requests for object have.
+// revisionOf returns the revision for requests about object.
 func revisionOf(object *v1beta1.NstanceShardGroup) shard.Revision {
 	return shard.Revision{UID: string(object.UID), Generation: object.Generation}
 }
 
-// reportedRevision returns the revision of group, the empty one if there is no group, or
-// if the group has none.
+// reportedRevision returns the revision of group, the zero Revision if the group does not
+// exist or its server does not support revisions.
 func reportedRevision(group *shard.Group) shard.Revision {
 	if group == nil || group.Revision == nil {
 		return shard.Revision{}
@@ -24,21 +24,21 @@ func reportedRevision(group *shard.Group) shard.Revision {
 	return *group.Revision
 }
 
-// recorded reports whether the server has the revision of object. It is true of a
-// server that does not support revisions, because no call would change it.
+// recorded reports whether the server has the revision of object. It returns true for a server
+// that does not support revisions, because no call would change that.
 func recorded(object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
 	return group.Revision == nil || *group.Revision == revisionOf(object)
 }
 
-// newer reports whether the server has a newer revision of the same object. Whether
-// another object is older or newer is known to the server alone.
+// newer reports whether the server has a newer revision of the same object. Only the server
+// can compare revisions of different objects.
 func newer(object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
 	last, own := reportedRevision(group), revisionOf(object)
 	return last.UID == own.UID && last.Generation > own.Generation
 }
 
-// replaced returns the reported revision that an administrator has decided to replace,
-// nil when there is no such decision or it is about another revision.
+// replaced returns the reported revision that an administrator has decided to replace, nil
+// without a decision about this revision.
 func replaced(object *v1beta1.NstanceShardGroup, group *shard.Group) *shard.Revision {
 	last := reportedRevision(group)
 	decision := object.Annotations[v1beta1.AnnotationReplaces]
@@ -59,14 +59,14 @@ func replacesValue(object *v1beta1.NstanceShardGroup, last shard.Revision) strin
 	return last.String()
 }
 
-// blockedByShard reports whether no call is made, because the server has a newer
-// revision, as it reports, or as it has replied to an earlier call.
+// blockedByShard reports whether no call is made because the server has a newer revision: it
+// reports the revision, or has rejected an earlier call as stale.
 func blockedByShard(object *v1beta1.NstanceShardGroup, group *shard.Group, rejected *rejection) bool {
 	return newer(object, group) && replaced(object, group) == nil || rejected != nil && rejected.stale
 }
 
-// shardAhead returns what the server has that is newer than object, and how an
-// administrator can replace it. It returns "" unless the calls are blocked.
+// shardAhead returns what the server has that is newer than object, and how an administrator
+// can replace it. It returns "" if calls are not blocked.
 func shardAhead(object *v1beta1.NstanceShardGroup, observed observation, rejected *rejection) string {
 	if !observed.synced || !blockedByShard(object, observed.group, rejected) {
 		return ""

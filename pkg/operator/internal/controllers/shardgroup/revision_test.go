@@ -4,6 +4,7 @@
 package shardgroup
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"testing"
@@ -14,21 +15,26 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/connpool"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
+	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// The uid of newObject and that of another object.
+// The UIDs of newObject and of another object.
 const (
 	ownUID   = "uid-workers"
 	otherUID = "uid-other"
 )
 
-// stale is the reply of a server with a newer revision.
+// stale returns the reply of a server with a newer revision.
 func stale(t *testing.T) error {
 	t.Helper()
 	s, err := status.New(codes.FailedPrecondition, "the request is older").WithDetails(
@@ -37,7 +43,7 @@ func stale(t *testing.T) error {
 	return s.Err()
 }
 
-// reportedAt is the group of newObject with a revision and a size.
+// reportedAt returns the group of newObject with a revision and a size.
 func reportedAt(uid string, generation int64, size int32) *shard.Group {
 	return changed(reported(), func(g *shard.Group) {
 		g.Revision = &shard.Revision{UID: uid, Generation: generation}
@@ -45,8 +51,8 @@ func reportedAt(uid string, generation int64, size int32) *shard.Group {
 	})
 }
 
-// withRevisions makes the fake shard a server that supports revisions and accepts every
-// request. It returns the configurations that the server received.
+// withRevisions makes the fake shard support revisions and accept every request. It returns
+// the configurations that the shard received.
 func (h *harness) withRevisions() *[]shard.GroupConfig {
 	received := &[]shard.GroupConfig{}
 	h.Fake.OnUpsert = func(_, key string, config shard.GroupConfig) (shard.Group, error) {
@@ -58,7 +64,7 @@ func (h *harness) withRevisions() *[]shard.GroupConfig {
 	return received
 }
 
-// annotate sets the decision of the administrator, which is no new generation.
+// annotate sets the administrator's annotation, which does not change the generation.
 func (h *harness) annotate(value string) {
 	h.T.Helper()
 	controllertest.Change(h.API, "workers--a", func(object *v1beta1.NstanceShardGroup) {
@@ -81,7 +87,7 @@ func TestRequestsHaveTheRevisionOfTheObject(t *testing.T) {
 	assert.Equal(t, &shard.Revision{UID: ownUID, Generation: 2}, deleted)
 }
 
-// The server learns the revision by one call, also if nothing else differs.
+// The server learns the revision by one call, even if nothing else differs.
 func TestAnotherRevisionIsSentOnce(t *testing.T) {
 	for name, group := range map[string]*shard.Group{
 		"a group without a revision":    reportedAt("", 0, 3),
@@ -107,7 +113,7 @@ func TestAnotherRevisionIsSentOnce(t *testing.T) {
 	}
 }
 
-// A server that does not report revisions is not called for them.
+// A server that does not report revisions is not called because of them.
 func TestServerWithoutRevisionsIsNotCalledAgain(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
@@ -120,7 +126,7 @@ func TestServerWithoutRevisionsIsNotCalledAgain(t *testing.T) {
 const aheadMessage = "the shard has size 200 of generation 9, this object has size 3 of generation 1; " +
 	"the annotation nstance.dev/replaces-revision=uid-workers/9 replaces what the shard has"
 
-// Nothing is sent that the server would refuse: no size, and no deletion.
+// No request is sent that the server would reject: no size, and no deletion.
 func TestShardAhead(t *testing.T) {
 	for name, object := range map[string]*v1beta1.NstanceShardGroup{"changed": newObject(), "deleted": controllertest.Deleting(newObject())} {
 		t.Run(name, func(t *testing.T) {
@@ -136,7 +142,7 @@ func TestShardAhead(t *testing.T) {
 			}
 			h.ExpectEvents("Warning ShardAhead " + aheadMessage)
 
-			// A decision about another revision decides nothing.
+			// A decision about another revision has no effect.
 			h.annotate(ownUID + "/8")
 			h.Expect()
 			var deleted *shard.Revision
@@ -157,8 +163,8 @@ func TestShardAhead(t *testing.T) {
 	}
 }
 
-// The object catches up, as after a restore when its spec is changed often enough, or
-// when the cache of a new leader was late.
+// The generation of the object catches up: after a restore its spec was changed often enough,
+// or the cache of a new leader was late.
 func TestShardIsNoLongerAhead(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.withRevisions()
@@ -169,7 +175,7 @@ func TestShardIsNoLongerAhead(t *testing.T) {
 	assert.Contains(t, h.conditions(), "Ready=True Ready: ")
 }
 
-// refusedHarness is a shard that refuses the object as stale.
+// refusedHarness returns a harness whose shard rejects the object as stale.
 func refusedHarness(t *testing.T, group *shard.Group) *harness {
 	t.Helper()
 	h := newHarness(t, newObject())
@@ -179,7 +185,7 @@ func refusedHarness(t *testing.T, group *shard.Group) *harness {
 	return h
 }
 
-// A refused call is not repeated before something changes, and is no rejection of the
+// A rejected call is not repeated before something changes, and is not a rejection of the
 // configuration.
 func TestStaleObjectIsReportedOnceAndNotSentAgain(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -231,7 +237,7 @@ func TestStaleObjectIsSentAgainAfterAChange(t *testing.T) {
 	}
 }
 
-// A group that was deleted on the shard is created again by decision.
+// A group that was deleted on the shard is created again if an administrator decides so.
 func TestDeletedGroupIsCreatedAgainByDecision(t *testing.T) {
 	h := refusedHarness(t, nil)
 	h.annotate("another")
@@ -244,7 +250,7 @@ func TestDeletedGroupIsCreatedAgainByDecision(t *testing.T) {
 	h.Expect()
 }
 
-// A deletion that is refused is not repeated either.
+// A rejected deletion is not repeated either.
 func TestStaleDeletionIsNotSentAgain(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reportedAt(ownUID, 0, 3))
@@ -258,8 +264,8 @@ func TestStaleDeletionIsNotSentAgain(t *testing.T) {
 	h.Expect(deleteGroup, writeStatus)
 }
 
-// A late cache looks like the group of another object: the finalizer stays until the
-// cache must be newer than the deletion.
+// A late cache looks like the group of another object: the finalizer stays until the cache
+// must be newer than the deletion.
 func TestDeletionOfAReplacedGroup(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reportedAt(otherUID, 4, 200))
@@ -275,8 +281,8 @@ func TestDeletionOfAReplacedGroup(t *testing.T) {
 	assert.Empty(t, h.controller.deletions)
 }
 
-// The deletion has deleted the group of the other object: its instances keep the
-// finalizer.
+// The deletion has deleted the group of the other object: the finalizer stays until its
+// instances are deleted.
 func TestDeletionOfAGroupThatTheObjectNeverHad(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reportedAt(otherUID, 4, 3))
@@ -289,7 +295,7 @@ func TestDeletionOfAGroupThatTheObjectNeverHad(t *testing.T) {
 	h.Expect(deleteGroup, release)
 }
 
-// The cache changes during a deletion: what it has then may be as old as before.
+// The cache changes during a deletion: its new content may be older than the deletion.
 func TestDeletionOfAReplacedGroupThatAppearsAgain(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reportedAt(otherUID, 4, 200))
@@ -315,4 +321,146 @@ func TestADecisionEnqueuesTheShardGroup(t *testing.T) {
 	if want := []string{"workers--a at 0s"}; !slices.Equal(got, want) {
 		t.Errorf("enqueued %q, want %q", got, want)
 	}
+}
+
+// newLateLeader returns the controller of a process that was paused while s led. It has its
+// own connection to the server. Its caches have object and cached from before the pause.
+func newLateLeader(t *testing.T, s *served, object *v1beta1.NstanceShardGroup, cached *shard.Group) *harness {
+	t.Helper()
+	pool := connpool.New(connpool.Options{Credentials: s.servers.Identity.Credentials(servertest.ClusterID)})
+	pool.Set(map[string]shard.Endpoint{"a": {Operator: s.server.Addr}})
+	connected := make(chan struct{}, 1)
+	runtest.Start(t, func(ctx context.Context) {
+		pool.Run(ctx, func(context.Context, string, nstancev1.OperatorServiceClient) { connected <- struct{}{} })
+	})
+	<-connected
+	h := newHarnessOf(t, func(h *harness) { h.ShardClient = pool }, object)
+	h.setGroup(cached)
+	return h
+}
+
+// serverGroups returns the groups that the server has.
+func (s *served) serverGroups() []*nstancev1.GroupStatus {
+	s.T.Helper()
+	reply, err := s.server.Operator("default").ListGroups(s.T.Context(), &emptypb.Empty{})
+	require.NoError(s.T, err)
+	return reply.Groups
+}
+
+// deleteObject deletes the shard group, and returns when the server has confirmed it.
+func (s *served) deleteObject() {
+	s.T.Helper()
+	s.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
+	runtest.Eventually(s.T, "the shard group is deleted", func() bool {
+		_, _, err := s.Sync()
+		require.NoError(s.T, err)
+		return s.object() == nil
+	})
+}
+
+// Only the server fences the late leader, which has not noticed the pause and knows no newer
+// revision.
+func TestLateLeaderDoesNotShrinkAGroup(t *testing.T) {
+	s := newServed(t, 2, true)
+	before := s.object()
+	cached := s.untilRunning(2)
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 4 })
+	s.untilRunning(4)
+	running := ids(s.until("all are listed", listsRunning))
+
+	cached.Size, cached.Revision = 1, &shard.Revision{UID: string(before.UID)}
+	late := newLateLeader(t, s, before, &cached)
+	_, requeue, err := late.Sync()
+	require.NoError(t, err)
+	assert.Equal(t, rejectedRetry, requeue)
+	upserts := s.server.Upserts("workers")
+	if len(upserts) != 3 || upserts[2].Config.Size != 2 || upserts[2].Revision.Generation != 1 {
+		t.Fatalf("the server received %v, want a late one with size 2 of generation 1", upserts)
+	}
+	group := s.serverGroups()[0]
+	if group.Size != 4 || group.Revision.Generation != 2 {
+		t.Errorf("after the late request the group is %v", group)
+	}
+	assert.Equal(t, []string{
+		"ShardReachable=True Reachable: ",
+		"Ready=False ShardAhead: group default/workers: the request has generation 1 of object uid-workers, but the group has the newer generation 2",
+	}, late.conditions())
+	_, _, err = late.Sync()
+	require.NoError(t, err)
+	assert.Len(t, s.server.Upserts("workers"), 3, "a refused request is repeated")
+
+	// The present leader continues, and no instance was lost.
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
+	s.untilRunning(5)
+	after := ids(s.until("all are listed", listsRunning))
+	for _, id := range running {
+		if !slices.Contains(after, id) {
+			t.Errorf("instance %s was terminated", id)
+		}
+	}
+}
+
+func TestLateLeaderDoesNotCreateADeletedGroup(t *testing.T) {
+	s := newServed(t, 2, true)
+	before := s.object()
+	s.untilRunning(2)
+	s.deleteObject()
+	require.Empty(t, s.serverGroups())
+
+	late := newLateLeader(t, s, before, nil)
+	_, requeue, err := late.Sync()
+	require.NoError(t, err)
+	assert.Equal(t, rejectedRetry, requeue)
+	assert.Len(t, s.server.Upserts("workers"), 2, "upserts at the server")
+	assert.Empty(t, s.serverGroups(), "after the late request")
+	assert.Contains(t, late.conditions()[1], "Ready=False ShardAhead: the shard has deleted the group of this object, which has size 2 of generation 1")
+	nodes, err := s.server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, nodes.Items)
+}
+
+// The deletion of a former pool arrives again after the pool was created again.
+func TestLateLeaderDoesNotDeleteASuccessor(t *testing.T) {
+	s := newServed(t, 2, true)
+	before := controllertest.Deleting(s.object())
+	cached := s.untilRunning(2)
+	s.deleteObject()
+	successor := newObject()
+	successor.UID, successor.Spec = "uid-successor", before.Spec
+	s.harness = newHarnessOf(t, func(h *harness) { h.UseServers(s.servers) }, successor)
+	s.untilRunning(2)
+
+	deletions := len(s.server.Calls("DeleteGroup"))
+	late := newLateLeader(t, s, before, &cached)
+	_, _, err := late.Sync()
+	require.NoError(t, err)
+	assert.Len(t, s.server.Calls("DeleteGroup"), deletions+1, "deletions at the server")
+	group := s.serverGroups()[0]
+	if group.Size != 2 || group.Deleting || group.Revision.Uid != "uid-successor" {
+		t.Errorf("after the late request the group is %v", group)
+	}
+}
+
+// After a restore of etcd the shard keeps its size until an administrator decides.
+func TestRestoredObjectReplacesTheGroupByDecision(t *testing.T) {
+	s := newServed(t, 2, true)
+	backup := s.object()
+	s.untilRunning(2)
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 4 })
+	s.untilRunning(4)
+
+	s.harness = newHarnessOf(t, func(h *harness) { h.UseServers(s.servers) }, backup)
+	for range 3 {
+		_, _, err := s.Sync()
+		require.NoError(t, err)
+	}
+	assert.Contains(t, s.conditions(), "Ready=False ShardAhead: the shard has size 4 of generation 2, this object has size 2 of generation 1; "+
+		"the annotation nstance.dev/replaces-revision=uid-workers/2 replaces what the shard has")
+	assert.Len(t, s.server.Upserts("workers"), 2, "upserts before the decision")
+	assert.Equal(t, int32(4), s.serverGroups()[0].Size)
+
+	s.annotate("uid-workers/2")
+	s.untilRunning(2)
+	assert.Len(t, s.server.Upserts("workers"), 3, "upserts after the decision")
+	assert.Contains(t, s.conditions(), "Ready=True Ready: ")
 }

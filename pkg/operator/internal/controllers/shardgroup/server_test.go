@@ -30,12 +30,12 @@ type served struct {
 	servers *shardtest.Servers
 	server  *servertest.Server
 	groups  *informer.Groups
-	// changes has a token when the cache of groups has changed.
+	// changes contains a token if the cache of groups has changed.
 	changes chan struct{}
 }
 
-// newServed returns the controller of a shard group of size instances. A server
-// without extensions is ours without what they add.
+// newServed returns the controller of a shard group of size instances. Without extensions, the
+// server ignores them and does not report them.
 func newServed(t *testing.T, size int32, extensions bool) *served {
 	t.Helper()
 	object := newObject()
@@ -63,8 +63,7 @@ func (s *served) signal() {
 	}
 }
 
-// until syncs after every change that the server reports until the group satisfies
-// condition.
+// until syncs after every change that the server reports, until the group satisfies condition.
 func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
 	s.T.Helper()
 	deadline := time.After(runtest.Timeout)
@@ -82,7 +81,7 @@ func (s *served) until(what string, condition func(shard.Group) bool) shard.Grou
 	}
 }
 
-// untilRunning waits until size instances run and the status says so.
+// untilRunning waits until size instances run and the status has this size.
 func (s *served) untilRunning(size int32) shard.Group {
 	s.T.Helper()
 	return s.until("all instances run", func(group shard.Group) bool {
@@ -91,8 +90,8 @@ func (s *served) untilRunning(size int32) shard.Group {
 	})
 }
 
-// listsRunning reports whether the server lists as many instances as the group has
-// in its size, and all of them run.
+// listsRunning reports whether the server lists as many instances as the group's size, and all
+// of them run.
 func listsRunning(group shard.Group) bool {
 	return group.ListsInstances && len(group.Instances) == int(group.Size) &&
 		!slices.ContainsFunc(group.Instances, func(i shard.Instance) bool { return i.State != shard.InstanceRunning })
@@ -110,7 +109,7 @@ func TestScaleDownDeletesTheCandidates(t *testing.T) {
 	s := newServed(t, 5, true)
 	s.untilRunning(5)
 	before := ids(s.until("all are listed", listsRunning))
-	// No choice of the server itself would be all of these.
+	// No rule of the server would select the same instances in all three cases.
 	for _, chosen := range []func([]string) []string{
 		func(ids []string) []string { return ids[:1] },
 		func(ids []string) []string { return ids[len(ids)-1:] },
@@ -182,14 +181,14 @@ func TestRemovedSettingsReachTheServer(t *testing.T) {
 	}
 }
 
-// The settings are filled by reflection, so this holds for one that is added too: from
-// the spec to the storage of the server and back to the status.
+// The settings are filled by reflection, so that the test includes new settings: from the spec
+// to the storage of the server and back to the status.
 func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	s := newServed(t, 0, true)
 	own := s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" }).GroupSettings
 	var all v1beta1.GroupSettings
 	settingstest.Fill(&all)
-	// The server accepts only what its configuration has.
+	// The server accepts only values of its configuration.
 	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
 	group := s.until("every setting is declared", func(group shard.Group) bool {
@@ -219,8 +218,7 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	}
 }
 
-// A server without the extension cannot remove a setting, and is not called again
-// and again for it.
+// A server without the extension cannot remove a setting, and is not called for it repeatedly.
 func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
 	s := newServed(t, 0, false)
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = map[string]string{"a": "1"} })

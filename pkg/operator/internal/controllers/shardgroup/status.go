@@ -49,9 +49,10 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 	return status
 }
 
-// setDrains is not called before the drains of a shard are known: those of before the
-// operator started continue. It always sets the numbers, so that no drains are 0 and not unknown. The
-// condition exists from the first drain on, because few groups ever have one.
+// setDrains must be called only after the shard has reported its drains: drains from before
+// the operator started continue. It always sets the numbers, because 0 drains differ from an
+// unknown number. The condition is added at the first drain, because few groups ever have
+// drains.
 func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observed drains) {
 	status.Draining = ptr.To(int32(observed.draining))
 	status.DrainsBlocked = ptr.To(int32(observed.blocked))
@@ -77,7 +78,7 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		result.err = rejected.unclear
 	}
 
-	// A shard that was not connected since the operator started is not known to be
+	// A shard that was never connected since the operator started is not known to be
 	// unreachable: the condition stays until the first connection succeeds or fails.
 	reachable := meta.FindStatusCondition(object.Status.Conditions, v1beta1.ConditionShardReachable)
 	switch {
@@ -113,8 +114,8 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 	set(v1beta1.ConditionReady, ready, reason, message)
 }
 
-// readiness reports whether the shard runs what the spec wants. An empty status
-// means that nothing new is known. ahead is what the shard has that is newer.
+// readiness returns the status, reason and message of the condition Ready. An empty status
+// means that it has not changed. ahead is the result of shardAhead.
 func readiness(
 	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition, ahead string,
 ) (ready metav1.ConditionStatus, reason, message string) {
@@ -148,7 +149,7 @@ func readiness(
 	}
 }
 
-// awaited returns what a shard group that is being deleted waits for.
+// awaited returns what the deletion of a shard group waits for.
 func awaited(object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition) string {
 	const unconfirmed = "the shard has not confirmed the deletion of the group"
 	switch {
@@ -167,7 +168,7 @@ func awaited(object *v1beta1.NstanceShardGroup, observed observation, result out
 	}
 }
 
-// applyStatus returns every field of the status that the operator owns.
+// applyStatus returns all fields of the status that the operator owns.
 func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) *applyv1beta1.NstanceShardGroupApplyConfiguration {
 	applied := applyv1beta1.NstanceShardGroupStatus().
 		WithObservedGeneration(status.ObservedGeneration).

@@ -77,7 +77,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 }
 
-// observe reads the caches.
 func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, error) {
 	id := string(object.Spec.Shard)
 	observed := observation{configured: c.shards.Has(id), synced: c.groups.HasSynced(id), group: c.observeGroup(object)}
@@ -98,7 +97,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 	return observed, nil
 }
 
-// observeGroup returns the group that the shard reports, nil when it has none.
+// observeGroup returns the group that the shard reports, nil if it does not have the group.
 func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Group {
 	if group, ok := c.groups.Get(string(object.Spec.Shard), string(object.Spec.Group)); ok {
 		return &group
@@ -106,10 +105,10 @@ func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Grou
 	return nil
 }
 
-// upsert sends the whole configuration and puts the reply into the cache, so that
-// neither this sync nor the next one reads the group as it was before. A rejection is
-// stored, because sending the same again would change nothing. So is the reply that the
-// object is stale, and for a short time one that may be a rejection.
+// upsert sends the whole configuration and puts the reply into the cache, so that neither this
+// sync nor the next one reads the previous state of the group. A rejection is stored, because
+// the same request would be rejected again. So is the reply that the object is stale, and for
+// a short time a reply that may be a rejection.
 func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
 	id := string(object.Spec.Shard)
 	before := observed.group
@@ -129,7 +128,7 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
 		c.recordSent(key, object)
 		c.groups.Observe(id, group)
-		// The cached instances are newer than those of the reply.
+		// The cached instances are newer than the instances in the reply.
 		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
 			observed.group = &cached
 		}
@@ -143,8 +142,8 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 	return err
 }
 
-// finalize completes the deletion of the object: the shard has confirmed that the group
-// was deleted.
+// finalize completes the deletion of the object after the shard has confirmed the deletion of
+// the group.
 func (c *Controller) finalize(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
 	if err := c.removeFinalizer(ctx, object); err != nil {
 		return err

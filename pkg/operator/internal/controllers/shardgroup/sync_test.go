@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -53,7 +54,7 @@ func TestSyncPutsDriftRight(t *testing.T) {
 	}
 }
 
-// Cluster API deletes the Node of an instance that seems to be gone.
+// Cluster API deletes the Node of an instance that is missing in the pool.
 func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
@@ -139,7 +140,7 @@ func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 	if want := "ShardReachable=False ShardUnreachable: too late"; h.conditions()[0] != want {
 		t.Errorf("the conditions are %q", h.conditions())
 	}
-	// The same trouble again is neither written nor recorded.
+	// An equal problem again is neither written nor recorded.
 	if did, _, err := h.Sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
 		t.Errorf("did %q, error %v", did, err)
 	}
@@ -168,4 +169,31 @@ func TestSyncRetriesWhenTheStatusCannotBeWritten(t *testing.T) {
 	}
 	h.Fail(writeStatus, nil)
 	h.Expect(writeStatus)
+}
+
+func TestPausedCallsNothingAndStillReports(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.paused = "workers has the annotation cluster.x-k8s.io/paused"
+	h.Expect(writeStatus)
+	if got, want := h.conditions(), "Ready=False Paused: "+h.paused; !slices.Contains(got, want) {
+		t.Errorf("the conditions are %q, want %q", got, want)
+	}
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	if got := h.object().Status; *got.Replicas != 3 || !slices.Contains(h.conditions(), "Ready=True Ready: ") {
+		t.Errorf("while paused %d replicas are reported, and the conditions are %q", *got.Replicas, h.conditions())
+	}
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 1 })
+	h.Expect(writeStatus)
+	h.paused = ""
+	h.Expect("upsert workers on a with size 1", writeStatus)
+}
+
+func TestPausedByItsOwnAnnotation(t *testing.T) {
+	object := newObject()
+	object.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	h := newHarness(t, object)
+	h.Expect(writeStatus)
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Annotations = nil })
+	h.Expect("upsert workers on a with size 3", writeStatus)
 }

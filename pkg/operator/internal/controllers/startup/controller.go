@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package startup measures how long managed instances take until they run, and until their
-// Nodes are Ready. Both times begin with the first report of the instance by its shard, and
-// are by the clock of the operator. It changes nothing.
+// Nodes are Ready. Both times begin with the first report of the instance by its shard, by the
+// clock of the operator.
 package startup
 
 import (
@@ -22,14 +22,14 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// Stages of an instance, as labels.
+// Values of the label stage.
 const (
 	stageRunning   = "running"
 	stageNodeReady = "node_ready"
 )
 
-// Controller measures the instances that shards report while it runs. One that existed when
-// a shard was connected is not measured, because the time of its request is not known.
+// Controller measures the instances that shards report while it runs. An instance that existed
+// before a shard was connected is not measured, because the time of its request is not known.
 type Controller struct {
 	controller.Registrations
 
@@ -46,17 +46,17 @@ type Controller struct {
 	waiting map[string][]*instance
 }
 
-// shardState is what is known of a shard.
+// shardState has the instances of a shard.
 type shardState struct {
-	// complete reports whether the cache has every instance that existed when the shard
-	// was connected: one that is not known was created later.
+	// complete reports whether the cache has every instance that existed when the shard was
+	// connected. Any other instance was created later.
 	complete bool
-	// groups are the instances of each group by id; nil for one that is not measured, or
-	// not any more.
+	// groups has the instances of each group by id; the value is nil for an instance that is
+	// not or no longer measured.
 	groups map[string]map[string]*instance
 }
 
-// instance is one that is being measured.
+// instance is an instance that is being measured.
 type instance struct {
 	shard      string
 	since      time.Time
@@ -92,7 +92,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	return c, err
 }
 
-// Run returns when ctx is done: all work is done by the event handlers.
+// Run returns when ctx is done. The event handlers do all the work.
 func (c *Controller) Run(ctx context.Context) { <-ctx.Done() }
 
 // shardChanged is called after groupChanged was called for each group of a list.
@@ -113,8 +113,8 @@ func (c *Controller) shardChanged(id string) {
 	c.state(id).complete = reachable
 }
 
-// setShard has the metrics of each configured shard, and of no other. They are 0 before the
-// first observation: a rate from a missing value cannot be seen.
+// setShard creates the series of a configured shard and deletes the series of any other. A
+// histogram starts at 0, because Prometheus cannot compute a rate from a missing value.
 func (c *Controller) setShard(id string, configured bool) {
 	for _, stage := range []string{stageRunning, stageNodeReady} {
 		if configured {
@@ -128,7 +128,8 @@ func (c *Controller) setShard(id string, configured bool) {
 func (c *Controller) groupChanged(id, key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// It is read with the lock: of two calls the later one has the newer group.
+	// The group is read with the lock held: of two concurrent calls, the later call must read
+	// the newer group.
 	group, _ := c.groups.Get(id, key)
 	state := c.state(id)
 	before, after := state.groups[key], make(map[string]*instance, len(group.Instances))
@@ -199,7 +200,7 @@ func (c *Controller) measure(i *instance, stage string) {
 	c.durations.WithLabelValues(i.shard, stage).Observe(c.clock.Since(i.since).Seconds())
 }
 
-// forget stops measuring the instances that are not among the present ones.
+// forget stops measuring the instances that are not in present.
 func (c *Controller) forget(instances, present map[string]*instance) {
 	for id, i := range instances {
 		if _, found := present[id]; !found && i != nil {

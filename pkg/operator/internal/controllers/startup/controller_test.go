@@ -22,7 +22,7 @@ type harness struct {
 	controller *Controller
 }
 
-// newHarness returns a controller that has seen the instances that shard "a" has.
+// newHarness returns a controller that has received the existing instances of shard "a".
 func newHarness(t *testing.T, existing ...shard.Instance) *harness {
 	t.Helper()
 	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New("a"))}
@@ -34,7 +34,7 @@ func newHarness(t *testing.T, existing ...shard.Instance) *harness {
 	return h
 }
 
-// report has the shard report its instances.
+// report makes the shard report instances.
 func (h *harness) report(instances ...shard.Instance) {
 	h.Fake.SetGroup("a", shard.Group{Key: "workers", ListsInstances: true, Instances: instances})
 	h.Fake.NotifyGroup("a", "workers")
@@ -106,7 +106,7 @@ func TestStagesAreMeasuredSinceTheFirstReport(t *testing.T) {
 	h.expectSum(stageNodeReady, 3, 85*time.Second)
 }
 
-// When an instance was requested is known only of those that appear while the shard is
+// The time of the request is known only for instances that appear while the shard is
 // connected.
 func TestInstancesThatExistedAreNotMeasured(t *testing.T) {
 	h := newHarness(t, pending("i1"), running("i2"))
@@ -138,8 +138,8 @@ func TestNothingIsKeptOfInstancesThatWereDeleted(t *testing.T) {
 	assert.Empty(t, h.controller.known)
 }
 
-// A rate from a missing value cannot be seen: the first instances after a start of the
-// operator would not be measured.
+// Prometheus cannot compute a rate from a missing value: the first instances after a start of
+// the operator would not be measured.
 func TestTheMetricsOfAShardExistBeforeItsFirstInstance(t *testing.T) {
 	h := newHarness(t)
 	h.ExpectSeries(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package workload reports whether the operator can read the Nodes of a workload cluster
-// that is not the cluster it runs in. While it cannot, sizes are changed as always; drains
-// and Pods that request machines wait (docs/operations.md#management-cluster-and-workload-cluster).
+// Package workload reports whether the operator can read the Nodes of a workload cluster other
+// than its own cluster. While it cannot, it still scales pools; drains and Pods that request
+// machines wait (docs/operations.md#management-cluster-and-workload-cluster).
 package workload
 
 import (
@@ -28,7 +28,7 @@ import (
 const (
 	// period is the time between two requests.
 	period = 15 * time.Second
-	// timeout is how long a request may take.
+	// timeout is the timeout of a request.
 	timeout = 10 * time.Second
 )
 
@@ -44,12 +44,12 @@ type Controller struct {
 	handlers []func()
 }
 
-// New returns a controller for the API server of a URL.
+// New returns a controller. server is the URL of the API server, for messages.
 func New(d controllers.Dependencies, server string) *Controller {
 	c := &Controller{
 		server: server,
 		nodes:  d.Workload.Kube.CoreV1().Nodes(),
-		// A standby, which does not run, has no series.
+		// A standby exports no series, because it makes no requests.
 		metric: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nstance_operator_workload_cluster_reachable",
 			Help: "1 while the leader can list the Nodes of the workload cluster, otherwise 0; missing if the operator runs in that cluster.",
@@ -61,21 +61,21 @@ func New(d controllers.Dependencies, server string) *Controller {
 	return c
 }
 
-// Run lists until ctx is done.
+// Run sends requests until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
 
-// HasSynced returns nothing: the controller has no caches.
+// HasSynced returns nil: the controller has no caches.
 func (c *Controller) HasSynced() []cache.DoneChecker { return nil }
 
-// State returns status, reason and message of the condition WorkloadClusterReachable as of
-// the last request; no status before the first.
+// State returns status, reason and message of the condition WorkloadClusterReachable after the
+// last request. The status is empty before the first request.
 func (c *Controller) State() metav1.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
 }
 
-// AddHandler registers handler, which is called when status or reason changed.
+// AddHandler registers handler, which is called when status or reason has changed.
 func (c *Controller) AddHandler(handler func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,8 +92,8 @@ func (c *Controller) sync(ctx context.Context, _ string) (time.Duration, error) 
 	return period, nil
 }
 
-// set stores the state if it changed in more than its message: errors of the network have
-// another text each time.
+// set stores the state if status or reason has changed. The message is not compared, because
+// the texts of network errors differ each time.
 func (c *Controller) set(ctx context.Context, state metav1.Condition) {
 	reachable, value := state.Status == metav1.ConditionTrue, 0.0
 	if reachable {
@@ -127,7 +127,7 @@ func conditionOf(server string, err error) metav1.Condition {
 	}
 	reason := v1beta1.ReasonWorkloadClusterUnreachable
 	if status := apierrors.ReasonForError(err); status != metav1.StatusReasonUnknown {
-		// Such as Unauthorized or Forbidden.
+		// For example Unauthorized or Forbidden.
 		reason = string(status)
 	}
 	return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(

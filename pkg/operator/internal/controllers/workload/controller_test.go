@@ -24,7 +24,7 @@ import (
 	"nstance.dev/operator/pkg/testing/runtest"
 )
 
-// The state follows the API server, and handlers are called when it changed and not for
+// The state follows the API server. Handlers are called when it has changed, but not for
 // another text of the same error.
 func TestStateFollowsTheAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package conninfo describes the server of a connection, and whether it is known to be
-// that of the shard.
+// Package conninfo describes the server of a connection, and whether the server is verified to
+// belong to the shard.
 package conninfo
 
 import (
@@ -18,9 +18,9 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// Info is the AuthInfo of a connection. The handshake has verified a server whose
-// certificate names the shard. Another server is not verified until Verify is called. A
-// nil Info is that of a connection without TLS, and counts as verified.
+// Info is the AuthInfo of a connection. A server whose certificate names the shard is verified
+// by the handshake, any other server by Verify. A nil Info, which a connection without TLS
+// has, counts as verified.
 type Info struct {
 	credentials.TLSInfo
 	// Address is the address that was dialed.
@@ -40,7 +40,7 @@ func New(info credentials.TLSInfo, address string) *Info {
 	return i
 }
 
-// Of returns the Info of the connection of a call, nil if it has none.
+// Of returns the Info of the connection of a call, nil if it has no Info.
 func Of(p *peer.Peer) *Info {
 	if p == nil {
 		return nil
@@ -49,19 +49,19 @@ func Of(p *peer.Peer) *Info {
 	return info
 }
 
-// OfStream returns the Info of the connection of a stream that was opened.
+// OfStream returns the Info of the connection of an open stream.
 func OfStream(stream grpc.ClientStream) *Info {
 	p, _ := peer.FromContext(stream.Context())
 	return Of(p)
 }
 
-// Verify records that the server is that of the shard.
+// Verify records that the server belongs to the shard.
 func (i *Info) Verify() {
 	i.rejected.Store(nil)
 	i.verify.Do(func() { close(i.verified) })
 }
 
-// Verified reports whether the server is known to be that of the shard.
+// Verified reports whether the server is verified to belong to the shard.
 func (i *Info) Verified() bool {
 	if i == nil {
 		return true
@@ -78,10 +78,10 @@ func (i *Info) Verified() bool {
 // be nil.
 func (i *Info) UntilVerified() <-chan struct{} { return i.verified }
 
-// Reject records why the server is not taken for that of the shard.
+// Reject records why the server may not belong to the shard.
 func (i *Info) Reject(err *shard.WrongServerError) { i.rejected.Store(err) }
 
-// Rejected returns the error of the last Reject before Verify, nil if there is none.
+// Rejected returns the error of the last Reject before Verify, nil if Reject was not called.
 func (i *Info) Rejected() *shard.WrongServerError {
 	if i == nil {
 		return nil
@@ -91,8 +91,8 @@ func (i *Info) Rejected() *shard.WrongServerError {
 
 type verifying struct{}
 
-// WithVerifying returns a context for calls that verify the server, and that are
-// therefore made before it is verified.
+// WithVerifying returns a context for the calls that verify the server, which are allowed
+// before it is verified.
 func WithVerifying(ctx context.Context) context.Context {
 	return context.WithValue(ctx, verifying{}, true)
 }

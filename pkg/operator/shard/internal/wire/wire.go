@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package wire converts between the domain types of package shard and the
-// messages of the protocol (docs/protocol.md). Strings, slices and maps are shared,
-// not copied, except for those of the expected Nodes.
+// Package wire converts between the types of package shard and the messages of the protocol
+// (docs/protocol.md). Strings, slices and maps are shared and not copied, except in NodeShape.
 package wire
 
 import (
 	"slices"
 	"strings"
+	"time"
 	"unique"
 
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/operator/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // Group converts status. A nil status becomes the zero Group.
@@ -39,8 +40,8 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 	}
 }
 
-// instances converts managed instances, and sorts them by id: callers rely on the
-// order, and servers may send another one.
+// instances converts managed instances, and sorts them by id: callers rely on the order, and
+// servers may send another order.
 func instances(messages []*nstancev1.ManagedInstance) []shard.Instance {
 	if len(messages) == 0 {
 		return nil
@@ -73,8 +74,8 @@ func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
 	return shape
 }
 
-// interned returns a copy of m with canonical strings. The Nodes of a thousand groups
-// have nearly the same labels and resources.
+// interned returns a copy of m whose strings share memory with equal strings. The Nodes of a
+// thousand groups have nearly the same labels and resources.
 func interned(m map[string]string) map[string]string {
 	if m == nil {
 		return nil
@@ -99,7 +100,7 @@ func Upsert(key string, config shard.GroupConfig) *nstancev1.UpsertGroupRequest 
 	}
 }
 
-// Delete returns the request that deletes the group. own is nil for none.
+// Delete returns the request that deletes the group. own may be nil.
 func Delete(key string, own *shard.Revision) *nstancev1.DeleteGroupRequest {
 	return &nstancev1.DeleteGroupRequest{Key: key, Revision: revisionMessage(own)}
 }
@@ -116,4 +117,88 @@ func revisionMessage(r *shard.Revision) *nstancev1.Revision {
 		return nil
 	}
 	return &nstancev1.Revision{Uid: r.UID, Generation: r.Generation}
+}
+
+// settingsMessage is implemented by the messages that have the fields of GroupSettings.
+type settingsMessage interface {
+	GetTemplate() string
+	GetInstanceType() string
+	GetSubnets() []string
+	GetVars() map[string]string
+}
+
+func settings(message settingsMessage) shard.GroupSettings {
+	return shard.GroupSettings{
+		Template:     message.GetTemplate(),
+		InstanceType: message.GetInstanceType(),
+		Subnets:      message.GetSubnets(),
+		Vars:         message.GetVars(),
+	}
+}
+
+func declared(message *nstancev1.GroupSettings) *shard.GroupSettings {
+	if message == nil {
+		return nil
+	}
+	s := settings(message)
+	return &s
+}
+
+// groupConfig returns the configuration of an UpsertGroup request.
+func groupConfig(config shard.GroupConfig) *nstancev1.GroupConfig {
+	return &nstancev1.GroupConfig{
+		Size:         config.Size,
+		Template:     config.Template,
+		InstanceType: config.InstanceType,
+		Subnets:      config.Subnets,
+		Vars:         config.Vars,
+	}
+}
+
+// InstanceConfig returns the configuration of a CreateInstance request.
+func InstanceConfig(spec shard.InstanceSpec) *nstancev1.InstanceConfig {
+	return &nstancev1.InstanceConfig{Group: spec.Group, InstanceType: spec.InstanceType, Vars: spec.Vars}
+}
+
+// Instance converts the reply to GetInstanceStatus.
+func Instance(response *nstancev1.InstanceStatusResponse) shard.Instance {
+	return shard.Instance{
+		ID:         response.GetInstanceId(),
+		State:      shard.InstanceState(response.GetStatus()),
+		ProviderID: response.GetProviderInstanceId(),
+		DeleteAt:   timeOrZero(response.GetDeleteAt()),
+	}
+}
+
+// timeOrZero returns the zero time for a missing or invalid timestamp, for which AsTime would
+// return the year 1970.
+func timeOrZero(timestamp *timestamppb.Timestamp) time.Time {
+	if !timestamp.IsValid() {
+		return time.Time{}
+	}
+	return timestamp.AsTime()
+}
+
+// Notice converts event, without Announced and Deadline. A nil event becomes the zero
+// DeletionNotice. The state may be unknown to the operator.
+func Notice(event *nstancev1.InstanceEvent) shard.DeletionNotice {
+	return shard.DeletionNotice{
+		InstanceID: event.GetInstanceId(),
+		ProviderID: event.GetProviderInstanceId(),
+		Group:      event.GetGroup(),
+		State:      shard.NoticeState(event.GetStatus()),
+		Reason:     event.GetReason(),
+		Since:      timeOrZero(event.GetUnhealthyAt()),
+		DeleteAt:   timeOrZero(event.GetDeleteAt()),
+	}
+}
+
+// ErrorEvent converts event. A nil event becomes the zero ErrorEvent.
+func ErrorEvent(event *nstancev1.ErrorEvent) shard.ErrorEvent {
+	return shard.ErrorEvent{
+		Group:      event.GetGroup(),
+		InstanceID: event.GetInstanceId(),
+		Message:    event.GetError(),
+		Time:       timeOrZero(event.GetTimestamp()),
+	}
 }

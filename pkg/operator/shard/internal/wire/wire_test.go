@@ -4,13 +4,16 @@
 package wire
 
 import (
+	"math"
 	"reflect"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/testing/settingstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -106,13 +109,108 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// noZeroField fails if a field is zero, so that tests must set added fields too.
+// noZeroField fails if a field is zero, so that tests must set new fields too.
 func noZeroField(t *testing.T, value any) {
 	t.Helper()
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {
 		if v.Field(i).IsZero() {
 			t.Errorf("field %s has no value", v.Type().Field(i).Name)
+		}
+	}
+}
+
+// A setting that is forgotten here would never be sent or never be read. The same function
+// reads the three messages with settings.
+func TestEverySettingIsConverted(t *testing.T) {
+	var config shard.GroupConfig
+	settingstest.Fill(&config.GroupSettings)
+	if got := settings(groupConfig(config)); !reflect.DeepEqual(got, config.GroupSettings) {
+		t.Errorf("settings come back as %+v, want %+v", got, config.GroupSettings)
+	}
+}
+
+func TestInstanceConfig(t *testing.T) {
+	spec := shard.InstanceSpec{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
+	noZeroField(t, spec)
+	want := &nstancev1.InstanceConfig{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
+	if got := InstanceConfig(spec); !proto.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestInstance(t *testing.T) {
+	deleteAt := time.Date(2030, time.May, 1, 12, 0, 0, 5, time.UTC)
+	got := Instance(&nstancev1.InstanceStatusResponse{
+		InstanceId: "knd1", Tenant: "default", Status: "running", CreatedAt: timestamppb.Now(), LastSeen: timestamppb.Now(),
+		ProviderInstanceId: "kwok://a/1", DeleteAt: timestamppb.New(deleteAt),
+	})
+	want := shard.Instance{ID: "knd1", State: shard.InstanceRunning, ProviderID: "kwok://a/1", DeleteAt: deleteAt}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	noZeroField(t, got)
+
+	for name, response := range map[string]*nstancev1.InstanceStatusResponse{
+		"no response":          nil,
+		"no timestamp":         {},
+		"an invalid timestamp": {DeleteAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}},
+	} {
+		if got := Instance(response); got != (shard.Instance{}) {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+func TestNotice(t *testing.T) {
+	since := time.Date(2030, time.May, 1, 12, 0, 0, 5, time.UTC)
+	got := Notice(&nstancev1.InstanceEvent{
+		InstanceId: "knd1", Tenant: "default", ProviderInstanceId: "kwok://a/1", Group: "workers",
+		Status: "pending_deletion", Reason: "expired",
+		UnhealthyAt: timestamppb.New(since), DeleteAt: timestamppb.New(since.Add(time.Hour)),
+	})
+	// Events do not contain Announced and Deadline.
+	got.Announced, got.Deadline = 1, since
+	want := shard.DeletionNotice{
+		InstanceID: "knd1", ProviderID: "kwok://a/1", Group: "workers",
+		State: shard.Draining, Reason: "expired", Since: since, DeleteAt: since.Add(time.Hour), Deadline: since, Announced: 1,
+	}
+	if got != want {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	noZeroField(t, got)
+
+	for name, event := range map[string]*nstancev1.InstanceEvent{
+		"no event":                    nil,
+		"no timestamps":               {},
+		"invalid timestamps":          {UnhealthyAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}, DeleteAt: &timestamppb.Timestamp{Nanos: -1}},
+		"timestamps of the zero time": {UnhealthyAt: timestamppb.New(time.Time{}), DeleteAt: timestamppb.New(time.Time{})},
+	} {
+		if got := Notice(event); got != (shard.DeletionNotice{}) || !got.DeleteAt.IsZero() {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+}
+
+func TestErrorEvent(t *testing.T) {
+	happened := time.Date(2030, time.May, 1, 12, 0, 0, 5, time.UTC)
+	got := ErrorEvent(&nstancev1.ErrorEvent{
+		Group: "workers", InstanceId: "knd1", Error: "out of capacity", Timestamp: timestamppb.New(happened),
+	})
+	want := shard.ErrorEvent{Group: "workers", InstanceID: "knd1", Message: "out of capacity", Time: happened}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	noZeroField(t, got)
+
+	for name, event := range map[string]*nstancev1.ErrorEvent{
+		"no event":             nil,
+		"no timestamp":         {},
+		"an invalid timestamp": {Timestamp: &timestamppb.Timestamp{Seconds: math.MaxInt64}},
+		"a negative timestamp": {Timestamp: &timestamppb.Timestamp{Nanos: -1}},
+	} {
+		if got := ErrorEvent(event); got != (shard.ErrorEvent{}) {
+			t.Errorf("%s: got %+v", name, got)
 		}
 	}
 }

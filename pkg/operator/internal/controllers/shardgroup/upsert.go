@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// The delay between two corrections of a group doubles from firstCorrectionDelay to
+// lastCorrectionDelay while another writer reverts them. It starts again after
+// driftForgotten without a correction.
+const (
+	firstCorrectionDelay = time.Second
+	lastCorrectionDelay  = time.Minute
+	driftForgotten       = 10 * time.Minute
+	// reportedCorrections is the number of corrections after which an event is recorded.
+	reportedCorrections = 3
+)
+
+// sent is the last request that a shard has accepted for a shard group. If it is sent again
+// unchanged, it is a correction: another writer has changed the group, or the shard has lost
+// it.
+type sent struct {
+	revision shard.Revision
+	// replaces is the value of the annotation AnnotationReplaces.
+	replaces string
+	// corrections counts the corrections from first to last.
+	corrections int
+	first, last time.Time
+}
+
+// delay returns the delay after the last correction. The first correction is made at once.
+func (s sent) delay() time.Duration {
+	if s.corrections == 0 {
+		return 0
+	}
+	// The bound prevents an overflow of the shift.
+	return min(firstCorrectionDelay<<min(s.corrections-1, 10), lastCorrectionDelay)
+}
+
+// nextCorrection returns when object may be sent again, zero for at once.
+func (c *Controller) nextCorrection(key cache.ObjectName, object *v1beta1.NstanceShardGroup) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, found := c.sent[key]
+	if !found || !before.isOf(object) {
+		return time.Time{}
+	}
+	return before.last.Add(before.delay())
+}
+
+func (s sent) isOf(object *v1beta1.NstanceShardGroup) bool {
+	return s.revision == revisionOf(object) && s.replaces == object.Annotations[v1beta1.AnnotationReplaces]
+}
+
+// recordSent records that the shard has accepted object. It records an event if this was a
+// repeated correction.
+func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceShardGroup) {
+	now := c.clock.Now()
+	c.mu.Lock()
+	next := c.sent[key]
+	switch {
+	case !next.isOf(object):
+		next = sent{revision: revisionOf(object), replaces: object.Annotations[v1beta1.AnnotationReplaces]}
+	case now.Sub(next.last) >= driftForgotten:
+		next.corrections, next.first = 1, now
+	default:
+		if next.corrections == 0 {
+			next.first = now
+		}
+		next.corrections++
+	}
+	next.last = now
+	c.sent[key] = next
+	c.mu.Unlock()
+	if next.corrections > 0 {
+		c.metrics.corrections.WithLabelValues(string(object.Spec.Shard)).Inc()
+	}
+	if next.corrections >= reportedCorrections {
+		controller.Warn(c.recorder, object, "DriftRepeated", "UpsertGroup", fmt.Sprintf(
+			"the group on shard %q was changed by another writer and corrected %d times since %s; the next correction is made after %s",
+			object.Spec.Shard, next.corrections, next.first.UTC().Format(time.RFC3339), next.delay()))
+	}
+}
+
+// wantedSettings returns the settings to send. It omits template and subnets of a static
+// group: the server's configuration sets them, and the server rejects other values.
+func wantedSettings(spec v1beta1.GroupSettings, static bool) shard.GroupSettings {
+	settings := shard.GroupSettings{
+		Template:     spec.Template,
+		InstanceType: spec.InstanceType,
+		Vars:         spec.Vars,
+	}
+	for _, id := range spec.Subnets {
+		settings.Subnets = append(settings.Subnets, string(id))
+	}
+	if static {
+		settings.Template, settings.Subnets = "", nil
+	}
+	return settings
+}
+
+// staticConflict returns which settings of spec a static group cannot have, because the
+// server's configuration sets other values; they are not sent. It returns "" without a
+// conflict.
+func staticConflict(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) string {
+	if group == nil || !group.Static {
+		return ""
+	}
+	var conflicts []string
+	if spec.Template != "" && spec.Template != group.Template {
+		conflicts = append(conflicts, fmt.Sprintf("template %q, the server has %q", spec.Template, group.Template))
+	}
+	subnets := make([]string, len(spec.Subnets))
+	for i, id := range spec.Subnets {
+		subnets[i] = string(id)
+	}
+	if len(subnets) > 0 && !slices.Equal(subnets, group.Subnets) {
+		conflicts = append(conflicts, fmt.Sprintf("subnets %q, the server has %q", subnets, group.Subnets))
+	}
+	if len(conflicts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the group is static, and its server's configuration sets template and subnets; remove from the pool's spec: %s",
+		strings.Join(conflicts, "; "))
+}
+
+// inEffect reports whether the server reports settings as effective. An empty setting leaves
+// the choice to the server, which also adds its own vars.
+func inEffect(settings, effective shard.GroupSettings) bool {
+	for name, value := range settings.Vars {
+		if got, ok := effective.Vars[name]; !ok || got != value {
+			return false
+		}
+	}
+	return (settings.InstanceType == "" || settings.InstanceType == effective.InstanceType) &&
+		(settings.Template == "" || settings.Template == effective.Template) &&
+		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets))
+}
+
+// reportedConfig returns the settings in effect for the status.
+func reportedConfig(group *shard.Group) *v1beta1.GroupConfig {
+	return &v1beta1.GroupConfig{
+		Template:     group.Template,
+		Subnets:      slices.Clone(group.Subnets),
+		InstanceType: group.InstanceType,
+		Vars:         maps.Clone(group.Vars),
+	}
+}
+
+func applyConfig(config *v1beta1.GroupConfig) *applyv1beta1.GroupConfigApplyConfiguration {
+	return applyv1beta1.GroupConfig().
+		WithTemplate(config.Template).
+		WithSubnets(config.Subnets...).
+		WithInstanceType(config.InstanceType).
+		WithVars(config.Vars)
+}
