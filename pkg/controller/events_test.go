@@ -66,7 +66,7 @@ func TestLimitEvents(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	recorded := events.NewFakeRecorder(10)
 	recorder := LimitEvents(recorded, clock)
-	one := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "one"}}
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "one"}}
 	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "other"}}
 	take := func() int {
 		count := len(recorded.Events)
@@ -76,8 +76,8 @@ func TestLimitEvents(t *testing.T) {
 		return count
 	}
 	for range 3 {
-		Warn(recorder, one, "ProviderError", "Provide", "out of capacity")
-		Warn(recorder, one, "ConfigRejected", "UpsertGroup", "no such template")
+		Warn(recorder, configMap, "ProviderError", "Provide", "out of capacity")
+		Warn(recorder, configMap, "ConfigRejected", "UpsertGroup", "no such template")
 		Warn(recorder, other, "ProviderError", "Provide", "out of capacity")
 	}
 	if got := take(); got != 3 {
@@ -95,12 +95,12 @@ func TestLimitEvents(t *testing.T) {
 		}
 	}
 	clock.SetTime(clock.Now().Add(eventPeriod - time.Second))
-	Warn(recorder, one, "ProviderError", "Provide", "something else")
+	Warn(recorder, configMap, "ProviderError", "Provide", "something else")
 	if got := take(); got != 0 {
 		t.Errorf("recorded %d events before the period is over, want none", got)
 	}
 	clock.SetTime(clock.Now().Add(time.Second))
-	Warn(recorder, one, "ProviderError", "Provide", "out of capacity")
+	Warn(recorder, configMap, "ProviderError", "Provide", "out of capacity")
 	if got := take(); got != 1 {
 		t.Errorf("recorded %d events after the period, want 1", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -19,9 +20,13 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/daemon"
 	"nstance.dev/operator/pkg/controller/election"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
@@ -211,4 +216,41 @@ func kubernetesCluster(ctx context.Context, client kubernetes.Interface) (uid st
 		return "", fmt.Errorf("read the UID of the namespace %s: %w", metav1.NamespaceSystem, err)
 	}
 	return uid, nil
+}
+
+// newRecorder returns a recorder that writes each event to the cluster of its object.
+func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
+	ours, err := controller.NewRecorder(ctx, clients.kube, controllers.FieldManager, addToScheme)
+	if err != nil || clients.workloadServer == "" {
+		return ours, err
+	}
+	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, controllers.FieldManager, addToScheme)
+	if err != nil {
+		return nil, err
+	}
+	return &eventRouter{EventRecorder: ours, workload: workload}, nil
+}
+
+// addToScheme adds the kinds of CRDs about which events are recorded: objects that typed
+// clients return do not contain their kind.
+func addToScheme(scheme *runtime.Scheme) error {
+	return errors.Join(v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme))
+}
+
+// eventRouter records events about Nodes and Pods in the workload cluster, and all other
+// events in the cluster of our objects.
+type eventRouter struct {
+	events.EventRecorder
+	workload events.EventRecorder
+}
+
+// Eventf implements events.EventRecorder.
+func (r *eventRouter) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
+	switch regarding.(type) {
+	// Only Pods are read as metadata without spec.
+	case *corev1.Node, *corev1.Pod, *metav1.PartialObjectMetadata:
+		r.workload.Eventf(regarding, related, eventtype, reason, action, note, args...)
+	default:
+		r.EventRecorder.Eventf(regarding, related, eventtype, reason, action, note, args...)
+	}
 }

@@ -56,7 +56,7 @@ type configuration struct {
 }
 
 // Shards returns the sorted ids of all configured shards. It includes shards with an
-// invalid endpoint: their groups are unknown, which does not mean that they have none.
+// invalid endpoint: their groups are unknown, which does not mean that they have no groups.
 func (c *configuration) Shards() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

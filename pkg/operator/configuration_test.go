@@ -72,7 +72,7 @@ func TestShardsFollowTheConfigMap(t *testing.T) {
 	}
 }
 
-func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
+func TestInvalidEntryKeepsTheLastEndpointAndIsRecordedOnce(t *testing.T) {
 	c, recorder, ctx := startConfiguration(t)
 	c.lead()
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993", "b=host-b:8993"))
@@ -96,14 +96,14 @@ func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
 	expectShards(t, c, "b", "c")
 }
 
-func TestEntryThatWasNeverGoodIsNoShard(t *testing.T) {
+func TestEntryThatWasNeverValidIsNoShard(t *testing.T) {
 	c, _, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere", "b=host-b:8993"))
 	expectShards(t, c, "b")
 }
 
 // Only a leader writes to the API server.
-func TestStandbyRecordsWhatIsWrongWhenItLeads(t *testing.T) {
+func TestStandbyRecordsTheProblemWhenItLeads(t *testing.T) {
 	c, recorder, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere"))
 	if got := controllertest.Recorded(recorder); len(got) > 0 {
@@ -167,7 +167,7 @@ func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
 	}
 }
 
-func TestTroubleOfAShardIsToldOnTheConfigMapThatNamesIt(t *testing.T) {
+func TestErrorOfAShardIsRecordedForItsConfigMap(t *testing.T) {
 	c, recorder, ctx := startConfiguration(t)
 	c.errorReported("a", shard.ErrorEvent{Message: "configuration a.jsonc: unknown key"})
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
@@ -262,7 +262,7 @@ func TestIdentityFollowsTheCertificate(t *testing.T) {
 	}
 }
 
-func TestIdentityStaysWhenItsObjectsAreGoneOrWrong(t *testing.T) {
+func TestIdentityStaysWhenItsObjectsAreMissingOrInvalid(t *testing.T) {
 	c, _, ctx := startConfiguration(t)
 	issuer := newIssuer(t)
 	c.setCA(ctx, issuer.ca())

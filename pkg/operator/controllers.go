@@ -7,23 +7,12 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"net/http"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc/credentials"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/operator/internal/admission"
-	"nstance.dev/operator/pkg/operator/internal/admission/certificate"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
 	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
@@ -151,97 +140,4 @@ func newClusterOptions(options *Options, clients *clients) (cluster.Options, err
 		}
 	}
 	return o, nil
-}
-
-// metricsService is the Service in manifests from which clients read the metrics.
-const metricsService = "nstance-operator-metrics"
-
-// webhook is the admission webhook. It is served on every replica; the leader
-// keeps its certificate.
-type webhook struct {
-	controller.Registrations
-
-	validator    *admission.Validator
-	metrics      *admission.Metrics
-	serving      certificate.Serving
-	certificates *certificate.Controller
-}
-
-func newWebhook(
-	ctx context.Context, options *Options, clients *clients, informers *informers, groups admission.Groups, metrics prometheus.Registerer,
-) (*webhook, error) {
-	w := &webhook{metrics: admission.NewMetrics(metrics)}
-	var err error
-	w.validator, err = admission.NewValidator(
-		admission.Config{Namespace: options.Namespace, ClusterName: options.ClusterName(), ShardsConfigMap: options.ShardsConfigMap},
-		informers.Nstance.NstanceMachinePools(), informers.MachinePools, informers.Clusters, informers.shards, groups)
-	if err != nil {
-		return nil, err
-	}
-	served, err := w.serving.Watch(ctx, informers.webhookCert)
-	if err != nil {
-		return nil, err
-	}
-	w.Registrations = controller.Registrations{served}
-	w.certificates, err = certificate.New(
-		certificate.Config{
-			Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: options.WebhookConfiguration,
-			Hosts: []string{metricsService + "." + options.Namespace + ".svc"},
-		},
-		clients.kube, informers.webhookCert, informers.webhookConfiguration, clock.RealClock{})
-	return w, err
-}
-
-// serve serves the webhook until ctx is done. It returns once the address is bound.
-func (w *webhook) serve(ctx context.Context, address string) error {
-	if err := admission.Serve(ctx, address, admission.NewHandler(w.validator, w.metrics), w.serving.GetCertificate); err != nil {
-		return fmt.Errorf("--webhook-address: %w", err)
-	}
-	return nil
-}
-
-// serveMetrics serves the metrics with the certificate of the webhook until ctx is done.
-// It returns once the address is bound.
-func (w *webhook) serveMetrics(ctx context.Context, address string, handler http.Handler) error {
-	if err := admission.Serve(ctx, address, handler, w.serving.GetCertificate); err != nil {
-		return fmt.Errorf("--metrics-address: %w", err)
-	}
-	return nil
-}
-
-// newRecorder returns a recorder that writes each event to the cluster of its object.
-func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
-	ours, err := controller.NewRecorder(ctx, clients.kube, controllers.FieldManager, addToScheme)
-	if err != nil || clients.workloadServer == "" {
-		return ours, err
-	}
-	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, controllers.FieldManager, addToScheme)
-	if err != nil {
-		return nil, err
-	}
-	return &eventRouter{EventRecorder: ours, workload: workload}, nil
-}
-
-// addToScheme adds the kinds of CRDs about which events are recorded: objects that typed
-// clients return do not contain their kind.
-func addToScheme(scheme *runtime.Scheme) error {
-	return errors.Join(v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme))
-}
-
-// eventRouter records events about Nodes and Pods in the workload cluster, and all other
-// events in the cluster of our objects.
-type eventRouter struct {
-	events.EventRecorder
-	workload events.EventRecorder
-}
-
-// Eventf implements events.EventRecorder.
-func (r *eventRouter) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
-	switch regarding.(type) {
-	// Only Pods are read as metadata without spec.
-	case *corev1.Node, *corev1.Pod, *metav1.PartialObjectMetadata:
-		r.workload.Eventf(regarding, related, eventtype, reason, action, note, args...)
-	default:
-		r.EventRecorder.Eventf(regarding, related, eventtype, reason, action, note, args...)
-	}
 }

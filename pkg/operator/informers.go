@@ -75,20 +75,20 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	}
 
 	// The operator may read these objects by name only.
-	one := func(name string) kubeinformers.SharedInformerFactory {
+	byName := func(name string) kubeinformers.SharedInformerFactory {
 		factory := named(clients.kube, options.Namespace, name, options.ResyncPeriod)
 		all.start = append(all.start, factory.StartWithContext)
 		return factory
 	}
-	all.shards = one(options.ShardsConfigMap).Core().V1().ConfigMaps().Informer()
-	all.ca = one(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
-	all.nonce = one(options.NonceSecret).Core().V1().Secrets().Informer()
-	all.key = one(options.KeySecret).Core().V1().Secrets().Informer()
-	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
-	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
+	all.shards = byName(options.ShardsConfigMap).Core().V1().ConfigMaps().Informer()
+	all.ca = byName(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
+	all.nonce = byName(options.NonceSecret).Core().V1().Secrets().Informer()
+	all.key = byName(options.KeySecret).Core().V1().Secrets().Informer()
+	all.cert = byName(options.CertSecret).Core().V1().Secrets().Informer()
+	all.webhookCert = byName(options.WebhookSecret).Core().V1().Secrets().Informer()
 	// A webhook configuration has no namespace; the factory ignores its own.
-	all.webhookConfiguration = one(options.WebhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
-	all.Kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
+	all.webhookConfiguration = byName(options.WebhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
+	all.Kubeconfig = byName(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
 	return all, nil
 }
 
@@ -112,7 +112,7 @@ func named(client kubernetes.Interface, namespace, name string, resync time.Dura
 func trim(obj any) (any, error) {
 	object, err := meta.Accessor(obj)
 	if err != nil {
-		return obj, nil //nolint:nilerr // what is not an object is not trimmed
+		return obj, nil //nolint:nilerr // only objects are trimmed
 	}
 	object.SetManagedFields(nil)
 	shareMetadata(object)
@@ -223,8 +223,8 @@ func (done) Done() <-chan struct{} {
 	return closed
 }
 
-// cachedKinds are the kinds from which the leader decides what to create and delete, except
-// those of a workload cluster.
+// cachedKinds are the kinds from which the leader decides what to create and delete, except the
+// kinds of a workload cluster.
 func cachedKinds(clients *clients, informers *informers, namespace string) []election.CachedKind {
 	nstance := clients.nstance.InfrastructureV1beta1()
 	kinds := []election.CachedKind{

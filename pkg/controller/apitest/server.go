@@ -186,8 +186,8 @@ func (s *Server) patch(action clienttesting.Action) (bool, runtime.Object, error
 	return true, after, err
 }
 
-// checkPreconditions compares the uid and the resource version that a patch names
-// with those of the object.
+// checkPreconditions compares the uid and the resource version in a patch
+// with the object.
 func checkPreconditions(patch clienttesting.PatchActionImpl, before runtime.Object) error {
 	group := patch.GetResource().GroupResource()
 	var named struct{ Metadata metav1.ObjectMeta }
@@ -289,7 +289,7 @@ func (s *Server) delete(action clienttesting.Action) (bool, runtime.Object, erro
 	return true, nil, s.clientset.Tracker().Update(remove.GetResource(), object, remove.GetNamespace())
 }
 
-// stamp sets the next resource version, and a uid if the object has none.
+// stamp sets the next resource version, and a uid if it is empty.
 func (s *Server) stamp(object metav1.Object) {
 	version := strconv.FormatInt(s.version.Add(1), 10)
 	if object.GetUID() == "" {

@@ -227,7 +227,7 @@ func readResponse(t testing.TB, body []byte) *admissionv1.AdmissionResponse {
 	return answer.Response
 }
 
-func TestReviewsAreAnswered(t *testing.T) {
+func TestReviewsGetResponses(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	handler := NewHandler(newValidator(t, present()), NewMetrics(registry))
 	for name, test := range map[string]struct {
@@ -268,7 +268,7 @@ func TestReviewsAreAnswered(t *testing.T) {
 	}, metricstest.Series(t, registry))
 }
 
-func TestInvalidReviewsAreNotAnswered(t *testing.T) {
+func TestInvalidReviewsGetAnErrorStatus(t *testing.T) {
 	good := string(review(t, create(t, newPool("new", "new", "a"))))
 	for name, test := range map[string]struct {
 		body   string

@@ -163,7 +163,7 @@ func (n *Nodes) WithProviderID(id string) []*corev1.Node {
 	return nodes
 }
 
-// ReadyCondition returns the condition Ready of a Node, the zero value if it has none.
+// ReadyCondition returns the condition Ready of a Node, the zero value if it is not set.
 func ReadyCondition(node *corev1.Node) corev1.NodeCondition {
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {

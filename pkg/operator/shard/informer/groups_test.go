@@ -310,7 +310,7 @@ func TestLateListDoesNotRevertEventsAndReplies(t *testing.T) {
 	})
 }
 
-func TestQuietShardCallsNoHandler(t *testing.T) {
+func TestUnchangedShardCallsNoHandler(t *testing.T) {
 	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1, Vars: map[string]string{"a": "1"}, ProviderIds: []string{"x"}}}}
 	withPeer(t, p, func(t *testing.T, _ *Groups, handled func() []string) {
 		if got, want := handled(), []string{"a/workers", "a"}; !slices.Equal(got, want) {

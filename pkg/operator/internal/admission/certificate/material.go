@@ -45,7 +45,7 @@ type material struct {
 	// serving and servingKey are the serving certificate and its key; either both or neither
 	// are set.
 	key crypto.Signer
-	// serving and servingKey are the serving certificate and its key; both or none.
+	// serving and servingKey are the serving certificate and its key; both are set or nil.
 	serving    *x509.Certificate
 	servingKey crypto.Signer
 }

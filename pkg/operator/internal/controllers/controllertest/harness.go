@@ -63,7 +63,7 @@ type Harness struct {
 	CAPI *CAPI
 	// KubeClient is the API server of the built-in kinds.
 	KubeClient *kubefake.Clientset
-	// Fake are the shards, unless a test replaces those of Dependencies.
+	// Fake has the shards of Dependencies, unless a test replaces them there.
 	Fake *shardtest.Shards
 	// Fake has the shards of Dependencies, unless a test replaces them there.
 	FakeClock *clocktesting.FakePassiveClock

@@ -128,7 +128,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-func TestImportedPoolSaysNoMoreThanItMust(t *testing.T) {
+func TestImportedPoolOmitsDefaults(t *testing.T) {
 	group := dynamic("worker")
 	spec := plan(observation{group: "main", shards: []shardState{{id: "a", known: true, group: &group}}}).create
 	if spec == nil {

@@ -165,7 +165,7 @@ func TestSyncWaitsForMachinePoolAndCluster(t *testing.T) {
 	h.expect(create)
 }
 
-func TestSyncIgnoresWhatNoPoolCanBeNamedForAndLogsItOnce(t *testing.T) {
+func TestSyncIgnoresGroupsWithInvalidNamesAndLogsThemOnce(t *testing.T) {
 	odd := shard.Group{Key: "No--Key"}
 	h := newHarness(t, map[string]*shardtest.Shard{"a": up(odd)})
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))

@@ -49,24 +49,24 @@ func TestTheNodeOfAnInstance(t *testing.T) {
 }
 
 func TestWantedProviderID(t *testing.T) {
-	one, two := newNode("one", "aws:///us-west-2a/i-1"), newNode("two", "aws:///us-west-2b/i-1")
+	first, second := newNode("one", "aws:///us-west-2a/i-1"), newNode("two", "aws:///us-west-2b/i-1")
 	for name, test := range map[string]struct {
 		current, reported string
 		nodes             int
 		want              string
 	}{
-		"nothing is known":                    {"", "", 0, ""},
-		"the shard's":                         {"", "i-1", 0, "i-1"},
-		"the Node's":                          {"i-1", "i-1", 1, "aws:///us-west-2a/i-1"},
-		"the Node's at once":                  {"", "i-1", 1, "aws:///us-west-2a/i-1"},
-		"two Nodes":                           {"", "i-1", 2, ""},
-		"two Nodes where one was before":      {"aws:///us-west-2a/i-1", "i-1", 2, "aws:///us-west-2a/i-1"},
-		"the Node was deleted":                {"aws:///us-west-2a/i-1", "i-1", 0, "aws:///us-west-2a/i-1"},
-		"a client wrote another":              {"i-9", "i-1", 0, "i-1"},
-		"a client wrote that of another Node": {"aws:///us-west-2c/i-1", "i-1", 1, "aws:///us-west-2a/i-1"},
+		"nothing is known":                      {"", "", 0, ""},
+		"the shard's":                           {"", "i-1", 0, "i-1"},
+		"the Node's":                            {"i-1", "i-1", 1, "aws:///us-west-2a/i-1"},
+		"the Node's at once":                    {"", "i-1", 1, "aws:///us-west-2a/i-1"},
+		"two Nodes":                             {"", "i-1", 2, ""},
+		"two Nodes where one was before":        {"aws:///us-west-2a/i-1", "i-1", 2, "aws:///us-west-2a/i-1"},
+		"the Node was deleted":                  {"aws:///us-west-2a/i-1", "i-1", 0, "aws:///us-west-2a/i-1"},
+		"a client wrote another":                {"i-9", "i-1", 0, "i-1"},
+		"a client wrote the id of another Node": {"aws:///us-west-2c/i-1", "i-1", 1, "aws:///us-west-2a/i-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := wantedProviderID(test.current, test.reported, []*corev1.Node{one, two}[:test.nodes]); got != test.want {
+			if got := wantedProviderID(test.current, test.reported, []*corev1.Node{first, second}[:test.nodes]); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})

@@ -179,7 +179,7 @@ func (h *harness) expectShard(want string) {
 	assert.Equal(h.T, want, h.nstanceMachine("m").Status.Shard, "the shard")
 }
 
-func TestARequestThatAShardDeclinesGoesToTheNext(t *testing.T) {
+func TestARequestThatAShardDeclinesIsSentToTheNext(t *testing.T) {
 	h := newHarness(t, newShards("a", "b", "c"), newNstanceMachine("m"))
 	h.decline("a", "b")
 	h.Expect(applyM, applyStatusM)
@@ -277,7 +277,7 @@ func noCapacity() error {
 	return declined.Err()
 }
 
-func TestARequestGoesToAShardWithCapacity(t *testing.T) {
+func TestARequestIsSentToAShardWithCapacity(t *testing.T) {
 	h := newHarness(t, newShards("a", "b", "c"), newNstanceMachine("m"))
 	declines := h.decline()
 	declines["a"], declines["b"] = noCapacity(), noCapacity()

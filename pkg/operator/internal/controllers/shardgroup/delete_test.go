@@ -99,7 +99,7 @@ func TestDeletionOfAPausedPool(t *testing.T) {
 }
 
 // A disconnected server has sent no list since.
-func TestDeletionIsNotConfirmedByAShardThatIsAway(t *testing.T) {
+func TestDeletionIsNotConfirmedByADisconnectedShard(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.a().Unlisted = true
 	h.Expect(deleteGroup, writeStatus)
@@ -121,7 +121,7 @@ func TestDeletionThatTheServerDoesNotCarryOut(t *testing.T) {
 }
 
 // A static group returns to the settings of the server's configuration.
-func TestDeletionOfAStaticGroupEndsWithTheAnswer(t *testing.T) {
+func TestDeletionOfAStaticGroupEndsWithTheReply(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Static = true }))
 	h.Expect(deleteGroup, release)
@@ -177,7 +177,7 @@ func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 }
 
 // The cache may be older than a change of the finalizers.
-func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
+func TestDeletionKeepsTheFinalizerOfAnotherController(t *testing.T) {
 	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.Show()
 	h.change(func(g *v1beta1.NstanceShardGroup) {

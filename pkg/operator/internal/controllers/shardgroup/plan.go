@@ -25,7 +25,7 @@ type observation struct {
 	// group is the group that the shard reports, nil if the shard does not have it. While
 	// synced is false, nil means unknown.
 	group *shard.Group
-	// paused is what pauses the group, "" if it is not paused.
+	// paused names the object that pauses the group, "" if it is not paused.
 	paused string
 	// settling is true if the group was deleted so recently that the cache may be older.
 	settling bool

@@ -73,7 +73,7 @@ func TestPlanOfEveryCombination(t *testing.T) {
 	}
 }
 
-func TestRejectalHolds(t *testing.T) {
+func TestRejectionStays(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	rejected := newRejection(newObject(), reported(), nil, now)
 	ofNone := newRejection(newObject(), nil, nil, now)

@@ -168,7 +168,7 @@ func TestStatusTakesTheReport(t *testing.T) {
 	}
 }
 
-func TestStatusKeepsWhatTheShardHasNotTold(t *testing.T) {
+func TestStatusKeepsFieldsThatTheShardHasNotReported(t *testing.T) {
 	for name, seen := range map[string]observation{
 		"away since the operator started": {configured: true, lost: lost},
 		"being connected":                 {configured: true},
@@ -248,7 +248,7 @@ func TestStatusOfASpecAfterARefusedOne(t *testing.T) {
 	}
 }
 
-func TestApplyStatusSaysAllOfIt(t *testing.T) {
+func TestApplyStatusHasAllFields(t *testing.T) {
 	object := settled()
 	object.Status.IsStatic = ptr.To(true)
 	applied := applyStatus(object, object.Status)
@@ -378,7 +378,7 @@ func TestStatusOfANewGroupHasNoDrains(t *testing.T) {
 }
 
 // A drain continues while its shard is disconnected, and so does its report.
-func TestStatusTellsDrainsOfAShardThatIsAway(t *testing.T) {
+func TestStatusHasDrainsOfADisconnectedShard(t *testing.T) {
 	object := newObject()
 	object.Status = newStatus(object, draining(drains{draining: 3}), outcome{now: then}, nil)
 	seen := observation{configured: true, synced: true, lost: lost, group: reported(), drains: drains{3, 1, blocked}}
@@ -412,7 +412,7 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 }
 
 // Instances of a group that is being deleted are drained like any other.
-func TestStatusOfDrainsOfAGroupThatGoes(t *testing.T) {
+func TestStatusOfDrainsOfAGroupThatIsBeingDeleted(t *testing.T) {
 	seen := connected(changed(reported(), func(g *shard.Group) { g.Deleting = true }))
 	seen.drains = drains{draining: 3}
 	got := newStatus(controllertest.Deleting(newObject()), seen, outcome{now: then}, nil)
@@ -421,7 +421,7 @@ func TestStatusOfDrainsOfAGroupThatGoes(t *testing.T) {
 	}
 }
 
-func TestApplyStatusSaysDrains(t *testing.T) {
+func TestApplyStatusHasDrains(t *testing.T) {
 	object := newObject()
 	object.Status = newStatus(object, draining(drains{3, 1, blocked}), outcome{now: then}, nil)
 	applied := applyStatus(object, object.Status).Status

@@ -25,7 +25,7 @@ const (
 	release     = "patch nstanceshardgroups workers--a"
 )
 
-func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
+func TestSyncUpsertsOnceAndThenDoesNothing(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.Expect(upsert3, writeStatus)
 	h.Expect()
@@ -43,7 +43,7 @@ func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
 	}
 }
 
-func TestSyncPutsDriftRight(t *testing.T) {
+func TestSyncCorrectsDrift(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
 	h.Expect(writeStatus)
@@ -55,7 +55,7 @@ func TestSyncPutsDriftRight(t *testing.T) {
 }
 
 // Cluster API deletes the Node of an instance that is missing in the pool.
-func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
+func TestSyncKeepsInstancesThatTheReplyOmits(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
 	h.Expect(writeStatus)
@@ -76,7 +76,7 @@ func TestSyncOfAStaleCacheWaits(t *testing.T) {
 	}
 }
 
-func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
+func TestSyncMakesNoCallWithoutAConnection(t *testing.T) {
 	for name, change := range map[string]func(*harness){
 		"not configured": func(h *harness) { delete(h.Fake.ByID, "a") },
 		"not synced":     func(h *harness) { h.a().Synced = false },
@@ -109,7 +109,7 @@ func TestAShardThatIsConnectedAgainIsRecorded(t *testing.T) {
 	}
 }
 
-func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
+func TestSyncOfADisconnectedShardIsReportedOnceAndSendsTheLatestSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
 	h.Expect(writeStatus)
@@ -130,7 +130,7 @@ func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 	h.Expect("upsert workers on a with size 14", writeStatus)
 }
 
-func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
+func TestSyncWithoutAReplyIsRetried(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.Fake.Fail["upsert"] = status.Error(codes.DeadlineExceeded, "too late")
 	did, _, err := h.Sync()

@@ -156,7 +156,7 @@ func lists(group *shard.Group) *shard.Group {
 
 // Size and deletion candidates are sent in one call. Otherwise the shard could delete another
 // instance instead of a candidate.
-func TestSyncSendsVictimsWithTheSize(t *testing.T) {
+func TestSyncSendsCandidatesWithTheSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(lists(reported()))
 	h.Expect(writeStatus)
@@ -184,7 +184,7 @@ func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 }
 
 // A server that does not support deletion candidates cannot confirm them.
-func TestSyncWithAServerThatKnowsNoVictims(t *testing.T) {
+func TestSyncWithAServerThatIgnoresCandidates(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
 	h.Expect(writeStatus)
@@ -201,7 +201,7 @@ func TestSyncWithAServerThatKnowsNoVictims(t *testing.T) {
 }
 
 // Changes that matter only to the Machines of a pool cause no log message and no event.
-func TestSyncIsQuietAboutInstances(t *testing.T) {
+func TestSyncIgnoresChangesOfInstances(t *testing.T) {
 	for name, change := range map[string]func(*shard.Group){
 		"one is pending": func(g *shard.Group) {
 			g.Instances = append(slices.Clone(g.Instances), shard.Instance{ID: "knd4", State: shard.InstancePending})
