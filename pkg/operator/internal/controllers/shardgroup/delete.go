@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -16,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -126,6 +129,30 @@ func (c *Controller) settling(key cache.ObjectName, object *v1beta1.NstanceShard
 // ofAnother reports whether the group on the server belongs to another object.
 func ofAnother(object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
 	return group != nil && !group.Deleting && group.Revision != nil && group.Revision.UID != string(object.UID)
+}
+
+// finalize completes the deletion of the object after the shard has confirmed the deletion of
+// the group.
+func (c *Controller) finalize(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
+	if err := c.removeFinalizer(ctx, object); err != nil {
+		return err
+	}
+	controller.Record(c.recorder, object, reasonGroupDeleted, "DeleteGroup",
+		fmt.Sprintf("shard %q has deleted group %q", object.Spec.Shard, object.Spec.Group))
+	return nil
+}
+
+// removeFinalizer lets the API server delete the object.
+func (c *Controller) removeFinalizer(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
+	patch, err := controller.RemoveFinalizer(object, v1beta1.FinalizerShardGroup)
+	if err != nil || patch == nil {
+		return err
+	}
+	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controllers.FieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the finalizer of shard group %s: %w", klog.KObj(object), err)
+	}
+	return nil
 }
 
 // retained reports whether object is deleted without its group. That requires no shard. If a

@@ -11,12 +11,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -101,67 +99,6 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Group {
 	if group, ok := c.groups.Get(string(object.Spec.Shard), string(object.Spec.Group)); ok {
 		return &group
-	}
-	return nil
-}
-
-// upsert sends the whole configuration and puts the reply into the cache, so that neither this
-// sync nor the next one reads the previous state of the group. A rejection is stored, because
-// the same request would be rejected again. So is the reply that the object is stale, and for
-// a short time a reply that may be a rejection.
-func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
-	id := string(object.Spec.Shard)
-	before := observed.group
-	config := wanted(object, before)
-	ctx, _ = audit.WithNewRequest(ctx)
-	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), config)
-	after := group
-	if err != nil {
-		after = requested(before, config)
-	}
-	c.auditUpsert(ctx, object, before, after, c.isCorrection(key, object), err)
-	switch {
-	case err == nil:
-		if config.Replaces != nil {
-			klog.FromContext(ctx).Info("Replaced a newer revision of the group as the annotation says", "shard", id, "revision", config.Revision, "replaced", config.Replaces, "size", config.Size)
-		}
-		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
-		c.recordSent(key, object)
-		c.groups.Observe(id, group)
-		// The cached instances are newer than the instances in the reply.
-		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
-			observed.group = &cached
-		}
-	case shard.IsUnclear(err):
-		c.setRejection(key, c.newUnclear(key, object, before, err))
-		return err
-	case shard.IsRejected(err), shard.IsStale(err):
-		c.setRejection(key, newRejection(object, before, err, c.clock.Now()))
-	}
-	c.clearUnclear(key)
-	return err
-}
-
-// finalize completes the deletion of the object after the shard has confirmed the deletion of
-// the group.
-func (c *Controller) finalize(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
-	if err := c.removeFinalizer(ctx, object); err != nil {
-		return err
-	}
-	controller.Record(c.recorder, object, reasonGroupDeleted, "DeleteGroup",
-		fmt.Sprintf("shard %q has deleted group %q", object.Spec.Shard, object.Spec.Group))
-	return nil
-}
-
-// removeFinalizer lets the API server delete the object.
-func (c *Controller) removeFinalizer(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
-	patch, err := controller.RemoveFinalizer(object, v1beta1.FinalizerShardGroup)
-	if err != nil || patch == nil {
-		return err
-	}
-	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controllers.FieldManager})
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("remove the finalizer of shard group %s: %w", klog.KObj(object), err)
 	}
 	return nil
 }

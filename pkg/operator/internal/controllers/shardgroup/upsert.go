@@ -4,6 +4,7 @@
 package shardgroup
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,12 +12,51 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 )
+
+// upsert sends the whole configuration and puts the reply into the cache, so that neither this
+// sync nor the next one reads the previous state of the group. A rejection is stored, because
+// the same request would be rejected again. So is the reply that the object is stale, and for
+// a short time a reply that may be a rejection.
+func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
+	id := string(object.Spec.Shard)
+	before := observed.group
+	config := wanted(object, before)
+	ctx, _ = audit.WithNewRequest(ctx)
+	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), config)
+	after := group
+	if err != nil {
+		after = requested(before, config)
+	}
+	c.auditUpsert(ctx, object, before, after, c.isCorrection(key, object), err)
+	switch {
+	case err == nil:
+		if config.Replaces != nil {
+			klog.FromContext(ctx).Info("Replaced a newer revision of the group as the annotation says", "shard", id, "revision", config.Revision, "replaced", config.Replaces, "size", config.Size)
+		}
+		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
+		c.recordSent(key, object)
+		c.groups.Observe(id, group)
+		// The cached instances are newer than the instances in the reply.
+		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
+			observed.group = &cached
+		}
+	case shard.IsUnclear(err):
+		c.setRejection(key, c.newUnclear(key, object, before, err))
+		return err
+	case shard.IsRejected(err), shard.IsStale(err):
+		c.setRejection(key, newRejection(object, before, err, c.clock.Now()))
+	}
+	c.clearUnclear(key)
+	return err
+}
 
 // The delay between two corrections of a group doubles from firstCorrectionDelay to
 // lastCorrectionDelay while another writer reverts them. It starts again after
