@@ -34,7 +34,7 @@ func (r Registrations) HasSynced() []cache.DoneChecker {
 	return checkers
 }
 
-// Watch adds the indexers and registers the handlers. The informers must not run yet.
+// Watch adds the indexers and registers the handlers.
 func Watch(all ...Watched) (Registrations, error) {
 	registrations := make(Registrations, 0, len(all))
 	for _, watched := range all {

@@ -112,9 +112,9 @@ type DeletionNotice struct {
 	// the drain was not acknowledged. Both are by the clock of the server, and zero if the
 	// server does not report them.
 	Since, DeleteAt time.Time
-	// Deadline is DeleteAt converted to the clock of this process, at the earliest: the
-	// arrival of the notice on the current watch, plus the time from Since to DeleteAt. It is
-	// zero if either is zero.
+	// Deadline is the earliest time, by the clock of this process, at which the server has
+	// deleted the instance: the arrival of the notice on the current watch, plus the time from
+	// Since to DeleteAt. It is zero if either is zero.
 	Deadline time.Time
 	// Announced grows each time the server reports this drain. It never decreases, not even
 	// after the drain was withdrawn. The server reports a drain again after each reconnection,

@@ -3,9 +3,9 @@
 
 // Package shard is the interface between the operator's controllers and the shard servers.
 //
-// A shard is a part of a cluster with its own server, usually an availability zone. The
-// server creates and deletes the instances of its groups. The endpoints ConfigMap names the
-// shards (ParseEndpoints); Set has the configured shards.
+// A shard is one zone, served by one leading shard server, which creates and deletes the
+// instances of the shard's groups. The endpoints ConfigMap names the shards (ParseEndpoints);
+// Set has the configured shards.
 //
 // Controllers read the caches Groups and Notices, and change shards by Client. A shard may be
 // unreachable for any time: its cached state stays, and controllers must not conclude that
@@ -18,8 +18,8 @@
 // last set it, and the server rejects older revisions.
 //
 // The server sends some events, such as the deletion of an instance, only once, to open
-// watches. Notices.Session numbers the watches: what a controller has verified by a call in
-// one session, later events of this session keep up to date.
+// watches. Notices.Session numbers the watches: after a controller has verified an instance
+// by a call in one session, the events of this session report all later changes of it.
 //
 // Packages connpool and informer implement the interfaces, and package shardtest fakes them.
 package shard
