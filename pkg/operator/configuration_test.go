@@ -65,7 +65,7 @@ func TestShardsFollowTheConfigMap(t *testing.T) {
 	c.setEndpoints(ctx, shardsOf("b=host-b:8993", "c=host-c:8993"))
 	expectShards(t, c, "b", "c")
 	if want := []string{"a", "b", "a", "c"}; !slices.Equal(changed, want) {
-		t.Errorf("told of %q, want %q", changed, want)
+		t.Errorf("calls of %q, want %q", changed, want)
 	}
 	if got := controllertest.Recorded(recorder); len(got) > 0 {
 		t.Errorf("recorded %q", got)
@@ -140,9 +140,9 @@ func TestDeletedConfigMapKeepsTheShards(t *testing.T) {
 // The groups of a shard with an invalid endpoint are unknown. They must not count as missing.
 func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
 	c, _, ctx := startConfiguration(t)
-	told := 0
+	calls := 0
 	c.AddHandler(func(string) {
-		told++
+		calls++
 		c.Shards()
 	})
 	if got := c.Shards(); len(got) > 0 {
@@ -158,8 +158,8 @@ func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
 		t.Errorf("the shards are %q, want %q", got, want)
 	}
 	c.setEndpoints(ctx, shardsOf("b=host-b:8993"))
-	if told != 2 {
-		t.Errorf("told %d times of new shards, want 2", told)
+	if calls != 2 {
+		t.Errorf("handlers were called %d times about new shards, want 2", calls)
 	}
 	c.setEndpoints(ctx, nil)
 	if got, want := c.Shards(), []string{"b"}; !slices.Equal(got, want) {

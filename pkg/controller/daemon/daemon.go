@@ -61,14 +61,14 @@ func NewHealth() *Health {
 func (h *Health) handler(other http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
-		answer(w, h.Watchdog.Check(r))
+		respond(w, h.Watchdog.Check(r))
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if !h.Synced.Load() {
-			answer(w, errors.New("caches are not complete yet"))
+			respond(w, errors.New("caches are not complete yet"))
 			return
 		}
-		answer(w, nil)
+		respond(w, nil)
 	})
 	mux.Handle("/", other)
 	return mux
@@ -91,7 +91,7 @@ func (h *Health) Serve(ctx context.Context, address string, other http.Handler) 
 	return nil
 }
 
-func answer(w http.ResponseWriter, err error) {
+func respond(w http.ResponseWriter, err error) {
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 		return

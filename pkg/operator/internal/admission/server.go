@@ -136,7 +136,7 @@ func readReview(body io.Reader, contentType string) (*admissionv1.AdmissionReque
 
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
-// rejectReview answers an invalid review.
+// rejectReview responds to an invalid review with the status of err.
 func rejectReview(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusBadRequest
 	var tooLong *http.MaxBytesError

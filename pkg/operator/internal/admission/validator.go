@@ -6,7 +6,7 @@
 // new pool that the configuration of its shard servers sets otherwise, and the deletion of
 // a pool whose group is in that configuration.
 //
-// Every replica answers AdmissionReviews, from caches only. The webhook is optional:
+// Every replica responds to AdmissionReviews, from caches only. The webhook is optional:
 // without a response the API server allows the request. Deletions are also checked by the
 // policies in manifests/policies.
 package admission

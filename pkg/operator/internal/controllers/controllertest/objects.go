@@ -163,7 +163,7 @@ func (c *CAPI) Has(t testing.TB, objects ...runtime.Object) {
 	}
 }
 
-// RoundTrip answers requests that get, create, delete or patch one object, or list the objects
+// RoundTrip serves requests that get, create, delete or patch one object, or list the objects
 // of a kind. Get and list return only created objects.
 func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	resource := path.Base(request.URL.Path)

@@ -168,7 +168,7 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 	return calls > at
 }
 
-// Some servers create another instance for each request, so a request that was answered is not
+// Some servers create another instance for each request, so a request that got a reply is not
 // repeated before a restart.
 func TestACreateRequestThatWasAnsweredIsNotRepeated(t *testing.T) {
 	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
