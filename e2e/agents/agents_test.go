@@ -79,7 +79,7 @@ func TestManyAgents(t *testing.T) {
 	for _, record := range sh.records() {
 		require.NotNil(t, record.Registration, record.ID)
 		assert.Equal(t, record.ID, record.Registration.Hostname)
-		assert.Equal(t, 1, sh.lines(record.ID, "registered the instance"), record.ID)
+		assert.Equal(t, 1, sh.lines(record.ID, "Registered the instance"), record.ID)
 	}
 
 	sh.partition(first)
@@ -257,7 +257,7 @@ func TestBadUserdataStopsARotation(t *testing.T) {
 		assert.Contains(t, event.GetError(), `check the userdata of template "worker"`)
 		assert.NotContains(t, first, event.GetInstanceId())
 		assert.Equal(t, n+1, len(sh.cloud.Made())-size, "machines that were created with the bad userdata")
-		refused += sh.lines(event.GetInstanceId(), "registration failed")
+		refused += sh.lines(event.GetInstanceId(), "Registration failed")
 	}
 	assert.Positive(t, refused, "refused registrations in the logs of the agents")
 	assert.Empty(t, without(first, sh.cloud.Existing()), "machines that were replaced")

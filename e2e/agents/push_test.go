@@ -23,7 +23,7 @@ import (
 const secretValue = "hunter2-5b0c7f1e"
 
 // patchLine is in the log of an agent once for each patch that it has applied.
-const patchLine = "applied a patch of files"
+const patchLine = "Applied a patch of files"
 
 // pushedFiles returns files of all kinds.
 func pushedFiles() object {

@@ -13,23 +13,18 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/agent/connection"
-	"nstance.dev/operator/pkg/agent/files"
-	"nstance.dev/operator/pkg/agent/identity"
-	"nstance.dev/operator/pkg/agent/keyfiles"
-	"nstance.dev/operator/pkg/agent/metrics"
+	"nstance.dev/operator/pkg/agent/internal/files"
+	"nstance.dev/operator/pkg/agent/internal/identity"
 	"nstance.dev/operator/pkg/agent/notice"
-	"nstance.dev/operator/pkg/agent/registration"
-	"nstance.dev/operator/pkg/agent/renewal"
-	"nstance.dev/operator/pkg/agent/report"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// procFolder has the state of the machine.
+// procFolder is the proc file system of the kernel
+// (https://docs.kernel.org/filesystems/proc.html).
 const procFolder = "/proc"
 
 // Run runs the agent until ctx is done. It returns an error only if the options or the
-// folders cannot be used: whatever servers do, it continues.
+// folders cannot be used. Errors of servers never end it: it retries.
 func Run(ctx context.Context, o *Options) error {
 	begin := time.Now()
 	logger := klog.FromContext(ctx).WithValues("instance", o.InstanceID)
@@ -48,19 +43,19 @@ func Run(ctx context.Context, o *Options) error {
 		return fmt.Errorf("open the received files: %w", err)
 	}
 	if err := store.Recover(); err != nil {
-		logger.Error(err, "last patch of files is not complete, the next one replaces it")
+		logger.Error(err, "Could not recover the last patch of files; the next patch replaces it")
 	}
-	keys, err := keyfiles.Open(o.KeysFolder, o.KeysMode.FileMode())
+	keys, err := files.OpenKeys(o.KeysFolder, o.KeysMode.FileMode())
 	if err != nil {
 		return fmt.Errorf("open the keys: %w", err)
 	}
-	collector, err := metrics.New(procFolder, o.MetricsInterface, o.EBPFCountersPath != "")
+	collector, err := newCollector(procFolder, o.MetricsInterface, o.EBPFCountersPath != "")
 	if err != nil {
 		return err
 	}
-	logger.Info("starting", "environment", o.Environment, "kind", o.InstanceKind, "fqdn", o.InstanceFQDN, "provider", o.Provider)
+	logger.Info("Starting", "environment", o.Environment, "kind", o.InstanceKind, "fqdn", o.InstanceFQDN, "provider", o.Provider)
 
-	registration := &registration.Registration{
+	registration := &identity.Registration{
 		Address:  o.RegistrationAddress,
 		Identity: id,
 		IPv4:     o.InstanceIPv4,
@@ -70,7 +65,7 @@ func Run(ctx context.Context, o *Options) error {
 	if registration.Run(ctx) != nil {
 		return nil // ctx is done
 	}
-	conn, err := connection.New(o.AgentAddress, id.Credentials)
+	conn, err := identity.NewConnection(o.AgentAddress, id.Credentials)
 	if err != nil {
 		return err
 	}
@@ -85,15 +80,15 @@ func Run(ctx context.Context, o *Options) error {
 		notice:     func() *notice.Notice { return poller.Notice() },
 		begin:      begin,
 	}
-	reporter := report.New(conn, o.ReportInterval, func() *nstancev1.HealthReportRequest { return reports.create(ctx) })
+	reporter := newReporter(conn, o.ReportInterval, func() *nstancev1.HealthReportRequest { return reports.create(ctx) })
 	reporter.Sent = exporter.sent
 	poller = notice.NewPoller(source(logger, o), o.SpotPollInterval, func() {
 		exporter.notice.Set(1)
 		reporter.Trigger()
 	})
 	run := []func(context.Context){
-		(&renewal.Renewal{Identity: id, Connection: conn, Registration: registration}).Run,
-		(&keyfiles.Creator{Connection: conn, Store: keys, InstanceID: o.InstanceID}).Run,
+		(&identity.Renewal{Identity: id, Connection: conn, Registration: registration}).Run,
+		(&files.KeyCreator{Connection: conn, Store: keys, InstanceID: o.InstanceID}).Run,
 		(&files.Receiver{Connection: conn, Store: store, Changed: reporter.Trigger, Applied: exporter.patched}).Run,
 		poller.Run,
 	}
@@ -111,11 +106,12 @@ func Run(ctx context.Context, o *Options) error {
 	return nil
 }
 
-// source returns the metadata service of the provider, nil if there is none.
+// source returns the metadata service of the provider, nil if the provider announces
+// nothing.
 func source(logger klog.Logger, o *Options) notice.Source {
 	source := notice.New(o.Provider, o.MetadataURL)
 	if source == nil {
-		logger.V(2).Info("the provider announces no terminations", "provider", o.Provider)
+		logger.V(2).Info("The provider announces no terminations", "provider", o.Provider)
 	}
 	return source
 }

@@ -4,6 +4,8 @@
 package agent_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/base64"
 	"fmt"
 	"io/fs"
@@ -57,7 +59,7 @@ func TestAgentRegistersAndReports(t *testing.T) {
 func TestRegistrationSurvivesALostResponse(t *testing.T) {
 	s := servertest.Start(t, withAgents())
 	m := newMachine(t, s)
-	// Of the first call, everything is lost that the server sends.
+	// The relay drops every response of the server to the first call.
 	r := &relay{
 		cut:  func(int) bool { return len(s.Calls("RegisterAgent")) == 1 },
 		lost: func() bool { return m.registration(s) != nil },
@@ -87,13 +89,13 @@ func TestRegistrationUsesTheKeyThatExists(t *testing.T) {
 	assert.Equal(t, string(publicPEM), m.registration(s).PublicKeyPEM)
 }
 
-// A nonce that the server rejects is not sent again, but another one is.
+// The agent does not repeat a nonce that the server rejected, but it sends another nonce.
 func TestRejectedNonceIsNotRepeated(t *testing.T) {
 	t.Parallel()
 	s := servertest.Start(t, withAgents())
 	m := newMachine(t, s)
 	valid := m.read("identity/nonce.jwt")
-	// The signature is that of another text.
+	// The signature belongs to another header.
 	parts := strings.Split(string(valid), ".")
 	header := base64.RawURLEncoding.EncodeToString([]byte(`{"typ":"JWT","alg":"EdDSA","x":1}`))
 	m.write("identity/nonce.jwt", []byte(header+"."+parts[1]+"."+parts[2]))
@@ -154,7 +156,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 }
 
 // An agent whose certificate has expired, because its server did not run, registers again
-// with another nonce and its old key. It goes on meanwhile.
+// with another nonce and its old key. The process runs all the time.
 func TestAgentWithAnExpiredCertificateRegistersWithANewNonce(t *testing.T) {
 	t.Parallel()
 	o := withAgents()
@@ -224,4 +226,27 @@ func TestHealthEndpoints(t *testing.T) {
 	s.Stop()
 	runtest.Eventually(t, "the agent is not ready", func() bool { return status("/readyz") == http.StatusServiceUnavailable })
 	assert.Equal(t, http.StatusOK, status("/healthz"))
+}
+
+// The server limits the connections for registrations from one address. Another machine
+// behind this address registers when a connection is closed.
+func TestMachinesOfOneAddressRegisterOneAfterAnother(t *testing.T) {
+	t.Parallel()
+	s := servertest.Start(t, withAgents())
+	m := newMachine(t, s)
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM(s.Authority.CertificatePEM())
+	var others []*tls.Conn
+	for range 32 {
+		conn, err := tls.Dial("tcp", s.RegistrationAddr, &tls.Config{RootCAs: authorities, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		others = append(others, conn)
+	}
+	m.start()
+	runtest.Eventually(t, "the agent is not accepted", func() bool { return strings.Contains(m.log.String(), "Registration failed") })
+	assert.Empty(t, s.Calls("RegisterAgent"))
+	require.NoError(t, others[0].Close())
+	m.untilReport(s, time.Time{})
+	assert.Len(t, s.Calls("RegisterAgent"), 1)
 }

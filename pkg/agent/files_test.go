@@ -58,7 +58,7 @@ func setValue(s *servertest.Server, files, value string) {
 	s.SetConfig(func(o *servertest.Options) { o.Templates = templateWith(files, value) })
 }
 
-// received returns the content of a received file, "" if there is none.
+// received returns the content of a received file, "" if it does not exist.
 func (m *machine) received(name string) string {
 	content, err := os.ReadFile(filepath.Join(m.folder, "recv", name))
 	if !errors.Is(err, os.ErrNotExist) {
@@ -67,7 +67,8 @@ func (m *machine) received(name string) string {
 	return string(content)
 }
 
-// No report but the first, and those that follow a patch, is needed for any of it.
+// The report interval is an hour: the server sends files and key requests without waiting
+// for a report.
 func TestFilesAreReceivedAndKeysCreated(t *testing.T) {
 	s := startWithFiles(t, someFiles, "1")
 	m := newMachine(t, s)
@@ -166,8 +167,8 @@ func (m *machine) version(files int) (contents []string) {
 	return contents
 }
 
-// The connection is lost after each number of files of a patch. What has arrived of it is
-// discarded, and the server sends the patch again.
+// The connection is lost after each number of files of a patch. The agent discards the
+// files that have arrived, and the server sends the patch again.
 func TestPushSurvivesLostConnections(t *testing.T) {
 	t.Parallel()
 	const count, size = 6, 30_000

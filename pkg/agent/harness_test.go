@@ -50,14 +50,15 @@ func instanceOf(t *testing.T, s *servertest.Server) string {
 	return id
 }
 
-// again returns the options of a server that takes the place of one that has stopped.
+// again returns the options of a server that replaces the stopped server s, with its data
+// and addresses.
 func again(o servertest.Options, s *servertest.Server) servertest.Options {
 	o.DataDir, o.Kubernetes, o.Authority = s.DataDir, s.Kubernetes, s.Authority
 	o.AgentAddr, o.RegistrationAddr = s.AgentAddr, s.RegistrationAddr
 	return o
 }
 
-// machine is one on which an agent runs.
+// machine is the folders, the options and the log of an agent.
 type machine struct {
 	t       *testing.T
 	folder  string
@@ -130,7 +131,7 @@ func (m *machine) start() {
 	})
 }
 
-// status returns what the server says of the instance.
+// status returns the status of the instance at the server.
 func (m *machine) status(s *servertest.Server) *nstancev1.InstanceStatusResponse {
 	m.t.Helper()
 	status, err := s.Operator("default").GetInstanceStatus(m.t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: m.Options.InstanceID})
@@ -148,7 +149,8 @@ func (m *machine) untilReport(s *servertest.Server, after time.Time) {
 	})
 }
 
-// registration returns that of the record of the instance, nil if there is none.
+// registration returns the registration in the record of the instance, nil if it is not
+// registered.
 func (m *machine) registration(s *servertest.Server) *instance.Registration {
 	m.t.Helper()
 	id, err := puidv7.Parse(m.Options.InstanceID)
@@ -158,8 +160,8 @@ func (m *machine) registration(s *servertest.Server) *instance.Registration {
 	return record.Registration
 }
 
-// relay forwards connections to an address. Of one of them, it forwards nothing to the
-// client from the moment when cut, which is called with a number of bytes, returns true,
+// relay forwards connections to an address. cut is called with the number of received
+// bytes. When it first returns true, the relay forwards nothing more on that connection,
 // and closes it when lost returns true.
 type relay struct {
 	cut    func(bytes int) bool

@@ -21,47 +21,49 @@ import (
 // Options are the settings of the agent. Each is a flag, and an environment variable of the
 // same name with the prefix NSTANCE_.
 type Options struct {
-	// RegistrationAddress and AgentAddress are those of the server, host:port.
+	// RegistrationAddress and AgentAddress are the two addresses of the server, host:port.
 	RegistrationAddress, AgentAddress string
 	// InstanceID is the id of the instance that runs on this machine.
 	InstanceID string
 
-	// IdentityFolder, KeysFolder and ReceiveFolder have the identity, the keys that the
-	// server requests, and the files that it sends.
+	// IdentityFolder has the identity, KeysFolder the keys that the server requests, and
+	// ReceiveFolder the files that it sends.
 	IdentityFolder, KeysFolder, ReceiveFolder string
-	// IdentityMode, KeysMode and ReceiveMode are the modes of files in them.
+	// IdentityMode, KeysMode and ReceiveMode are the modes of the files in these folders.
 	IdentityMode, KeysMode, ReceiveMode Mode
 
 	// InstanceHostname, InstanceIPv4 and InstanceIPv6 are reported to the server at the
-	// registration. The default of the first is the name of the machine; an empty address
-	// leaves the server with what the provider reports.
+	// registration. The default of InstanceHostname is the name of the machine. If an
+	// address is empty, the server uses the address that the provider reports.
 	InstanceHostname, InstanceIPv4, InstanceIPv6 string
-	// Environment, InstanceKind and InstanceFQDN are in the logs.
+	// Environment, InstanceKind and InstanceFQDN are only logged.
 	Environment, InstanceKind, InstanceFQDN string
 
 	// ReportInterval is the time between two reports, 0 for no reports.
 	ReportInterval time.Duration
-	// MetricsInterface is the network interface that is measured, empty for none.
+	// MetricsInterface is the network interface whose counters are reported; empty to
+	// report no interface.
 	MetricsInterface string
-	// EBPFCountersPath is where other agents read counters of connections; this one reports
-	// that it does not.
+	// EBPFCountersPath is accepted for compatibility with other agents. This agent reports
+	// that it does not read the counters.
 	EBPFCountersPath string
 
 	// Provider is the cloud whose metadata service announces terminations: aws, google or
-	// azure. Others have none.
+	// azure. Other providers announce nothing.
 	Provider string
-	// MetadataURL is the base URL of the metadata service, empty for the provider's own.
+	// MetadataURL is the base URL of the metadata service; empty for the address of the
+	// clouds.
 	MetadataURL string
 	// SpotPollInterval is the time between two polls for termination notices.
 	SpotPollInterval time.Duration
 
-	// HealthAddress serves /healthz, /readyz and /metrics, empty for none.
+	// HealthAddress serves /healthz, /readyz and /metrics; empty to serve nothing.
 	HealthAddress string
-	// Debug logs more.
+	// Debug raises the verbosity of the log to 4.
 	Debug bool
 }
 
-// DefaultOptions are the options that apply when nothing is set.
+// DefaultOptions returns the options without flags and environment variables.
 func DefaultOptions() *Options {
 	return &Options{
 		IdentityFolder:   "/opt/nstance-agent/identity",
@@ -75,7 +77,7 @@ func DefaultOptions() *Options {
 	}
 }
 
-// AddFlags makes a flag of every option.
+// AddFlags adds a flag for every option.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.RegistrationAddress, "server-registration-addr", o.RegistrationAddress, "address at which the server registers instances, host:port (required)")
 	flags.StringVar(&o.AgentAddress, "server-agent-addr", o.AgentAddress, "address of the server for agents, host:port (required)")
@@ -102,7 +104,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.Debug, "debug", o.Debug, "log more")
 }
 
-// Validate returns every wrong option, by the name of its flag.
+// Validate returns an error with every wrong option, each with the name of its flag.
 func (o *Options) Validate() error {
 	var wrong []error
 	refuse := func(flag string, err error) {
@@ -146,7 +148,7 @@ func validateAddress(address string) error {
 	return nil
 }
 
-// Mode is the mode of files as a flag, in octal.
+// Mode is a file mode that is given as an octal flag, such as 0640.
 type Mode fs.FileMode
 
 // FileMode returns the mode.

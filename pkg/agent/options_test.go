@@ -27,7 +27,7 @@ func parse(t *testing.T, environment map[string]string, args ...string) (*Option
 	})
 }
 
-// The names are those that other agents have, so that one userdata starts each of them.
+// Other agents have the same variables, so that one userdata works with each agent.
 func TestEnvironment(t *testing.T) {
 	got, err := parse(t, map[string]string{
 		"NSTANCE_SERVER_REGISTRATION_ADDR": "10.0.0.1:8992",

@@ -62,7 +62,8 @@ func (m *machine) startProcess() (kill func()) {
 	return kill
 }
 
-// writing returns how many files the version has that is being written, -1 if there is none.
+// writing returns the number of files in the version that is being written, -1 if no
+// version is being written.
 func (m *machine) writing() int {
 	current, _ := os.Readlink(filepath.Join(m.folder, "recv", "..data"))
 	versions, _ := filepath.Glob(filepath.Join(m.folder, "recv", "..version-*"))
@@ -76,7 +77,7 @@ func (m *machine) writing() int {
 }
 
 // The process is killed while it writes a patch, at each number of its files. The server
-// sends the patch again, and until then all files are those of before.
+// sends the patch again, and until then all files have their old content.
 func TestPushSurvivesKillsOfTheAgent(t *testing.T) {
 	t.Parallel()
 	files := "{"
@@ -113,8 +114,8 @@ func TestPushSurvivesKillsOfTheAgent(t *testing.T) {
 	assert.Greater(t, during, 0, "kills before the patch was visible")
 }
 
-// The process is killed after each number of files of a patch has arrived. Nothing of them is
-// written, and the server sends the patch again.
+// The process is killed after each number of files of a patch has arrived. The agent has
+// written no file, and the server sends the patch again.
 func TestPushSurvivesKillsWhileFilesArrive(t *testing.T) {
 	t.Parallel()
 	// More than the relay forwards at once.

@@ -11,9 +11,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/agent/files"
-	"nstance.dev/operator/pkg/agent/identity"
-	"nstance.dev/operator/pkg/agent/metrics"
+	"nstance.dev/operator/pkg/agent/internal/files"
+	"nstance.dev/operator/pkg/agent/internal/identity"
 	"nstance.dev/operator/pkg/agent/notice"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -24,7 +23,7 @@ func TestReportHasTheStateOfTheMachine(t *testing.T) {
 	require.NoError(t, err)
 	store, err := files.Open(filepath.Join(folder, "recv"), 0o640, id)
 	require.NoError(t, err)
-	collector, err := metrics.New(procFolder, "", false)
+	collector, err := newCollector(procFolder, "", false)
 	require.NoError(t, err)
 	var current *notice.Notice
 	r := &reports{

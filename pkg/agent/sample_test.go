@@ -19,7 +19,8 @@ import (
 	"nstance.dev/operator/pkg/base/flagenv"
 )
 
-// The sample is rendered as a server renders it. What it writes starts an agent.
+// The sample is rendered as servers render userdata. An agent starts with the files that it
+// writes.
 func TestUserdataSample(t *testing.T) {
 	const path = "../../manifests/agent/userdata.sh"
 	sample, err := template.New("userdata").Option("missingkey=error").ParseFiles(path)

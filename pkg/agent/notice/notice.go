@@ -13,28 +13,28 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/agent/retry"
+	"nstance.dev/operator/pkg/agent/internal/retry"
 )
 
-// requestTimeout bounds one poll. The first answer of a service may take long.
+// requestTimeout bounds one poll. The first response of a metadata service may take long.
 const requestTimeout = 5 * time.Second
 
 // Notice is the announcement of a termination.
 type Notice struct {
-	// Action is what the cloud will do, in its own words.
+	// Action is the action as the cloud names it, such as "terminate" or "Preempt".
 	Action string
-	// Deadline is when, zero if the cloud does not say.
+	// Deadline is the time of the action, zero if the cloud does not announce it.
 	Deadline time.Time
 }
 
 // Source is the metadata service of a cloud.
 type Source interface {
-	// Poll returns the present notice, nil if there is none.
+	// Poll returns the current notice, nil if there is no notice.
 	Poll(ctx context.Context) (*Notice, error)
 }
 
-// New returns the metadata service of a provider at a base URL, or at its own if that is
-// empty. It returns nil for a provider that announces nothing.
+// New returns the metadata service of a provider at a base URL; the default is serviceURL.
+// It returns nil for a provider that announces no terminations.
 func New(provider, baseURL string) Source {
 	service := newService(baseURL)
 	switch provider {
@@ -48,7 +48,7 @@ func New(provider, baseURL string) Source {
 	return nil
 }
 
-// Poller has the latest notice. It is safe for concurrent use.
+// Poller polls a Source and keeps the latest notice. It is safe for concurrent use.
 type Poller struct {
 	source   Source
 	interval time.Duration
@@ -58,14 +58,15 @@ type Poller struct {
 	notice *Notice
 }
 
-// NewPoller returns a poller of a source, which may be nil. It calls changed when there is
-// a notice, and when there is another one.
+// NewPoller returns a poller of a source, which may be nil. It calls changed when a notice
+// appears or changes.
 func NewPoller(source Source, interval time.Duration, changed func()) *Poller {
 	return &Poller{source: source, interval: interval, changed: changed}
 }
 
-// Notice returns the latest notice, nil if there has been none. A notice stays, whatever
-// later polls return: no cloud takes one back, and a service that restarts may have none.
+// Notice returns the latest notice, nil before the first. A notice stays if a later poll
+// returns nothing: clouds do not revoke notices, and a metadata service that restarts may
+// not know them.
 func (p *Poller) Notice() *Notice {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +84,7 @@ func (p *Poller) Run(ctx context.Context) {
 		if err := p.poll(ctx); err == nil {
 			failures = retry.Failures{}
 		} else if ctx.Err() == nil {
-			failures.Log(ctx, err, "poll for termination notices")
+			failures.Log(ctx, err, "Poll for termination notices")
 		}
 		retry.Wait(ctx, p.interval-time.Since(begin))
 	}
@@ -104,7 +105,7 @@ func (p *Poller) poll(ctx context.Context) error {
 	p.notice = notice
 	p.mu.Unlock()
 	if isNew {
-		klog.FromContext(ctx).Info("received a termination notice", "action", notice.Action, "deadline", notice.Deadline)
+		klog.FromContext(ctx).Info("Received a termination notice", "action", notice.Action, "deadline", notice.Deadline)
 		p.changed()
 	}
 	return nil

@@ -19,15 +19,15 @@ import (
 	"nstance.dev/operator/pkg/testing/runtest"
 )
 
-// cloud is a metadata service that behaves as its documentation says.
+// cloud is a metadata service that behaves as the cloud documents it.
 type cloud struct {
 	*httptest.Server
 	mu sync.Mutex
-	// documents by path and query.
+	// documents has the responses by path and query.
 	documents map[string]string
-	// token is the valid one of AWS.
+	// token is the valid token of AWS.
 	token int
-	// failing is the status of all responses, 0 for none.
+	// failing is the status of all responses, 0 if the service works.
 	failing  int
 	requests atomic.Int64
 }
@@ -70,8 +70,9 @@ func (c *cloud) document(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprint(w, document)
 }
 
-// serveAWS serves version 2 only: a token for a time of at most 6 hours, requested with PUT
-// and not through a proxy; without a valid token 401.
+// serveAWS serves version 2 only: a token for at most 6 hours, requested with PUT and not
+// through a proxy. Without a valid token the status is 401
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html).
 func serveAWS(c *cloud, w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/latest/api/token" {
 		seconds, err := strconv.Atoi(r.Header.Get("X-aws-ec2-metadata-token-ttl-seconds"))
@@ -132,7 +133,8 @@ func TestAWS(t *testing.T) {
 	assert.ErrorContains(t, err, "503")
 }
 
-// serveGoogle requires the header, and sends it too.
+// serveGoogle requires the header Metadata-Flavor, and sends it too
+// (https://cloud.google.com/compute/docs/metadata/querying-metadata).
 func serveGoogle(c *cloud, w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Metadata-Flavor") != "Google" || r.Header.Get("X-Forwarded-For") != "" {
 		w.WriteHeader(http.StatusForbidden)
@@ -164,7 +166,8 @@ func TestGoogle(t *testing.T) {
 	assert.ErrorContains(t, err, "not the metadata service")
 }
 
-// serveAzure requires the header.
+// serveAzure requires the header Metadata
+// (https://learn.microsoft.com/en-us/azure/virtual-machines/instance-metadata-service).
 func serveAzure(c *cloud, w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Metadata") != "true" || r.Header.Get("X-Forwarded-For") != "" {
 		w.WriteHeader(http.StatusBadRequest)

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"time"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// Certificate is the client certificate of the instance.
+type Certificate struct {
+	tls.Certificate
+	// Issued is the time when the agent received the certificate. NotBefore is earlier, so
+	// that clocks that are behind accept the certificate.
+	Issued time.Time
+}
+
+// Expired reports whether the certificate has expired.
+func (c *Certificate) Expired(now time.Time) bool {
+	return !now.Before(c.Leaf.NotAfter)
+}
+
+// Certificate returns the stored certificate, even if it has expired, or nil if no
+// certificate is stored.
+func (i *Identity) Certificate() (*Certificate, error) {
+	certPEM, err := i.read(certificateFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := i.parse(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", i.path(certificateFile), err)
+	}
+	info, err := os.Stat(i.path(certificateFile))
+	if err != nil {
+		return nil, err
+	}
+	certificate.Issued = info.ModTime()
+	return certificate, nil
+}
+
+// SetCertificate stores a certificate that a server issued. It must be for the key and the
+// instance, and chain to the CA.
+func (i *Identity) SetCertificate(certPEM []byte) error {
+	certificate, err := i.parse(certPEM)
+	if err != nil {
+		return fmt.Errorf("read the certificate that the server issued: %w", err)
+	}
+	authorities, err := i.CA()
+	if err != nil {
+		return err
+	}
+	options := x509.VerifyOptions{Roots: authorities, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	if _, err := certificate.Leaf.Verify(options); err != nil {
+		return fmt.Errorf("verify the certificate that the server issued: %w", err)
+	}
+	return i.write(certificateFile, certPEM)
+}
+
+// parse reads a certificate of the instance.
+func (i *Identity) parse(certPEM []byte) (*Certificate, error) {
+	key, err := i.existingKey()
+	if err != nil {
+		return nil, err
+	}
+	certificate := &Certificate{Certificate: tls.Certificate{PrivateKey: key}}
+	for block, rest := pem.Decode(certPEM); block != nil; block, rest = pem.Decode(rest) {
+		certificate.Certificate.Certificate = append(certificate.Certificate.Certificate, block.Bytes)
+	}
+	if len(certificate.Certificate.Certificate) == 0 {
+		return nil, errors.New("no PEM block found")
+	}
+	if certificate.Leaf, err = x509.ParseCertificate(certificate.Certificate.Certificate[0]); err != nil {
+		return nil, err
+	}
+	if !key.Public().(ed25519.PublicKey).Equal(certificate.Leaf.PublicKey) {
+		return nil, errors.New("it is not for the key of the instance")
+	}
+	if id := certificate.Leaf.Subject.CommonName; id != i.instanceID {
+		return nil, fmt.Errorf("it is for instance %q, not %q", id, i.instanceID)
+	}
+	return certificate, nil
+}
+
+// Credentials returns gRPC client credentials for TLS 1.3 with the certificate of the
+// instance. The certificate of the server must chain to the CA and be valid for the host of
+// the dialed address. The files are read at each handshake, so that a new certificate or CA
+// applies to the next connection.
+func (i *Identity) Credentials() credentials.TransportCredentials {
+	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i, mutual: true}
+}
+
+// AnonymousCredentials returns credentials like Credentials without a certificate of the
+// instance.
+func (i *Identity) AnonymousCredentials() credentials.TransportCredentials {
+	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i}
+}
+
+// transportCredentials replaces the client handshake of the embedded TLS credentials.
+type transportCredentials struct {
+	credentials.TransportCredentials
+	identity *Identity
+	mutual   bool
+}
+
+// ClientHandshake implements credentials.TransportCredentials.
+func (c *transportCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	authorities, err := c.identity.CA()
+	if err != nil {
+		return nil, nil, err
+	}
+	// Without a ServerName, gRPC's credentials use the host of the authority
+	// (https://pkg.go.dev/google.golang.org/grpc/credentials#NewTLS).
+	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities}
+	if c.mutual {
+		certificate, err := c.identity.Certificate()
+		if err != nil {
+			return nil, nil, err
+		}
+		if certificate == nil {
+			return nil, nil, errors.New("the instance has no certificate yet")
+		}
+		// With a callback, the certificate is sent even if the server does not list its
+		// authority. The error of the server is then more specific.
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			return &certificate.Certificate, nil
+		}
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+}
+
+// Clone implements credentials.TransportCredentials.
+func (c *transportCredentials) Clone() credentials.TransportCredentials {
+	clone := *c
+	return &clone
+}

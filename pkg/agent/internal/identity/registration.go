@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/agent/internal/retry"
+	"nstance.dev/operator/pkg/base/keys"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	registrationTimeout = 30 * time.Second
+	// maxRegistrationDelay is short because a nonce is valid for minutes.
+	maxRegistrationDelay = 10 * time.Second
+	// rejectedDelay is the delay after the server has rejected a nonce. The agent sends it
+	// again, because the cause may have been the clock or the configuration of the server.
+	rejectedDelay = 5 * time.Minute
+	// nonceInterval is the time between two checks for another nonce.
+	nonceInterval = 5 * time.Second
+)
+
+// errNoNonce is returned if the instance has neither a certificate nor a nonce.
+var errNoNonce = errors.New("there is neither a valid certificate nor a nonce to register with")
+
+// Registration exchanges the nonce of an instance for its first certificate.
+type Registration struct {
+	// Address is the address of the RegistrationService, host:port.
+	Address string
+	// Identity has the nonce and receives the certificate.
+	Identity *Identity
+	// IPv4, IPv6 and Hostname are reported to the server. If an address is empty, the
+	// server uses the address that the provider reports.
+	IPv4, IPv6, Hostname string
+}
+
+// Run registers the instance unless it has a valid certificate, and returns when it has
+// one, or ctx is done. It repeats a nonce that the server rejected after rejectedDelay, and
+// uses another nonce at once.
+func (r *Registration) Run(ctx context.Context) error {
+	delays := retry.NewDelays(maxRegistrationDelay)
+	var failures retry.Failures
+	for {
+		nonce, err := r.Once(ctx)
+		if err == nil || ctx.Err() != nil {
+			return ctx.Err()
+		}
+		delay := delayAfter(err, delays)
+		failures.Log(ctx, err, "Registration", "retryIn", delay.Round(time.Millisecond))
+		r.wait(ctx, nonce, delay)
+	}
+}
+
+// delayAfter returns when to try again after an error.
+func delayAfter(err error, delays *backoff.ExponentialBackOff) time.Duration {
+	switch {
+	case errors.Is(err, errNoNonce):
+		return nonceInterval
+	case rejected(err):
+		return rejectedDelay
+	}
+	return delays.NextBackOff()
+}
+
+// Once tries to register the instance, unless it has a valid certificate. It returns the
+// nonce that it tried.
+func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
+	certificate, err := r.Identity.Certificate()
+	if err != nil {
+		return "", err
+	}
+	if certificate != nil && !certificate.Expired(time.Now()) {
+		// The process may have ended before it removed the nonce.
+		return "", r.Identity.RemoveNonce()
+	}
+	if nonce, err = r.Identity.Nonce(); err != nil {
+		return "", err
+	}
+	if nonce == "" {
+		return "", errNoNonce
+	}
+	// The hash of the configuration would be lost with the nonce.
+	if err := r.Identity.SeedConfigHash(nonce); err != nil {
+		return nonce, err
+	}
+	key, err := r.Identity.Key()
+	if err != nil {
+		return nonce, err
+	}
+	certPEM, err := r.call(ctx, nonce, key.Public().(ed25519.PublicKey))
+	if err != nil {
+		return nonce, err
+	}
+	if err := r.Identity.SetCertificate(certPEM); err != nil {
+		return nonce, err
+	}
+	klog.FromContext(ctx).Info("Registered the instance", "server", r.Address)
+	return nonce, r.Identity.RemoveNonce()
+}
+
+// call sends the request over a separate connection, because servers soon close connections
+// without a certificate.
+func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PublicKey) ([]byte, error) {
+	publicPEM, err := keys.EncodePublic(key)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("passthrough:///"+r.Address, grpc.WithTransportCredentials(r.Identity.AnonymousCredentials()))
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", r.Address, err)
+	}
+	defer func() { _ = conn.Close() }()
+	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
+	defer cancel()
+	reply, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterClientRequest{
+		RegistrationNonceJwt: nonce,
+		PublicKeyPem:         publicPEM,
+		PrivateIpv4:          r.IPv4,
+		PrivateIpv6:          r.IPv6,
+		Hostname:             r.Hostname,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("register at %s: %w", r.Address, err)
+	}
+	return reply.GetClientCertificatePem(), nil
+}
+
+// wait waits for delay, or until the nonce differs from before.
+func (r *Registration) wait(ctx context.Context, before string, delay time.Duration) {
+	for end := time.Now().Add(delay); ctx.Err() == nil && time.Now().Before(end); {
+		retry.Wait(ctx, min(nonceInterval, time.Until(end)))
+		if nonce, err := r.Identity.Nonce(); err == nil && nonce != "" && nonce != before {
+			return
+		}
+	}
+}
+
+// rejected reports whether the same request would fail again.
+func rejected(err error) bool {
+	if errors.Is(err, ErrNonce) {
+		return true
+	}
+	switch status.Code(err) {
+	case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.Unimplemented:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package identity
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/agent/internal/retry"
+	"nstance.dev/operator/pkg/base/keys"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	renewalTimeout = 10 * time.Second
+	// maxRenewalDelay is the longest time between two attempts.
+	maxRenewalDelay = time.Minute
+	// unimplementedRenewalDelay is the delay after Unimplemented: another version of the
+	// server may have replaced it.
+	unimplementedRenewalDelay = time.Hour
+	// replaceTimeout bounds opening a connection with the new certificate.
+	replaceTimeout = time.Minute
+)
+
+// Renewal renews the certificate of an instance before it expires.
+type Renewal struct {
+	Identity   *Identity
+	Connection *Connection
+	// Registration registers the instance again if its certificate has expired and it has a
+	// new nonce.
+	Registration *Registration
+}
+
+// Run renews the certificate when two thirds of its life are over, until ctx is done. An
+// attempt that fails is repeated, also after the certificate has expired.
+func (r *Renewal) Run(ctx context.Context) {
+	delays := retry.NewDelays(maxRenewalDelay)
+	var failures retry.Failures
+	jitter := rand.Float64()
+	for ctx.Err() == nil {
+		certificate, err := r.Identity.Certificate()
+		if err == nil && certificate == nil {
+			err = errors.New("there is no certificate")
+		}
+		if err == nil {
+			if wait := time.Until(due(certificate.Issued, certificate.Leaf.NotAfter, jitter)); wait > 0 {
+				// The wait is short because the clock may be set, and timers do not count
+				// while the machine is suspended.
+				retry.Wait(ctx, min(wait, maxRenewalDelay))
+				continue
+			}
+			err = r.renew(ctx, certificate)
+		}
+		delay := delays.NextBackOff()
+		switch {
+		case err == nil:
+			delays.Reset()
+			failures = retry.Failures{}
+			jitter = rand.Float64()
+			continue
+		case status.Code(err) == codes.Unimplemented:
+			klog.FromContext(ctx).Info("The server does not renew certificates; the agent keeps its certificate",
+				"expires", certificate.Leaf.NotAfter)
+			delay = unimplementedRenewalDelay
+		default:
+			failures.Log(ctx, err, "Certificate renewal", "retryIn", delay.Round(time.Millisecond))
+		}
+		retry.Wait(ctx, delay)
+	}
+}
+
+// renew makes one attempt. Servers do not accept an expired certificate, so it first tries
+// a new nonce. It still tries the certificate, because the clock of this machine may be
+// wrong.
+func (r *Renewal) renew(ctx context.Context, certificate *Certificate) error {
+	if certificate.Expired(time.Now()) {
+		if err := r.registerAgain(ctx); err == nil {
+			return nil
+		}
+	}
+	certPEM, err := r.call(ctx, certificate.PrivateKey.(ed25519.PrivateKey))
+	if err == nil {
+		err = r.Identity.SetCertificate(certPEM)
+	}
+	if err != nil {
+		if certificate.Expired(time.Now()) {
+			return fmt.Errorf("the certificate expired at %s, the instance needs a nonce to register again: %w",
+				certificate.Leaf.NotAfter.Format(time.RFC3339), err)
+		}
+		return err
+	}
+	klog.FromContext(ctx).Info("Renewed the certificate")
+	r.reconnect(ctx)
+	return nil
+}
+
+func (r *Renewal) registerAgain(ctx context.Context) error {
+	if _, err := r.Registration.Once(ctx); err != nil {
+		return err
+	}
+	r.reconnect(ctx)
+	return nil
+}
+
+func (r *Renewal) call(ctx context.Context, key ed25519.PrivateKey) ([]byte, error) {
+	publicPEM, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, renewalTimeout)
+	defer cancel()
+	conn := r.Connection.Acquire()
+	defer conn.Release()
+	reply, err := conn.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{PublicKeyPem: publicPEM})
+	if err != nil {
+		return nil, fmt.Errorf("renew the certificate: %w", err)
+	}
+	return reply.GetClientCertificatePem(), nil
+}
+
+// reconnect replaces the connection. If that fails, the current connection stays and uses
+// the new certificate when it reconnects.
+func (r *Renewal) reconnect(ctx context.Context) {
+	connecting, cancel := context.WithTimeout(ctx, replaceTimeout)
+	defer cancel()
+	if err := r.Connection.Replace(connecting); err != nil {
+		klog.FromContext(ctx).Error(err, "Connection with the new certificate failed")
+	}
+}
+
+// due returns the time to renew a certificate: after 19/30 to 20/30 of its life, by jitter
+// between 0 and 1, so that many agents do not renew at the same moment. The life begins
+// when the certificate was issued: NotBefore is earlier.
+func due(issued, expires time.Time, jitter float64) time.Time {
+	life := expires.Sub(issued)
+	return issued.Add(time.Duration(float64(life) * (2.0/3 - jitter/30)))
+}
