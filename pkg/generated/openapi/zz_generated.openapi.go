@@ -4778,7 +4778,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "tolerations are those of the Pods.",
+							Description: "tolerations are the tolerations of the Pods.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4792,7 +4792,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"hostnameSpreadWhenUnsatisfiable": {
 						SchemaProps: spec.SchemaProps{
-							Description: "hostnameSpreadWhenUnsatisfiable is what happens to a Pod that cannot be spread evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with taints that the Pods do not tolerate are left out.",
+							Description: "hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with taints that the Pods do not tolerate are left out.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4810,7 +4810,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MarekvsClusterStatus is what the operator observed.",
+				Description: "MarekvsClusterStatus is the observed state of the cluster.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {

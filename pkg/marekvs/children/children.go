@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package children describes the objects of a marekvs cluster: two Services, a disruption
-// budget and a StatefulSet. It is pure.
+// Package children builds the objects of a marekvs cluster: two Services, a
+// PodDisruptionBudget and a StatefulSet. It has no clients.
 package children
 
 import (
@@ -16,18 +16,19 @@ import (
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
-// Ports of a node, and their names.
+// Ports of a node, and the names of its ports.
 const (
 	respPort, meshPort, gossipPort = 6379, 7373, 7946
 
 	respName, meshName, gossipName, metricsName = "resp", "mesh", "gossip", "metrics"
 )
 
-// trafficDistribution prefers nodes of the client's zone. Every supported version of Kubernetes
-// knows this name of it.
+// trafficDistribution prefers nodes in the zone of the client. Every supported version of
+// Kubernetes accepts this value
+// (https://kubernetes.io/docs/concepts/services-networking/service/#traffic-distribution).
 const trafficDistribution = "PreferClose"
 
-// Options are what the operator knows about the Kubernetes cluster.
+// Options has the settings of the operator that objects depend on.
 type Options struct {
 	// ClusterDomain is the domain of Services.
 	ClusterDomain string
@@ -35,13 +36,14 @@ type Options struct {
 	MetricsPort int32
 }
 
-// HeadlessName is the name of the Service of the nodes among themselves.
+// HeadlessName returns the name of the Service that nodes find each other with.
 func HeadlessName(cluster string) string { return cluster + "-headless" }
 
-// Selector selects the Pods of a cluster.
+// Selector returns the labels that select the Pods of a cluster.
 func Selector(cluster string) map[string]string { return map[string]string{v1alpha1.LabelApp: cluster} }
 
-// Labels are those of every object of a cluster, its Pods and its volume claims.
+// Labels returns the labels of every object of a cluster, including its Pods and volume
+// claims.
 func Labels(cluster string) map[string]string {
 	return map[string]string{
 		v1alpha1.LabelApp:       cluster,
@@ -51,8 +53,9 @@ func Labels(cluster string) map[string]string {
 	}
 }
 
-// owner refers to a cluster as the controller of an object. The garbage collector deletes
-// the object with it.
+// owner returns the controller reference to a cluster. The garbage collector deletes the
+// object with the cluster
+// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/).
 func owner(cluster *v1alpha1.MarekvsCluster) *metav1ac.OwnerReferenceApplyConfiguration {
 	return metav1ac.OwnerReference().
 		WithAPIVersion(v1alpha1.SchemeGroupVersion.String()).
@@ -62,7 +65,7 @@ func owner(cluster *v1alpha1.MarekvsCluster) *metav1ac.OwnerReferenceApplyConfig
 		WithController(true)
 }
 
-// Headless returns the Service that nodes find each other with, before they are ready too.
+// Headless returns the Service that nodes find each other with, also before they are ready.
 func Headless(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.ServiceApplyConfiguration {
 	return corev1ac.Service(HeadlessName(cluster.Name), cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
@@ -78,7 +81,7 @@ func Headless(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.Servi
 			))
 }
 
-// Client returns the Service of clients.
+// Client returns the Service that clients connect to.
 func Client(cluster *v1alpha1.MarekvsCluster) *corev1ac.ServiceApplyConfiguration {
 	return corev1ac.Service(cluster.Name, cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
@@ -94,8 +97,8 @@ func servicePort(name string, port int32, protocol corev1.Protocol) *corev1ac.Se
 	return corev1ac.ServicePort().WithName(name).WithPort(port).WithProtocol(protocol).WithTargetPort(intstr.FromString(name))
 }
 
-// Budget returns the disruption budget. It allows one eviction at a time, whatever the size
-// of the cluster: with as many nodes missing as there are copies, data is not available.
+// Budget returns the PodDisruptionBudget. It allows one eviction at a time for any cluster
+// size: if as many nodes are missing as a partition has copies, data is not available.
 func Budget(cluster *v1alpha1.MarekvsCluster) *policyv1ac.PodDisruptionBudgetApplyConfiguration {
 	return policyv1ac.PodDisruptionBudget(cluster.Name, cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
@@ -105,7 +108,7 @@ func Budget(cluster *v1alpha1.MarekvsCluster) *policyv1ac.PodDisruptionBudgetApp
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))))
 }
 
-// IsOwned reports whether a cluster controls an object.
+// IsOwned reports whether the cluster is the controller of the object.
 func IsOwned(object metav1.Object, cluster *v1alpha1.MarekvsCluster) bool {
 	return metav1.IsControlledBy(object, cluster)
 }

@@ -104,7 +104,8 @@ func TestStatefulSet(t *testing.T) {
 	assert.Equal(t, "1Gi", container.Resources.Limits.Memory().String())
 	assert.Equal(t, "/drain", container.Lifecycle.PreStop.HTTPGet.Path)
 	assert.Equal(t, int32(180), container.StartupProbe.FailureThreshold)
-	// As the restricted Pod Security Standard demands.
+	// The restricted Pod Security Standard requires this
+	// (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
 	assert.True(t, *pod.SecurityContext.RunAsNonRoot)
 	assert.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, pod.SecurityContext.SeccompProfile.Type)
 	assert.False(t, *container.SecurityContext.AllowPrivilegeEscalation)

@@ -26,27 +26,28 @@ import (
 const (
 	// ContainerName is the name of the only container.
 	ContainerName = "marekvs"
-	// volumeName is the name of the volume; that of a claim begins with it.
+	// volumeName is the name of the volume and the prefix of the name of its claim.
 	volumeName = "data"
 	dataDir    = "/data"
-	// user is the user and the group that nodes run as.
+	// user is the id of the user and of the group that nodes run as.
 	user = 65534
-	// gracePeriod is how long a node may take to hand over and to write its data.
+	// gracePeriod is how long a node may take to hand over and write its data, in seconds.
 	gracePeriod = 60
 	// startupTries is how often a node may fail its startup probe, every probePeriod
-	// seconds: it reads its volume first.
+	// seconds. It reads its volume before it is ready.
 	startupTries, probePeriod = 180, 2
 )
 
-// Size is what the decisions determine of a StatefulSet.
+// Size has the fields of a StatefulSet that package scale decides.
 type Size struct {
 	Replicas, Partition int32
-	// Annotations are the times of the last changes of the size.
+	// Annotations has the times of the last changes of the size.
 	Annotations map[string]string
 }
 
-// StatefulSet returns the StatefulSet. It always has replicas: a field that is left out
-// would be reset.
+// StatefulSet returns the StatefulSet. It always sets replicas: server-side apply would
+// reset a field that is left out
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/).
 func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, size Size) *appsv1ac.StatefulSetApplyConfiguration {
 	annotations := map[string]string{v1alpha1.AnnotationTemplateHash: TemplateHash(cluster, options)}
 	maps.Copy(annotations, size.Annotations)
@@ -150,7 +151,7 @@ func container(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.Cont
 			containerPort(metricsName, options.MetricsPort, corev1.ProtocolTCP)).
 		WithEnv(environment(cluster, options)...).
 		WithVolumeMounts(corev1ac.VolumeMount().WithName(volumeName).WithMountPath(dataDir)).
-		// Without a limit of the processor time, which would delay commands.
+		// A CPU limit would throttle the node and delay commands.
 		WithResources(corev1ac.ResourceRequirements().
 			WithRequests(corev1.ResourceList{corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory}).
 			WithLimits(corev1.ResourceList{corev1.ResourceMemory: memory})).
@@ -167,8 +168,8 @@ func containerPort(name string, port int32, protocol corev1.Protocol) *corev1ac.
 	return corev1ac.ContainerPort().WithName(name).WithContainerPort(port).WithProtocol(protocol)
 }
 
-// environment returns the variables of the container. A variable of the operator is never
-// set twice, which server-side apply would reject.
+// environment returns the variables of the container. Variables of the operator override
+// variables of the user: server-side apply rejects a duplicate name.
 func environment(cluster *v1alpha1.MarekvsCluster, options Options) []*corev1ac.EnvVarApplyConfiguration {
 	seeds := fmt.Sprintf("%s.%s.svc.%s:%d", HeadlessName(cluster.Name), cluster.Namespace, options.ClusterDomain, gossipPort)
 	own := []*corev1ac.EnvVarApplyConfiguration{

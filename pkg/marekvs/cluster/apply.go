@@ -5,8 +5,10 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,38 +16,47 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	policyv1ac "k8s.io/client-go/applyconfigurations/policy/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/children"
 )
 
-// apply are the options of every server-side apply.
+type (
+	serviceConfiguration = corev1ac.ServiceApplyConfiguration
+	budgetConfiguration  = policyv1ac.PodDisruptionBudgetApplyConfiguration
+)
+
+// apply has the options of every server-side apply.
 var apply = metav1.ApplyOptions{FieldManager: v1alpha1.ManagerName, Force: true}
 
-// notOwnedError is the error of an object of a needed name that the cluster does not control.
+// notOwnedError is returned if an object has the name of a child and another or no
+// controller.
 type notOwnedError struct{ kind, name string }
 
 func (e *notOwnedError) Error() string {
 	return fmt.Sprintf("%s %s exists and is not controlled by this cluster", e.kind, e.name)
 }
 
-// ensured is a child that should exist.
+// ensured describes a child for ensure.
 type ensured[T any, C any] struct {
 	kind, name string
 	informer   cache.SharedIndexInformer
 	wanted     C
-	// absent is true when wanted is that of a child that does not exist.
+	// absent is true if wanted was computed for a child that does not exist yet.
 	absent bool
-	// spec returns the spec of the child, setUID makes wanted refer to an existing child only.
+	// spec returns the spec of the child. setUID sets the UID in wanted, so that the apply
+	// fails if the child was deleted.
 	spec   func(*T) any
 	setUID func(C, *T)
 	get    func(ctx context.Context, name string, options metav1.GetOptions) (*T, error)
 	apply  func(ctx context.Context, wanted C, options metav1.ApplyOptions) (*T, error)
 }
 
-// ensure applies a child that is not as it should be, and returns it. It returns nil for a
-// child that is as it should be.
+// ensure applies a child that differs from its last apply, and returns it. It returns nil
+// if the child does not differ.
 func ensure[T any, C any](ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, child ensured[T, C]) (*T, error) {
 	present, err := find(ctx, cluster, child)
 	if err != nil {
@@ -73,8 +84,9 @@ func ensure[T any, C any](ctx context.Context, m *memory, cluster *v1alpha1.Mare
 	return written, nil
 }
 
-// find returns an existing child, nil if there is none. The cache has only objects with the
-// label of the operator, and may be older than the last write.
+// find returns an existing child, nil if it does not exist. It reads the API server if the
+// cache does not have the child: the cache is limited to the label of the operator, and may
+// be stale.
 func find[T any, C any](ctx context.Context, cluster *v1alpha1.MarekvsCluster, child ensured[T, C]) (*T, error) {
 	obj, exists, err := child.informer.GetStore().GetByKey(cluster.Namespace + "/" + child.name)
 	if err != nil {
@@ -93,7 +105,7 @@ func find[T any, C any](ctx context.Context, cluster *v1alpha1.MarekvsCluster, c
 	return present, nil
 }
 
-// ensureServices applies the Services and the disruption budget.
+// ensureServices applies the Services and the PodDisruptionBudget.
 func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) error {
 	services := c.Kube.CoreV1().Services(cluster.Namespace)
 	var errs []error
@@ -116,8 +128,8 @@ func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1a
 	return errors.Join(append(errs, err)...)
 }
 
-// ensureStatefulSet applies the StatefulSet, if it is still the one of a resource version. An
-// empty version is that of a StatefulSet that does not exist.
+// ensureStatefulSet applies the StatefulSet if it still has a resource version. An empty
+// version means that it must not exist.
 func (c *Controller) ensureStatefulSet(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, size children.Size, version string) error {
 	sets := c.Kube.AppsV1().StatefulSets(cluster.Namespace)
 	written, err := ensure(ctx, m, cluster, ensured[appsv1.StatefulSet, *appsv1ac.StatefulSetApplyConfiguration]{
@@ -133,4 +145,19 @@ func (c *Controller) ensureStatefulSet(ctx context.Context, m *memory, cluster *
 		c.setWrites.Record(written)
 	}
 	return err
+}
+
+// applied has the hashes of an apply configuration and of the object after the apply.
+type applied struct{ wanted, object uint64 }
+
+// hashOf returns a hash of the JSON encoding of values.
+func hashOf(values ...any) uint64 {
+	hash := fnv.New64a()
+	_ = json.NewEncoder(hash).Encode(values)
+	return hash.Sum64()
+}
+
+// stateOf returns a hash of the fields of a child that other writers may change.
+func stateOf(object metav1.Object, spec any) uint64 {
+	return hashOf(object.GetUID(), object.GetLabels(), object.GetAnnotations(), object.GetOwnerReferences(), spec)
 }

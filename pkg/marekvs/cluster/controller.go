@@ -26,15 +26,15 @@ import (
 	"nstance.dev/operator/pkg/marekvs/observe"
 )
 
-// workers is how many clusters are synced at a time. A sync waits for nodes that do not
-// respond.
+// workers is the number of clusters that are synced at a time. It is high because a sync
+// waits for nodes that do not respond.
 const workers = 16
 
-// passTimeout bounds one sync.
-const passTimeout = time.Minute
+// syncTimeout bounds a sync.
+const syncTimeout = time.Minute
 
-// Informers are what the controller reads. Those of the children have the label
-// app.kubernetes.io/managed-by of the operator.
+// Informers has the informers of the controller. The informers of children are limited to
+// the label app.kubernetes.io/managed-by of the operator.
 type Informers struct {
 	Clusters, StatefulSets, Services, Budgets, Pods, Claims cache.SharedIndexInformer
 }
@@ -44,7 +44,7 @@ type Scraper interface {
 	Scrape(ctx context.Context, addresses []string) []observe.Scrape
 }
 
-// Config is what a controller needs.
+// Config has the clients, caches and settings of a Controller.
 type Config struct {
 	Kube      kubernetes.Interface
 	Marekvs   clientset.MarekvsV1alpha1Interface
@@ -56,13 +56,13 @@ type Config struct {
 	Children children.Options
 	// Period is the time between two syncs of a cluster that does not change.
 	Period time.Duration
-	// Settle is how long the nodes must be the same before a removal.
+	// Settle is how long the nodes must be unchanged before a removal.
 	Settle time.Duration
-	// RateWindow is the least time that a rate is an average of.
+	// RateWindow is the minimum time over which a rate is averaged.
 	RateWindow time.Duration
 }
 
-// Controller brings clusters to their wanted size and template.
+// Controller reconciles MarekvsClusters: their objects, size and template.
 type Controller struct {
 	Config
 	controller.Registrations
@@ -76,7 +76,7 @@ type Controller struct {
 	memories map[types.UID]*memory
 }
 
-// New registers the event handlers.
+// New returns a Controller, and registers its event handlers.
 func New(config Config) (*Controller, error) {
 	c := &Controller{
 		Config:        config,
@@ -125,7 +125,48 @@ func indexByCluster(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// clusterKey returns the key of the cluster that an object has the labels of.
+// clusterKey returns the key of the cluster in the labels of an object.
 func clusterKey(object metav1.Object) cache.ObjectName {
 	return cache.NewObjectName(object.GetNamespace(), object.GetLabels()[v1alpha1.LabelApp])
+}
+
+// clusterChanged enqueues a cluster whose spec changed. A change of the status is not
+// relevant: only this controller writes it.
+func (c *Controller) clusterChanged(before, after *v1alpha1.MarekvsCluster) {
+	switch {
+	case after == nil:
+		c.queue.Add(cache.MetaObjectToName(before))
+	case before == nil, before.UID != after.UID, before.Generation != after.Generation,
+		before.ResourceVersion == after.ResourceVersion: // a resync
+		c.queue.Add(cache.MetaObjectToName(after))
+	}
+}
+
+// onChild enqueues the cluster that controls an object.
+func onChild[T any](c *Controller) cache.ResourceEventHandler {
+	return controller.OnChange(func(before, after *T) {
+		for _, state := range []*T{before, after} {
+			object, ok := any(state).(metav1.Object)
+			if state == nil || !ok {
+				continue
+			}
+			if owner := metav1.GetControllerOfNoCopy(object); owner != nil && owner.Kind == v1alpha1.ClusterKind {
+				c.queue.AddAfter(cache.NewObjectName(object.GetNamespace(), owner.Name), controller.StaleRetry)
+			}
+		}
+	})
+}
+
+// onPart enqueues the cluster in the labels of a Pod or a claim. It waits a moment, because
+// many may change at the same time.
+func onPart[T any](c *Controller) cache.ResourceEventHandler {
+	return controller.OnChange(func(before, after *T) {
+		state := after
+		if state == nil {
+			state = before
+		}
+		if object, ok := any(state).(metav1.Object); ok {
+			c.queue.AddAfter(clusterKey(object), controller.BatchPeriod)
+		}
+	})
 }

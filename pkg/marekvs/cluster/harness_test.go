@@ -5,6 +5,8 @@ package cluster
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -33,6 +36,8 @@ import (
 	"nstance.dev/operator/pkg/generated/clientset/versioned/fake"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	"nstance.dev/operator/pkg/marekvs/children"
+	"nstance.dev/operator/pkg/marekvs/observe"
+	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
 const (
@@ -50,13 +55,13 @@ var (
 	claimResource   = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
 )
 
-// api is an API server in memory.
+// api is an API server in memory, with its clients.
 type api struct {
 	t       testing.TB
 	clock   *clocktesting.FakePassiveClock
 	kube    *kubefake.Clientset
 	marekvs *fake.Clientset
-	// builtIn and kinds are the servers of the two clientsets.
+	// builtIn serves built-in kinds, kinds serves MarekvsClusters.
 	builtIn, kinds *apitest.Server
 }
 
@@ -88,7 +93,7 @@ func (a *api) change(change func(*v1alpha1.MarekvsCluster)) {
 	a.kinds.Update(clusterResource, cluster)
 }
 
-// set returns the StatefulSet, nil if there is none.
+// set returns the StatefulSet, nil if it does not exist.
 func (a *api) set() *appsv1.StatefulSet {
 	object, err := a.kube.Tracker().Get(setResource, "ns", "demo")
 	if err != nil {
@@ -141,7 +146,7 @@ func newClaim(ordinal int32) *corev1.PersistentVolumeClaim {
 
 func podName(ordinal int32) string { return "demo-" + strconv.Itoa(int(ordinal)) }
 
-// instance is one operator, with caches of its own.
+// instance is an operator with its own caches.
 type instance struct {
 	*Controller
 
@@ -178,10 +183,10 @@ func (a *api) newInstance(kube kubernetes.Interface, scraper Scraper) *instance 
 	}}
 }
 
-// show makes the caches equal to the API server, those of the operator's label.
+// show makes the caches equal to the API server.
 func (i *instance) show() { i.showSome(func() bool { return true }) }
 
-// showSome makes those caches equal to the API server for which refresh returns true.
+// showSome makes each cache equal to the API server if refresh returns true.
 func (i *instance) showSome(refresh func() bool) {
 	i.api.t.Helper()
 	kube := i.api.kube.Tracker()
@@ -194,7 +199,7 @@ func (i *instance) showSome(refresh func() bool) {
 	fill(i, refresh, kube, i.Informers.Claims, claimResource, func(l *corev1.PersistentVolumeClaimList) []corev1.PersistentVolumeClaim { return l.Items })
 }
 
-// kinds are those of the resources.
+// kinds has the kinds of the resources.
 var kinds = map[schema.GroupVersionResource]schema.GroupVersionKind{
 	clusterResource: v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.ClusterKind),
 	setResource:     appsv1.SchemeGroupVersion.WithKind("StatefulSet"),
@@ -278,14 +283,14 @@ func (h *harness) step() {
 	h.runStatefulSet()
 }
 
-// pass is a step, and a period later.
+// pass is a step, and advances the clock by a period.
 func (h *harness) pass() {
 	h.t.Helper()
 	h.step()
 	h.advance(period)
 }
 
-// settle passes until nothing waits for the last change.
+// settle passes until no step waits for the last change.
 func (h *harness) settle() {
 	h.t.Helper()
 	for range 10 {
@@ -310,3 +315,133 @@ func (h *harness) events() []string {
 	}
 	return recorded
 }
+
+// node is the process of a Pod.
+type node struct {
+	commands float64
+	rounds   float64
+}
+
+// nodes acts as the StatefulSet controller, and as nodes that start and end at once.
+type nodes struct {
+	api *api
+
+	// rate is the rate of the whole cluster.
+	rate float64
+	// under is the number of partitions with too few owners.
+	under int64
+	// silent has the addresses of nodes that do not report metrics.
+	silent map[string]bool
+	// draining keeps Pods that are being deleted from ending.
+	draining bool
+
+	created int
+	// started has the running nodes, by address.
+	started map[string]*node
+	// scraped has the addresses of the last scrape.
+	scraped []string
+}
+
+// roundTime is how long a node takes to compare its copies.
+const roundTime = 5 * time.Second
+
+// advance lets time pass.
+func (n *nodes) advance(d time.Duration) {
+	n.api.clock.SetTime(n.api.clock.Now().Add(d))
+	for _, started := range n.started {
+		started.commands += n.rate / float64(len(n.started)) * d.Seconds()
+		started.rounds += float64(d) / float64(roundTime)
+	}
+}
+
+// Scrape implements Scraper.
+func (n *nodes) Scrape(_ context.Context, addresses []string) []observe.Scrape {
+	n.scraped = addresses
+	results := make([]observe.Scrape, len(addresses))
+	for i, address := range addresses {
+		started := n.started[address]
+		if started == nil || n.silent[address] {
+			results[i].Err = errors.New("silent")
+			continue
+		}
+		results[i] = observe.Scrape{At: n.api.clock.Now(), Metrics: &observe.Metrics{
+			Sample: scale.Sample{
+				Underreplicated: ptr.To(n.under), Members: ptr.To(int64(len(n.started))), EffectiveReplicas: ptr.To[int64](2),
+			},
+			Commands: ptr.To(float64(int64(started.commands))), Rounds: ptr.To(int64(started.rounds)),
+		}}
+	}
+	return results
+}
+
+// runStatefulSet brings the Pods to the spec of the StatefulSet.
+func (n *nodes) runStatefulSet() {
+	set := n.api.set()
+	if set == nil {
+		return
+	}
+	revision := set.Spec.Template.Spec.Containers[0].Image
+	if set.Status.CurrentRevision == "" {
+		set.Status.CurrentRevision = revision
+	}
+	set.Status.UpdateRevision = revision
+	present, updated := map[int32]bool{}, int32(0)
+	for _, pod := range n.api.pods() {
+		ordinal, ok := podOrdinal("demo", pod.Name)
+		if !ok || len(pod.OwnerReferences) == 0 {
+			continue
+		}
+		current := pod.Labels["controller-revision-hash"] == revision
+		if ordinal >= *set.Spec.Replicas || !current && ordinal >= *set.Spec.UpdateStrategy.RollingUpdate.Partition {
+			n.end(&pod)
+			present[ordinal] = n.draining
+			continue
+		}
+		present[ordinal] = true
+		if current {
+			updated++
+		}
+	}
+	for ordinal := range *set.Spec.Replicas {
+		if !present[ordinal] {
+			n.start(ordinal)
+			updated++
+		}
+	}
+	if updated == *set.Spec.Replicas {
+		set.Status.CurrentRevision = revision
+	}
+	set.Status.ObservedGeneration = set.Generation
+	set.Status.Replicas = int32(len(n.started))
+	n.api.builtIn.Update(setResource, set)
+}
+
+func (n *nodes) start(ordinal int32) {
+	set := n.api.set()
+	set.Status.UpdateRevision = set.Spec.Template.Spec.Containers[0].Image
+	if ordinal < *set.Spec.UpdateStrategy.RollingUpdate.Partition {
+		set.Status.UpdateRevision = set.Status.CurrentRevision
+	}
+	n.created++
+	address := fmt.Sprintf("10.0.0.%d", n.created)
+	n.started[address] = &node{}
+	n.api.builtIn.Add(newPod(set, ordinal, fmt.Sprintf("pod-%d", n.created), address))
+	if _, err := n.api.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name); err != nil {
+		n.api.builtIn.Add(newClaim(ordinal))
+	}
+}
+
+func (n *nodes) end(pod *corev1.Pod) {
+	if n.draining {
+		if pod.DeletionTimestamp == nil {
+			pod.DeletionTimestamp = ptr.To(metav1.NewTime(n.api.clock.Now()))
+			pod.Finalizers = []string{"test/draining"}
+			n.api.builtIn.Update(podResource, pod)
+		}
+		return
+	}
+	delete(n.started, pod.Status.PodIP)
+	n.api.builtIn.Remove(podResource, pod.Namespace, pod.Name)
+}
+
+func quantity(text string) resource.Quantity { return resource.MustParse(text) }

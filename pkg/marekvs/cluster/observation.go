@@ -13,6 +13,8 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -24,11 +26,12 @@ import (
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// startDeadline is how long an updated Pod may take to become ready.
+// startDeadline is how long an updated Pod may take to become ready before the rollout is
+// halted.
 const startDeadline = 10 * time.Minute
 
-// readPods returns the Pods of a StatefulSet, by ordinal. Pods of the same labels that it does
-// not control are not included.
+// readPods returns the Pods that the StatefulSet controls. Other Pods with the same labels
+// are not included.
 func (c *Controller) readPods(set *appsv1.StatefulSet) []*corev1.Pod {
 	return controller.Indexed[corev1.Pod](c.Informers.Pods.GetIndexer(), byController, string(set.UID))
 }
@@ -85,7 +88,7 @@ func (c *Controller) load(
 	load := &scale.Load{DiskUsed: o.DiskUsed(), DiskAfterRemoval: o.DiskAfterRemoval()}
 	load.Rate, load.Complete = m.rates.Add(readings)
 	complete := load.Rate
-	// A node that is expected and has no Pod has a rate too.
+	// Without a sample of every expected node, the rate of the cluster is incomplete.
 	if sampled, want := o.Sampled(); !load.Complete || sampled < want {
 		load.Complete, complete = false, nil
 	}
@@ -102,8 +105,8 @@ func (c *Controller) load(
 	return load
 }
 
-// scrape returns the metrics of Pods, in their order. A Pod that is being deleted or has no
-// address has none.
+// scrape returns the metrics of Pods, in their order. It skips Pods that are being deleted
+// or have no address.
 func (c *Controller) scrape(ctx context.Context, pods []*corev1.Pod) []observe.Scrape {
 	results := make([]observe.Scrape, len(pods))
 	var addresses []string
@@ -159,8 +162,8 @@ func podOrdinal(set, pod string) (int32, bool) {
 	return int32(ordinal), ok && err == nil && ordinal >= 0
 }
 
-// readVolumes returns the volume claims that belong to a cluster: with all of its labels, and a
-// name that the StatefulSet controller makes.
+// readVolumes returns the volume claims that have all labels of a cluster and a name that
+// the StatefulSet controller creates.
 func (c *Controller) readVolumes(cluster *v1alpha1.MarekvsCluster) []scale.Volume {
 	key := cache.MetaObjectToName(cluster).String()
 	return volumesOf(cluster, controller.Indexed[corev1.PersistentVolumeClaim](c.Informers.Claims.GetIndexer(), byCluster, key))
@@ -192,4 +195,51 @@ func hasLabels(claim *corev1.PersistentVolumeClaim, labels map[string]string) bo
 func timeOf(set *appsv1.StatefulSet, annotation string) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, set.Annotations[annotation])
 	return at, err == nil
+}
+
+// memory has the state that the controller remembers about a cluster between two syncs. Losing it in a
+// restart delays removals and has no other effect.
+type memory struct {
+	rates   *observe.Rates
+	history *observe.History
+	nodes   *observe.Nodes
+	// applied has the hashes of the last applies of children, by kind and name.
+	applied map[string]applied
+}
+
+// gapPeriods is the number of consecutive syncs that the history of the load may miss.
+const gapPeriods = 4
+
+// memoryOf returns the memory of a cluster. A key is never synced by two workers at a time.
+func (c *Controller) memoryOf(cluster types.UID) *memory {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	m, ok := c.memories[cluster]
+	if !ok {
+		m = &memory{
+			rates:   observe.NewRates(c.RateWindow),
+			history: observe.NewHistory(gapPeriods * c.Period),
+			nodes:   &observe.Nodes{},
+			applied: map[string]applied{},
+		}
+		c.memories[cluster] = m
+	}
+	return m
+}
+
+// forget drops the memories of clusters that do not exist.
+func (c *Controller) forget() {
+	exists := map[types.UID]bool{}
+	for _, obj := range c.Informers.Clusters.GetStore().List() {
+		if object, ok := obj.(metav1.Object); ok {
+			exists[object.GetUID()] = true
+		}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for uid := range c.memories {
+		if !exists[uid] {
+			delete(c.memories, uid)
+		}
+	}
 }

@@ -5,37 +5,39 @@ package cluster
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
 	"strconv"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
+	marekvsac "nstance.dev/operator/pkg/generated/applyconfiguration/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// rateChange is the share by which a rate must differ from the published one.
+// rateChange is the share by which a rate must differ from the published rate to be
+// published. It avoids a write in every sync.
 const rateChange = 0.05
 
-// newStatus returns the status after a sync that ended with err.
+// newStatus returns the status of a cluster after a sync, which ended with err or, if err is
+// nil, succeeded. Conditions that the sync could not observe keep their last value.
 func newStatus(cluster *v1alpha1.MarekvsCluster, did *result, err error) v1alpha1.MarekvsClusterStatus {
 	status := *cluster.Status.DeepCopy()
 	status.ObservedGeneration = cluster.Generation
 	status.Selector = labels.SelectorFromSet(children.Selector(cluster.Name)).String()
-	set := func(kind string, is bool, reason, message string) {
-		value := metav1.ConditionFalse
-		if is {
-			value = metav1.ConditionTrue
-		}
-		controller.SetCondition(&status.Conditions, cluster.Generation, kind, value, cmp.Or(reason, v1alpha1.ReasonAsExpected), message)
-	}
-	setErrors(set, err)
+	setConditions(&status, owned(err), reconciled(err))
 	if did.created || did.observed == nil {
 		if did.created {
 			status.Replicas, status.DesiredNodes = did.replicas, &did.decision.Target
@@ -57,80 +59,113 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, did *result, err error) v1alpha
 	if err == nil {
 		status.LastScaleUpTime, status.LastScaleDownTime = did.scaledUp, did.scaledDown
 	}
-	missing := o.Replicas - o.Ready()
-	set(v1alpha1.ConditionAvailable, missing < o.ReplicationFactor, ifNot(missing == 0, v1alpha1.ReasonNotAllReady),
-		fmt.Sprintf("%d of %d pods are ready.", o.Ready(), o.Replicas))
-	sampled, want := o.Sampled()
-	set(v1alpha1.ConditionMetricsAvailable, sampled == want, ifNot(sampled == want, v1alpha1.ReasonMetricsUnavailable),
-		fmt.Sprintf("%d of %d pods report their metrics.", sampled, want))
-	setProgress(set, did)
+	setConditions(&status, available(o), metricsAvailable(o),
+		scaleDownBlocked(decision.Step.Blocked), rolledOut(&decision.Rollout), progressing(o, decision))
 	status.Phase, status.Message = phase(cluster, did)
 	return status
 }
 
-type setter func(kind string, is bool, reason, message string)
-
-func ifNot(expected bool, reason string) string {
-	if expected {
-		return ""
+// setConditions replaces the conditions of the same types, with the generation of the status.
+func setConditions(status *v1alpha1.MarekvsClusterStatus, conditions ...metav1.Condition) {
+	for _, c := range conditions {
+		controller.SetCondition(&status.Conditions, status.ObservedGeneration, c.Type, c.Status, c.Reason, c.Message)
 	}
-	return reason
 }
 
-// setErrors sets the conditions about an error.
-func setErrors(set setter, err error) {
+// condition returns a condition. An empty reason becomes AsExpected, because the API requires
+// a reason.
+func condition(kind string, isTrue bool, reason, message string) metav1.Condition {
+	status := metav1.ConditionFalse
+	if isTrue {
+		status = metav1.ConditionTrue
+	}
+	return metav1.Condition{Type: kind, Status: status, Reason: cmp.Or(reason, v1alpha1.ReasonAsExpected), Message: message}
+}
+
+func owned(err error) metav1.Condition {
+	var conflict *notOwnedError
+	if errors.As(err, &conflict) {
+		return condition(v1alpha1.ConditionOwned, false, v1alpha1.ReasonNameConflict, conflict.Error()+".")
+	}
+	return condition(v1alpha1.ConditionOwned, true, "", "")
+}
+
+func reconciled(err error) metav1.Condition {
 	var conflict *notOwnedError
 	var claim *reclaimError
-	if errors.As(err, &conflict) {
-		set(v1alpha1.ConditionOwned, false, v1alpha1.ReasonNameConflict, conflict.Error()+".")
-	} else {
-		set(v1alpha1.ConditionOwned, true, "", "")
-	}
+	reason := v1alpha1.ReasonApplyFailed
 	switch {
 	case err == nil:
-		set(v1alpha1.ConditionReconciled, true, "", "")
+		return condition(v1alpha1.ConditionReconciled, true, "", "")
 	case errors.As(err, &conflict):
-		set(v1alpha1.ConditionReconciled, false, v1alpha1.ReasonNameConflict, err.Error())
+		reason = v1alpha1.ReasonNameConflict
 	case errors.As(err, &claim):
-		set(v1alpha1.ConditionReconciled, false, v1alpha1.ReasonDeleteFailed, err.Error())
-	default:
-		set(v1alpha1.ConditionReconciled, false, v1alpha1.ReasonApplyFailed, err.Error())
+		reason = v1alpha1.ReasonDeleteFailed
 	}
+	return condition(v1alpha1.ConditionReconciled, false, reason, err.Error())
 }
 
-// setProgress sets the conditions about changes of the nodes.
-func setProgress(set setter, did *result) {
-	o, decision := did.observed, &did.decision
-	rollout := decision.Rollout
-	progressing, reason, message := decision.Target != o.Replicas, v1alpha1.ReasonScaledUp, fmt.Sprintf("Scaling from %d to %d nodes.", o.Replicas, decision.Target)
-	if decision.Target < o.Replicas {
-		reason = v1alpha1.ReasonScaledDown
+// available is True while fewer Pods than the replication factor are not ready: each partition
+// then has a copy on a ready Pod.
+func available(o *scale.Observation) metav1.Condition {
+	missing, reason := o.Replicas-o.Ready(), ""
+	if missing != 0 {
+		reason = v1alpha1.ReasonNotAllReady
 	}
-	if blocked := decision.Step.Blocked; blocked != nil {
-		reason, message = blocked.Reason, blocked.Message+"."
-		set(v1alpha1.ConditionScaleDownBlocked, !transitional(blocked), ifNot(transitional(blocked), blocked.Reason), ifNot(transitional(blocked), message))
-	} else {
-		set(v1alpha1.ConditionScaleDownBlocked, false, "", "")
+	message := fmt.Sprintf("%d of %d pods are ready.", o.Ready(), o.Replicas)
+	return condition(v1alpha1.ConditionAvailable, missing < o.ReplicationFactor, reason, message)
+}
+
+func metricsAvailable(o *scale.Observation) metav1.Condition {
+	sampled, want := o.Sampled()
+	message := fmt.Sprintf("%d of %d pods report their metrics.", sampled, want)
+	if sampled != want {
+		return condition(v1alpha1.ConditionMetricsAvailable, false, v1alpha1.ReasonMetricsUnavailable, message)
 	}
+	return condition(v1alpha1.ConditionMetricsAvailable, true, "", message)
+}
+
+// scaleDownBlocked is False while a removal only waits for the last change to finish: that
+// needs no attention.
+func scaleDownBlocked(blocked *scale.Block) metav1.Condition {
+	if blocked == nil || transitional(blocked) {
+		return condition(v1alpha1.ConditionScaleDownBlocked, false, "", "")
+	}
+	return condition(v1alpha1.ConditionScaleDownBlocked, true, blocked.Reason, blocked.Message+".")
+}
+
+func rolledOut(rollout *scale.Rollout) metav1.Condition {
 	switch {
 	case rollout.Done:
-		set(v1alpha1.ConditionRolledOut, true, "", "")
+		return condition(v1alpha1.ConditionRolledOut, true, "", "")
 	case rollout.Halted:
-		set(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRolloutHalted, rollout.Waiting.Message+".")
-	default:
-		set(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRollingOut, fmt.Sprintf("Pods from ordinal %d on are updated.", rollout.Partition))
+		return condition(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRolloutHalted, rollout.Waiting.Message+".")
 	}
-	if !progressing && !rollout.Done {
-		progressing, reason, message = !rollout.Halted, v1alpha1.ReasonRollingOut, "Pods are being updated."
-	}
-	if progressing {
-		set(v1alpha1.ConditionProgressing, true, reason, message)
-	} else {
-		set(v1alpha1.ConditionProgressing, false, "", "")
-	}
+	message := fmt.Sprintf("Pods from ordinal %d on are updated.", rollout.Partition)
+	return condition(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRollingOut, message)
 }
 
-// transitional reports whether a removal only waits for the last change.
+// progressing is True while the size or the Pods change. A change of the size explains it
+// first, with the reason why it is blocked if it is.
+func progressing(o *scale.Observation, decision *scale.Decision) metav1.Condition {
+	because := func(reason, message string) metav1.Condition {
+		return condition(v1alpha1.ConditionProgressing, true, reason, message)
+	}
+	scaling := fmt.Sprintf("Scaling from %d to %d nodes.", o.Replicas, decision.Target)
+	switch blocked := decision.Step.Blocked; {
+	case blocked != nil && decision.Target != o.Replicas:
+		return because(blocked.Reason, blocked.Message+".")
+	case decision.Target > o.Replicas:
+		return because(v1alpha1.ReasonScaledUp, scaling)
+	case decision.Target < o.Replicas:
+		return because(v1alpha1.ReasonScaledDown, scaling)
+	case !decision.Rollout.Done && !decision.Rollout.Halted:
+		return because(v1alpha1.ReasonRollingOut, "Pods are being updated.")
+	}
+	return condition(v1alpha1.ConditionProgressing, false, "", "")
+}
+
+// transitional reports whether a removal only waits for the last change to finish.
 func transitional(blocked *scale.Block) bool {
 	switch blocked.Reason {
 	case v1alpha1.ReasonPodTerminating, v1alpha1.ReasonNotObserved, v1alpha1.ReasonSettling, v1alpha1.ReasonRepairing,
@@ -171,7 +206,8 @@ func phase(cluster *v1alpha1.MarekvsCluster, did *result) (phase v1alpha1.Phase,
 	return v1alpha1.PhaseHealthy, fmt.Sprintf("at target %d", decision.Target)
 }
 
-// publishedRate returns the rate to publish: the published one, unless the present one differs.
+// publishedRate returns the rate to publish. It keeps the published rate before unless the
+// present rate differs by more than rateChange.
 func publishedRate(before string, load *scale.Load) string {
 	if !load.Complete || load.Rate == nil {
 		return ""
@@ -181,4 +217,81 @@ func publishedRate(before string, load *scale.Load) string {
 		return before
 	}
 	return strconv.FormatFloat(*load.Rate, 'f', 1, 64)
+}
+
+// publish writes the status if it changed, and records what happened as events.
+func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsCluster, did *result, failure error) error {
+	status := newStatus(cluster, did, failure)
+	if !equality.Semantic.DeepEqual(status, cluster.Status) {
+		written, err := c.Marekvs.MarekvsClusters(cluster.Namespace).ApplyStatus(ctx,
+			marekvsac.MarekvsCluster(cluster.Name, cluster.Namespace).WithUID(cluster.UID).WithStatus(applyStatus(&status)), apply)
+		if apierrors.IsNotFound(err) {
+			return nil // deleted meanwhile
+		}
+		if err != nil {
+			return fmt.Errorf("apply the status of MarekvsCluster %s: %w", cluster.Name, err)
+		}
+		c.clusterWrites.Record(written)
+	}
+	c.record(cluster, &status, did)
+	return nil
+}
+
+func applyStatus(status *v1alpha1.MarekvsClusterStatus) *marekvsac.MarekvsClusterStatusApplyConfiguration {
+	applied := marekvsac.MarekvsClusterStatus().
+		WithObservedGeneration(status.ObservedGeneration).
+		WithPhase(status.Phase).
+		WithMessage(status.Message).
+		WithReplicas(status.Replicas).
+		WithSelector(status.Selector).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	if status.OpsPerSecond != "" {
+		applied.WithOpsPerSecond(status.OpsPerSecond)
+	}
+	// An unknown value is left out, which removes it from the status.
+	applied.DesiredNodes, applied.ReadyNodes = status.DesiredNodes, status.ReadyNodes
+	applied.UnderreplicatedPartitions = status.UnderreplicatedPartitions
+	applied.LastScaleUpTime, applied.LastScaleDownTime = status.LastScaleUpTime, status.LastScaleDownTime
+	return applied
+}
+
+// record records each transition as one event. The related object makes events of the same
+// reason differ, so that they are not aggregated.
+func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.MarekvsClusterStatus, did *result) {
+	normal := func(related runtime.Object, reason, action, format string, args ...any) {
+		c.Recorder.Eventf(cluster, related, corev1.EventTypeNormal, reason, action, format, args...)
+	}
+	if o := did.observed; o != nil && did.replicas > 0 && did.replicas != o.Replicas {
+		if did.replicas > o.Replicas {
+			normal(podRef(cluster, did.replicas-1), v1alpha1.ReasonScaledUp, "Scale", "Scaled from %d to %d nodes", o.Replicas, did.replicas)
+		} else {
+			normal(podRef(cluster, did.replicas), v1alpha1.ReasonScaledDown, "Scale", "Scaled from %d to %d nodes", o.Replicas, did.replicas)
+		}
+	}
+	for _, name := range did.reclaimed {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
+		normal(claim, v1alpha1.ReasonVolumeReclaimed, "Reclaim", "Deleted volume claim %s of a removed node", name)
+	}
+	before := cluster.Status.Conditions
+	for _, kind := range []string{v1alpha1.ConditionOwned, v1alpha1.ConditionReconciled} {
+		if turned := controller.TurnedFalse(before, status.Conditions, kind); turned != nil {
+			controller.Warn(c.Recorder, cluster, turned.Reason, "Apply", turned.Message)
+			break
+		}
+	}
+	if rolled := controller.TurnedFalse(before, status.Conditions, v1alpha1.ConditionRolledOut); rolled != nil && rolled.Reason == v1alpha1.ReasonRolloutHalted {
+		controller.Warn(c.Recorder, cluster, rolled.Reason, "RollOut", rolled.Message)
+	}
+	was := meta.IsStatusConditionTrue(before, v1alpha1.ConditionScaleDownBlocked)
+	now := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionScaleDownBlocked)
+	switch {
+	case now != nil && now.Status == metav1.ConditionTrue && !was:
+		controller.Warn(c.Recorder, cluster, v1alpha1.ConditionScaleDownBlocked, "Scale", now.Message)
+	case was && (now == nil || now.Status != metav1.ConditionTrue):
+		normal(nil, v1alpha1.ReasonScaleDownUnblocked, "Scale", "The removal of a node is not blocked any more")
+	}
+}
+
+func podRef(cluster *v1alpha1.MarekvsCluster, ordinal int32) runtime.Object {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: fmt.Sprintf("%s-%d", cluster.Name, ordinal)}}
 }

@@ -5,14 +5,22 @@ package cluster
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
+	manifests "nstance.dev/operator/manifests/marekvs"
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
@@ -24,7 +32,7 @@ func demo() *v1alpha1.MarekvsCluster {
 	}
 }
 
-// done is the result of a sync of a cluster of 3 nodes with everything in order, before change.
+// done returns the result of a sync of a healthy cluster of 3 nodes, after change.
 func done(nodes int32, change func(*scale.Observation)) *result {
 	o := &scale.Observation{Name: "demo", ReplicationFactor: 2, Replicas: 3, StatusReplicas: 3, Current: true, TemplateCurrent: true,
 		CurrentRevision: "1", UpdateRevision: "1", SinceChange: time.Hour}
@@ -84,8 +92,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// The removals of the failure modes: each blocks visibly, and waiting for the last change is
-// no block.
+// Each failure blocks a removal visibly. Waiting for the last change is not shown as
+// blocked.
 func TestPhasesOfRemovals(t *testing.T) {
 	four := func(change func(*scale.Observation)) func(*scale.Observation) {
 		return func(o *scale.Observation) {
@@ -196,5 +204,73 @@ func TestProgressing(t *testing.T) {
 			assert.Equal(t, c.want, string(condition.Status)+" "+condition.Reason+" "+condition.Message, name)
 			assert.Equal(t, int64(7), condition.ObservedGeneration, name)
 		}
+	}
+}
+
+// scalePaths returns the paths of the scale subresource in the CustomResourceDefinition.
+func scalePaths(t *testing.T) (spec, status, selector []string) {
+	t.Helper()
+	var definition apiextensionsv1.CustomResourceDefinition
+	require.NoError(t, yaml.UnmarshalStrict(manifests.CRD, &definition))
+	scale := definition.Spec.Versions[0].Subresources.Scale
+	require.NotNil(t, scale)
+	require.NotNil(t, scale.LabelSelectorPath)
+	split := func(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
+	return split(scale.SpecReplicasPath), split(scale.StatusReplicasPath), split(*scale.LabelSelectorPath)
+}
+
+// content returns the cluster as the API server stores it.
+func (h *harness) content() map[string]any {
+	h.t.Helper()
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(h.cluster())
+	require.NoError(h.t, err)
+	return content
+}
+
+// The API server serves the scale subresource from the paths in the definition
+// (https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource).
+// GET returns the number of nodes and the selector of their Pods, which a
+// HorizontalPodAutoscaler reads. PATCH sets the wanted size.
+func TestTheScaleSubresourceServesTheStatus(t *testing.T) {
+	specPath, statusPath, selectorPath := scalePaths(t)
+	h := newHarness(t, sized(4))
+	check := func(wanted int64) {
+		t.Helper()
+		content := h.content()
+		served, found, err := unstructured.NestedInt64(content, specPath...)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, wanted, served, "spec.replicas")
+		served, found, err = unstructured.NestedInt64(content, statusPath...)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, int64(*h.set().Spec.Replicas), served, "status.replicas")
+		text, _, err := unstructured.NestedString(content, selectorPath...)
+		require.NoError(t, err)
+		selector, err := labels.Parse(text)
+		require.NoError(t, err)
+		own, err := metav1.LabelSelectorAsSelector(h.set().Spec.Selector)
+		require.NoError(t, err)
+		assert.Equal(t, own.String(), selector.String())
+		require.NotEmpty(t, h.pods())
+		for _, pod := range h.pods() {
+			assert.True(t, selector.Matches(labels.Set(pod.Labels)), pod.Name)
+		}
+		assert.False(t, selector.Matches(labels.Set{"app": "other"}), "it selects no other Pod")
+		assert.False(t, selector.Empty())
+	}
+	check(4)
+	for _, size := range []int64{6, 3} {
+		content := h.content()
+		require.NoError(t, unstructured.SetNestedField(content, size, specPath...))
+		changed := &v1alpha1.MarekvsCluster{}
+		require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(content, changed))
+		h.kinds.Update(clusterResource, changed)
+		for range 40 {
+			h.step()
+			check(size)
+			h.advance(period)
+		}
+		assert.Equal(t, int32(size), *h.set().Spec.Replicas)
 	}
 }

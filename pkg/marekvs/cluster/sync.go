@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -23,13 +24,13 @@ import (
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// defaultStabilization and defaultCooldown are those of the CRD.
+// Defaults of the CRD, in seconds.
 const (
 	defaultStabilization = 300
 	defaultCooldown      = 60
 )
 
-// result is what a sync observed and did.
+// result records what a sync observed, decided and wrote, for the status and events.
 type result struct {
 	// observed is nil while there is no StatefulSet.
 	observed *scale.Observation
@@ -38,17 +39,17 @@ type result struct {
 	// created is true when the StatefulSet was created, with replicas nodes.
 	created  bool
 	replicas int32
-	// reclaimed are the names of the claims that were deleted.
+	// reclaimed has the names of the deleted claims.
 	reclaimed []string
-	// scaledUp and scaledDown are when the size was last changed.
+	// scaledUp and scaledDown are the times of the last changes of the size.
 	scaledUp, scaledDown *metav1.Time
 }
 
-// errStale is the error of a cache that is older than the API server.
+// errStale is returned if the cache is older than the API server. The sync is retried.
 var errStale = errors.New("the cache is older than the API server")
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	obj, exists, err := c.Informers.Clusters.GetStore().GetByKey(key.String())
 	if err != nil {
@@ -66,7 +67,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
 		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
 	}
-	did, err := c.bring(ctx, c.memoryOf(cluster.UID), cluster)
+	did, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
 	if errors.Is(err, errStale) || apierrors.IsConflict(err) {
 		return c.staleReads.Delay(key), nil
 	}
@@ -80,8 +81,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	return c.Period, err
 }
 
-// bring brings a cluster one step towards what is wanted.
-func (c *Controller) bring(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*result, error) {
+// reconcile brings a cluster one step towards its spec.
+func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*result, error) {
 	did := &result{}
 	if err := c.ensureServices(ctx, m, cluster); err != nil {
 		return did, err
@@ -112,7 +113,7 @@ func (c *Controller) bring(ctx context.Context, m *memory, cluster *v1alpha1.Mar
 	return did, c.reclaim(ctx, cluster, set, did)
 }
 
-// create creates the StatefulSet. The volumes decide how many nodes it begins with, and are
+// create creates the StatefulSet. Its initial size depends on existing volumes, which are
 // read from the API server.
 func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, did *result) error {
 	list, err := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{
@@ -179,7 +180,8 @@ func stamp(annotations map[string]string, name string) *metav1.Time {
 	return &metav1.Time{Time: at}
 }
 
-// stabilizationAnnotation keeps the stabilization for the time after the autoscaler.
+// stabilizationAnnotation stores the stabilization, which still applies after autoscaling
+// was disabled.
 func stabilizationAnnotation(cluster *v1alpha1.MarekvsCluster) map[string]string {
 	annotations := map[string]string{}
 	if cluster.Spec.Autoscale != nil {
@@ -209,4 +211,109 @@ func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 		}
 	}
 	return wanted
+}
+
+// state has the fields of a Pod that a removal depends on.
+type state struct{ ready, terminating bool }
+
+// confirm compares the StatefulSet and its Pods at the API server with the cache. It
+// returns the current resource version, or errStale if they differ.
+func (c *Controller) confirm(ctx context.Context, set *appsv1.StatefulSet) (version string, err error) {
+	live, err := c.Kube.AppsV1().StatefulSets(set.Namespace).Get(ctx, set.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", errStale
+	}
+	if err != nil {
+		return "", fmt.Errorf("read StatefulSet %s: %w", set.Name, err)
+	}
+	if live.UID != set.UID || live.Generation != set.Generation || live.Status.ObservedGeneration != live.Generation ||
+		live.Status.Replicas != set.Status.Replicas || live.Status.UpdateRevision != set.Status.UpdateRevision {
+		return "", errStale
+	}
+	pods, err := c.Kube.CoreV1().Pods(set.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: labels.SelectorFromSet(children.Selector(set.Name)).String(),
+	})
+	if err != nil {
+		return "", fmt.Errorf("list the Pods of %s: %w", set.Name, err)
+	}
+	cached := map[types.UID]state{}
+	for _, pod := range c.readPods(set) {
+		cached[pod.UID] = stateOfPod(pod)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if !metav1.IsControlledBy(pod, set) {
+			continue
+		}
+		if known, ok := cached[pod.UID]; !ok || known != stateOfPod(pod) {
+			return "", errStale
+		}
+		delete(cached, pod.UID)
+	}
+	if len(cached) > 0 {
+		return "", errStale
+	}
+	return live.ResourceVersion, nil
+}
+
+func stateOfPod(pod *corev1.Pod) state {
+	described := describe(pod, 0, time.Time{})
+	return state{ready: described.Ready, terminating: described.Terminating}
+}
+
+// reclaim deletes the claims that the decision names, after confirm. A claim that changed
+// since it was read is not deleted.
+func (c *Controller) reclaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, did *result) error {
+	if len(did.decision.Reclaim) == 0 {
+		return nil
+	}
+	if _, err := c.confirm(ctx, set); err != nil {
+		return err
+	}
+	var errs []error
+	for _, volume := range did.decision.Reclaim {
+		deleted, err := c.deleteClaim(ctx, cluster, volume)
+		if err != nil {
+			errs = append(errs, &reclaimError{volume.Name, err})
+			continue
+		}
+		if deleted {
+			did.reclaimed = append(did.reclaimed, volume.Name)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// reclaimError is returned if a claim could not be deleted.
+type reclaimError struct {
+	claim string
+	err   error
+}
+
+func (e *reclaimError) Error() string {
+	return fmt.Sprintf("delete volume claim %s: %v", e.claim, e.err)
+}
+
+func (e *reclaimError) Unwrap() error { return e.err }
+
+// deleteClaim deletes a claim. deleted is false if another client has deleted it.
+func (c *Controller) deleteClaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, volume scale.Volume) (deleted bool, err error) {
+	claims := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace)
+	live, err := claims.Get(ctx, volume.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, err
+	}
+	if len(volumesOf(cluster, []*corev1.PersistentVolumeClaim{live})) == 0 {
+		return false, errStale
+	}
+	err = claims.Delete(ctx, volume.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+		UID: &live.UID, ResourceVersion: &live.ResourceVersion,
+	}})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }

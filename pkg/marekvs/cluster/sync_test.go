@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/observe"
 )
 
@@ -33,7 +34,7 @@ func autoscaled(c *v1alpha1.MarekvsCluster) {
 	}
 }
 
-// sizes passes so often, and returns the sizes that the StatefulSet has, each once.
+// sizes runs passes, and returns the sequence of sizes of the StatefulSet.
 func (h *harness) sizes(passes int) []int32 {
 	sizes := []int32{*h.set().Spec.Replicas}
 	for range passes {
@@ -80,7 +81,7 @@ func conditionOf(h *harness, kind string) *metav1.Condition {
 	return nil
 }
 
-// The creation sets no time of a change, a growth and a removal one each.
+// The creation sets no time of a change. A growth and a removal each set their time.
 func TestTimesOfChanges(t *testing.T) {
 	h := newHarness(t, nil)
 	assert.Nil(t, h.cluster().Status.LastScaleUpTime)
@@ -125,7 +126,7 @@ func TestRemovedAutoscaleShrinksSlowly(t *testing.T) {
 	assert.Equal(t, []int32{4, 3}, h.sizes(10))
 }
 
-// Claims of removed nodes are deleted, those of nodes and of others never.
+// Claims of removed nodes are deleted, claims of nodes and of other owners never.
 func TestClaimsOfRemovedNodesAreDeleted(t *testing.T) {
 	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 5, true })
 	unlabeled, odd := newClaim(6), newClaim(7)
@@ -245,8 +246,8 @@ func TestOnlyNodesAreScraped(t *testing.T) {
 	assert.Equal(t, ptr.To[int32](2), h.cluster().Status.ReadyNodes)
 }
 
-// The rate is that of the nodes that remain, and known, while a Pod is being deleted: its node
-// still executes commands, which the others will have to.
+// While a Pod is being deleted, the published rate is the known rate of the remaining
+// nodes: the deleted node still executes commands.
 func TestTheRateWhileAPodIsBeingDeleted(t *testing.T) {
 	h := newHarness(t, sized(4))
 	h.rate = 24_000
@@ -276,7 +277,7 @@ func TestOneSilentNodeBlocks(t *testing.T) {
 	assert.Equal(t, "scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", h.cluster().Status.Message)
 }
 
-// A removal depends on what the API server has, not on an older cache.
+// A removal is decided from the state at the API server, not from an older cache.
 func TestARemovalReadsTheAPIServer(t *testing.T) {
 	for name, change := range map[string]func(*harness, *corev1.Pod){
 		"not ready": func(h *harness, pod *corev1.Pod) {
@@ -335,4 +336,96 @@ func TestASyncHasADeadline(t *testing.T) {
 	_, err := h.syncStale(t.Context())
 	require.NoError(t, err)
 	assert.False(t, scraper.until.IsZero())
+}
+
+// reclaiming sets 4 nodes, and that claims of removed nodes are deleted.
+func reclaiming(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true }
+
+// untilReclaimable removes node 3, and passes until its claim may be deleted in the next sync,
+// which the cache hides until then.
+func (h *harness) untilReclaimable() {
+	h.t.Helper()
+	h.change(sized(3))
+	for range 20 {
+		h.show()
+		require.NoError(h.t, h.Informers.Claims.GetIndexer().Replace(nil, "1"))
+		_, err := h.syncStale(h.t.Context())
+		require.NoError(h.t, err)
+		h.runStatefulSet()
+		h.advance(period)
+	}
+	h.show()
+	require.Equal(h.t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
+	require.Len(h.t, h.claims(), 4)
+	h.writes()
+	h.events()
+}
+
+// A claim belongs to a cluster only if it has all labels of the cluster. Users keep a claim
+// by removing a label, even if the cache still has the label.
+func TestAClaimWithoutOneOfTheLabelsIsNeverDeleted(t *testing.T) {
+	for label := range children.Labels("demo") {
+		claim := newClaim(3)
+		delete(claim.Labels, label)
+		assert.Empty(t, volumesOf(demo(), []*corev1.PersistentVolumeClaim{claim}), label)
+
+		h := newHarness(t, reclaiming)
+		h.untilReclaimable()
+		claim.UID = ""
+		h.builtIn.Remove(claimResource, "ns", claim.Name)
+		h.builtIn.Add(claim)
+		requeue, err := h.syncStale(t.Context())
+		require.NoError(t, err, label)
+		assert.Equal(t, controller.StaleRetry, requeue, label)
+		h.settle()
+		assert.Contains(t, h.claimNames(), claim.Name, label)
+		assert.Empty(t, h.events(), label)
+	}
+	h := newHarness(t, reclaiming)
+	h.untilReclaimable()
+	h.expect("delete persistentvolumeclaims data-demo-3")
+}
+
+// The claim of a removed node that another client deletes first is no error, and no event says
+// that the operator deleted it.
+func TestAClaimThatWasDeletedByHandIsNotReclaimed(t *testing.T) {
+	for name, remove := range map[string]func(*harness){
+		"before it is read": func(h *harness) { h.builtIn.Remove(claimResource, "ns", "data-demo-3") },
+		"after it was read": func(h *harness) {
+			h.builtIn.Fail("delete persistentvolumeclaims data-demo-3", apierrors.NewNotFound(claimResource.GroupResource(), "data-demo-3"))
+		},
+	} {
+		h := newHarness(t, reclaiming)
+		h.untilReclaimable()
+		remove(h)
+		requeue, err := h.syncStale(t.Context())
+		require.NoError(t, err, name)
+		assert.Equal(t, period, requeue, name)
+		assert.Empty(t, h.events(), name)
+		status := h.cluster().Status
+		assert.Equal(t, v1alpha1.PhaseHealthy, status.Phase, name)
+		assert.Equal(t, "True AsExpected", reason(status, v1alpha1.ConditionReconciled), name)
+	}
+}
+
+// A claim of a node that another client deletes belongs to the StatefulSet controller, which
+// creates it with the next Pod. The operator writes nothing, and removes no other node until
+// the new Pod has its copies.
+func TestTheClaimOfANodeThatWasDeletedByHand(t *testing.T) {
+	h := newHarness(t, reclaiming)
+	h.builtIn.Remove(claimResource, "ns", "data-demo-1")
+	h.expect()
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+
+	h.change(sized(3))
+	pod := h.pods()[1]
+	require.Equal(t, "demo-1", pod.Name)
+	h.end(&pod)
+	h.runStatefulSet()
+	for range int(settle / period) {
+		h.pass()
+		require.Equal(t, int32(4), *h.set().Spec.Replicas, "the new node has no copies yet")
+	}
+	assert.Equal(t, []int32{4, 3}, h.sizes(20))
+	assert.Equal(t, []string{"data-demo-0", "data-demo-1", "data-demo-2"}, h.claimNames())
 }

@@ -16,8 +16,12 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	"k8s.io/client-go/kubernetes"
+	appsv1client "k8s.io/client-go/kubernetes/typed/apps/v1"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 
@@ -28,20 +32,21 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// walk is a run of operators on a model of the store.
+// walk runs operators on a model of the store, with random failures.
 type walk struct {
 	*api
 	*storetest.Model
 
-	// leader is the operator that leads. A former one may sync once more, with old caches.
+	// leader is the leading operator. former is an earlier leader that may still sync, with
+	// old caches.
 	leader, former *instance
-	// calm is true when nothing fails any more.
+	// calm ends all failures.
 	calm bool
-	// fixed is true when the spec does not change.
+	// fixed keeps the spec from changing.
 	fixed bool
-	// interrupted is true while other things happen within a sync.
+	// interrupted is true while interrupt runs within a sync.
 	interrupted bool
-	// published is the state of each Pod that the API server has, by its name.
+	// published has the state of each Pod at the API server, by name.
 	published map[string]publishedPod
 
 	removals, reclaimed, failures int64
@@ -68,8 +73,8 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 	return w
 }
 
-// newOperator starts an operator. Those of clusters whose nodes do not report how often they
-// have compared their copies wait for a time instead.
+// newOperator starts an operator. If the nodes do not report rounds, it waits for the
+// settle time instead.
 func (w *walk) newOperator() *instance {
 	i := w.newInstance(&interruptedClient{Interface: w.kube, before: w.interrupt}, w)
 	i.Settle = 0
@@ -79,7 +84,7 @@ func (w *walk) newOperator() *instance {
 	return i
 }
 
-// address is that of a node.
+// address returns the address of a node.
 func address(n *storetest.Node) string { return fmt.Sprintf("10.0.%d.%d", n.UID/250, n.UID%250) }
 
 // Scrape implements Scraper.
@@ -102,7 +107,7 @@ func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 	return results
 }
 
-// publish makes the API server show the model.
+// publish writes the state of the model to the API server.
 func (w *walk) publish() {
 	w.clock.SetTime(w.Now())
 	set := w.set()
@@ -167,7 +172,7 @@ func (w *walk) replace(resource schema.GroupVersionResource, object runtime.Obje
 	w.builtIn.Add(object)
 }
 
-// adopt makes the model follow what the operators have written.
+// adopt applies the writes of the operators to the model.
 func (w *walk) adopt() {
 	if replicas := *w.set().Spec.Replicas; replicas != w.Replicas {
 		if replicas < w.Replicas {
@@ -187,7 +192,7 @@ func (w *walk) adopt() {
 	}
 }
 
-// fault fails requests to the API server, some of which have their effect nevertheless.
+// fault fails requests to the API server. Some of them still have their effect.
 func (w *walk) fault(action clienttesting.Action) (done bool, err error) {
 	if w.calm || w.IntN(10) > 0 {
 		return false, nil
@@ -233,7 +238,7 @@ func (w *walk) changeSpec(c *v1alpha1.MarekvsCluster) {
 	}
 }
 
-// disturb is something that may happen at any time.
+// disturb causes a random event, or does nothing.
 func (w *walk) disturb() {
 	switch w.IntN(150) {
 	case 0, 1:
@@ -257,7 +262,7 @@ func (w *walk) second() {
 	w.publish()
 }
 
-// pass syncs, with caches of which some may be old.
+// pass syncs once. Some caches may be old.
 func (w *walk) pass(operator *instance) {
 	operator.showSome(func() bool { return w.calm || w.IntN(5) > 0 })
 	_, err := operator.syncStale(w.t.Context())
@@ -291,7 +296,7 @@ func (w *walk) run(seconds int) {
 	}
 }
 
-// end lets nothing fail any more, and expects the cluster to get its size and to keep it.
+// end stops all failures, and expects the cluster to reach its size and keep it.
 func (w *walk) end() {
 	w.calm, w.former = true, nil
 	for _, n := range w.Pods {
@@ -309,7 +314,7 @@ func (w *walk) end() {
 	require.Len(w.t, w.Online(), int(w.Replicas))
 }
 
-// target is the size that the cluster must have in the end.
+// target returns the expected size at the end.
 func (w *walk) target() int32 {
 	wanted := wantedOf(w.cluster())
 	if wanted.Autoscaler == nil {
@@ -356,7 +361,8 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 	}
 }
 
-// From 6 to 3 nodes there are never two Pods being deleted at the same time.
+// While a cluster shrinks from 6 to 3 nodes, two Pods are never being deleted at the same
+// time.
 func TestAShrinkDeletesOnePodAtATime(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(5, 21)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
@@ -381,4 +387,37 @@ func TestAShrinkDeletesOnePodAtATime(t *testing.T) {
 			require.Equal(t, 1, w.MostTerminating)
 		})
 	}
+}
+
+// interruptedClient calls before between the last read of a sync and its write of a
+// StatefulSet.
+type interruptedClient struct {
+	kubernetes.Interface
+
+	before func()
+}
+
+func (c *interruptedClient) AppsV1() appsv1client.AppsV1Interface {
+	return &interruptedApps{c.Interface.AppsV1(), c.before}
+}
+
+type interruptedApps struct {
+	appsv1client.AppsV1Interface
+
+	before func()
+}
+
+func (c *interruptedApps) StatefulSets(namespace string) appsv1client.StatefulSetInterface {
+	return &interruptedSets{c.AppsV1Interface.StatefulSets(namespace), c.before}
+}
+
+type interruptedSets struct {
+	appsv1client.StatefulSetInterface
+
+	before func()
+}
+
+func (c *interruptedSets) Apply(ctx context.Context, set *appsv1ac.StatefulSetApplyConfiguration, options metav1.ApplyOptions) (*appsv1.StatefulSet, error) {
+	c.before()
+	return c.StatefulSetInterface.Apply(ctx, set, options)
 }

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package observe reads the metrics of marekvs nodes, and keeps in memory what decisions
-// need of earlier ones: rates, the highest load of a window, and the last change of nodes.
+// Package observe reads the metrics of marekvs nodes, and remembers earlier values for
+// decisions: rates, the highest load of a window, and the last change of nodes.
 package observe
 
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -20,7 +27,7 @@ import (
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// Metrics of a node that the operator reads.
+// Names of the metrics of a node that the operator reads.
 const (
 	commandsTotal   = "marekvs_commands_total"
 	underreplicated = "marekvs_cluster_underreplicated_partitions"
@@ -34,25 +41,29 @@ const (
 	writeStopped    = "marekvs_disk_write_stopped"
 )
 
-// names are those of the metrics. The others are skipped before they are parsed.
+// names selects the metrics that are parsed. Other metrics are skipped before they are
+// parsed.
 var names = map[string]bool{
 	commandsTotal: true, underreplicated: true, clusterMembers: true, effectiveRFMin: true, joinGatePending: true,
 	rejoinActive: true, roundsTotal: true, diskTotal: true, diskAvailable: true, writeStopped: true,
 }
 
-// Metrics are the metrics of one node. A nil field means that there is no signal.
+// Metrics has the metrics of one node. A nil field means that the metric is missing or
+// invalid.
 type Metrics struct {
 	scale.Sample
 	// Commands is the number of commands that the node has executed.
 	Commands *float64
-	// Rounds is how many times it has compared its copies with those of others.
+	// Rounds is how many times the node has compared its copies with the copies of other
+	// nodes.
 	Rounds *int64
 }
 
-// largest is the largest whole number below which a float64 has every whole number.
+// largest is the largest whole number up to which a float64 represents every whole number.
 const largest = 1 << 53
 
-// Parse reads metrics in the text format of Prometheus.
+// Parse reads metrics in the text format of Prometheus
+// (https://prometheus.io/docs/instrumenting/exposition_formats/).
 func Parse(text io.Reader) (*Metrics, error) {
 	relevant, err := filter(text)
 	if err != nil {
@@ -84,8 +95,8 @@ func Parse(text io.Reader) (*Metrics, error) {
 	}, nil
 }
 
-// filter returns the lines of the metrics that are read. A line break in the value of a
-// label is escaped, so that a line is always one sample.
+// filter returns the lines of the metrics in names. The format escapes line breaks in label
+// values, so each line is one sample.
 func filter(text io.Reader) (io.Reader, error) {
 	var relevant bytes.Buffer
 	lines := bufio.NewScanner(text)
@@ -116,13 +127,13 @@ func value(metric *dto.Metric) float64 {
 	return math.NaN()
 }
 
-// samples are the values of metrics by name.
+// samples has the values of the series of each metric, by name.
 type samples map[string][]float64
 
 func sum(a, b float64) float64 { return a + b }
 
-// number returns the values of a metric as one, nil if there is none or one of them is not
-// a whole number. No such value counts as 0.
+// number merges the values of a metric into one value. It returns nil, not 0, if the metric
+// is missing or a value is no whole number.
 func (s samples) number(name string, merge func(a, b float64) float64) *float64 {
 	values := s[name]
 	if len(values) == 0 {
@@ -130,7 +141,7 @@ func (s samples) number(name string, merge func(a, b float64) float64) *float64 
 	}
 	merged := values[0]
 	for i, v := range values {
-		if v < 0 || v > largest || v != math.Trunc(v) { // which NaN is too
+		if v < 0 || v > largest || v != math.Trunc(v) { // true for NaN too
 			return nil
 		}
 		if i > 0 {
@@ -159,8 +170,98 @@ func larger(a, b *int64) *int64 {
 	return a
 }
 
-// errTooLong is the error of metrics with more than maxBody bytes.
+// errTooLong is returned for metrics with more than maxBody bytes.
 var errTooLong = errors.New("the metrics are too long")
 
-// maxBody is how many bytes of metrics are read.
+// maxBody is the maximum size of the metrics of a node, in bytes.
 const maxBody = 4 << 20
+
+// ScrapeOptions configures a Scraper.
+type ScrapeOptions struct {
+	// Port is the port of the metrics.
+	Port int
+	// Timeout bounds the scrape of one node.
+	Timeout time.Duration
+	// Parallel is the number of nodes of a cluster that are scraped at a time.
+	Parallel int
+}
+
+// Scraper reads the metrics of nodes.
+type Scraper struct {
+	options ScrapeOptions
+	client  *http.Client
+}
+
+// Scrape is the metrics of a node, or the error of reading them.
+type Scrape struct {
+	Metrics *Metrics
+	// At is the time of the response.
+	At  time.Time
+	Err error
+}
+
+// NewScraper returns a scraper.
+func NewScraper(options ScrapeOptions) *Scraper {
+	return &Scraper{
+		options: options,
+		client: &http.Client{
+			Transport: &http.Transport{
+				// Pods are called directly, and seldom enough that connections need not
+				// stay open.
+				Proxy: nil, DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 64 << 10,
+			},
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}
+}
+
+// Scrape reads the metrics of the nodes with these IP addresses at the same time, and
+// returns the results in their order. The limit Parallel is per call, so nodes that do not
+// respond do not delay other clusters.
+func (s *Scraper) Scrape(ctx context.Context, addresses []string) []Scrape {
+	results := make([]Scrape, len(addresses))
+	slots := make(chan struct{}, s.options.Parallel)
+	var running sync.WaitGroup
+	for i, address := range addresses {
+		running.Go(func() {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			case <-ctx.Done():
+				results[i].Err = ctx.Err()
+				return
+			}
+			results[i].Metrics, results[i].Err = s.scrape(ctx, address)
+			results[i].At = time.Now()
+		})
+	}
+	running.Wait()
+	return results
+}
+
+func (s *Scraper) scrape(ctx context.Context, address string) (*Metrics, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
+	defer cancel()
+	from := url.URL{Scheme: "http", Host: net.JoinHostPort(address, strconv.Itoa(s.options.Port)), Path: "/metrics"}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.String(), nil)
+	if err != nil {
+		return nil, fmt.Errorf("scrape %s: %w", from.Host, err)
+	}
+	response, err := s.client.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("scrape %s: %w", from.Host, err)
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("scrape %s: HTTP status %s", from.Host, response.Status)
+	}
+	body := &io.LimitedReader{R: response.Body, N: maxBody + 1}
+	metrics, err := Parse(body)
+	if body.N <= 0 {
+		err = errTooLong
+	}
+	if err != nil {
+		return nil, fmt.Errorf("scrape %s: %w", from.Host, err)
+	}
+	return metrics, nil
+}

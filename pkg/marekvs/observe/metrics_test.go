@@ -4,8 +4,17 @@
 package observe
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -95,4 +104,137 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q has %d partitions", text, *got.Underreplicated)
 		}
 	})
+}
+
+// node serves metrics at an address of this machine, and returns a scraper for its port.
+func node(t *testing.T, address string, handler http.HandlerFunc) *Scraper {
+	t.Helper()
+	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	if err != nil {
+		t.Skipf("there is no address %s: %v", address, err)
+	}
+	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
+	server.Start()
+	t.Cleanup(server.Close)
+	return NewScraper(ScrapeOptions{Port: listener.Addr().(*net.TCPAddr).Port, Timeout: 5 * time.Second, Parallel: 64})
+}
+
+func TestScrape(t *testing.T) {
+	for _, address := range []string{"127.0.0.1", "::1"} {
+		s := node(t, address, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/metrics" || r.Header.Get("Accept-Encoding") != "" {
+				http.Error(w, "", http.StatusBadRequest)
+				return
+			}
+			// In two chunks.
+			_, _ = fmt.Fprint(w, "marekvs_cluster_mem")
+			_ = http.NewResponseController(w).Flush()
+			_, _ = fmt.Fprint(w, "bers 3\n")
+		})
+		got := s.Scrape(t.Context(), []string{address})
+		require.NoError(t, got[0].Err)
+		assert.Equal(t, ptr.To[int64](3), got[0].Metrics.Members)
+		assert.False(t, got[0].At.IsZero())
+	}
+}
+
+func TestScrapeFails(t *testing.T) {
+	for what, handler := range map[string]http.HandlerFunc{
+		"HTTP status 500": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) },
+		"HTTP status 302": func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/other", http.StatusFound) },
+		"HTTP status 204": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) },
+		"too long": func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = fmt.Fprint(w, "marekvs_cluster_members 3\n", strings.Repeat("x 1\n", maxBody/4))
+		},
+		"EOF": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "100")
+			_, _ = fmt.Fprint(w, "marekvs_cluster_members 3\n")
+		},
+		"parse metrics": func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, "marekvs_cluster_members x\n") },
+	} {
+		got := node(t, "127.0.0.1", handler).Scrape(t.Context(), []string{"127.0.0.1"})
+		require.ErrorContains(t, got[0].Err, what)
+		assert.Nil(t, got[0].Metrics)
+	}
+}
+
+// Nodes that do not respond are waited for at the same time, and not one after another.
+// Each responds only when all of them have been called.
+func TestNodesAreScrapedAtTheSameTime(t *testing.T) {
+	const nodes = 20
+	var called atomic.Int32
+	all := make(chan struct{})
+	s := node(t, "127.0.0.1", func(w http.ResponseWriter, r *http.Request) {
+		if called.Add(1) == nodes {
+			close(all)
+		}
+		select {
+		case <-all:
+			_, _ = fmt.Fprintln(w, "marekvs_cluster_members 20")
+		case <-r.Context().Done():
+		}
+	})
+	addresses := make([]string, nodes)
+	for i := range addresses {
+		addresses[i] = "127.0.0.1"
+	}
+	for _, got := range s.Scrape(t.Context(), addresses) {
+		require.NoError(t, got.Err)
+	}
+}
+
+func TestScrapesAreBounded(t *testing.T) {
+	var running, most atomic.Int32
+	s := node(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) {
+		now := running.Add(1)
+		defer running.Add(-1)
+		for {
+			before := most.Load()
+			if now <= before || most.CompareAndSwap(before, now) {
+				break
+			}
+		}
+		_, _ = fmt.Fprintln(w, "marekvs_cluster_members 1")
+	})
+	s.options.Parallel = 2
+	for _, got := range s.Scrape(t.Context(), slices.Repeat([]string{"127.0.0.1"}, 50)) {
+		require.NoError(t, got.Err)
+	}
+	assert.LessOrEqual(t, most.Load(), int32(2))
+}
+
+// Nodes that do not respond do not delay the nodes of other clusters.
+func TestClustersAreScrapedIndependently(t *testing.T) {
+	called, finished := make(chan struct{}, 10), make(chan struct{})
+	silent := node(t, "127.0.0.1", func(_ http.ResponseWriter, r *http.Request) {
+		called <- struct{}{}
+		select {
+		case <-finished:
+		case <-r.Context().Done():
+		}
+	})
+	other := node(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "marekvs_cluster_members 1") })
+	release := sync.OnceFunc(func() { close(finished) })
+	t.Cleanup(release)
+	shared := NewScraper(ScrapeOptions{Port: silent.options.Port, Timeout: time.Minute, Parallel: 2})
+	waiting := make(chan []Scrape, 1)
+	go func() { waiting <- shared.Scrape(t.Context(), slices.Repeat([]string{"127.0.0.1"}, 2)) }()
+	<-called
+	<-called
+	toOther := *shared
+	toOther.options.Port = other.options.Port
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	for _, got := range toOther.Scrape(ctx, slices.Repeat([]string{"127.0.0.1"}, 8)) {
+		require.NoError(t, got.Err)
+	}
+	release()
+	<-waiting
+}
+
+func TestANodeThatDoesNotRespondTimesOut(t *testing.T) {
+	s := node(t, "127.0.0.1", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	s.options.Timeout = 50 * time.Millisecond
+	got := s.Scrape(t.Context(), []string{"127.0.0.1"})
+	require.ErrorContains(t, got[0].Err, "deadline")
 }

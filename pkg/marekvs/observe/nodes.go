@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// Node is what may change about a node.
+// Node is the observed state of a node.
 type Node struct {
 	Process     Process
 	Terminating bool
-	// Members and Rounds are what it reports, nil for no signal.
+	// Members and Rounds are reported by the node, nil if it did not report them.
 	Members, Rounds *int64
 }
 
@@ -25,16 +25,16 @@ type identity struct {
 // a container restarted, or a node saw another number of nodes.
 type Nodes struct {
 	changed time.Time
-	// known are the nodes by ordinal.
+	// known has the nodes by ordinal.
 	known map[int32]identity
-	// members is what each node saw last.
+	// members is the number of nodes that each node saw last.
 	members map[Process]int64
-	// rounds are the rounds of each node at the first reading after the change.
+	// rounds has the rounds of each node at its first report after the change.
 	rounds map[Process]int64
 }
 
-// Observe compares the nodes, by ordinal, with those of the last call. The first call is a
-// change too.
+// Observe compares the nodes, by ordinal, with the nodes of the last call. The first call
+// counts as a change.
 func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 	known := make(map[int32]identity, len(nodes))
 	members := map[Process]int64{}
@@ -59,7 +59,7 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 		if node.Rounds == nil {
 			continue
 		}
-		// A counter that fell belongs to another process.
+		// A counter that fell was reset by a restart.
 		if first, ok := n.rounds[node.Process]; !ok || *node.Rounds < first {
 			n.rounds[node.Process] = *node.Rounds
 		}

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Process is one run of the container of a Pod. Its counters begin at 0.
+// Process identifies a run of the container of a Pod. Counters begin at 0 in each run.
 type Process struct {
 	Pod      types.UID
 	Restarts int32
@@ -19,7 +19,7 @@ type Process struct {
 // Reading is the value of a counter at a time.
 type Reading struct {
 	At time.Time
-	// Total is nil if there is no signal.
+	// Total is nil if the node did not report the counter.
 	Total *float64
 }
 
@@ -28,23 +28,24 @@ type point struct {
 	total float64
 }
 
-// longest is how many windows a rate may be an average of.
+// longest is the maximum number of windows over which a rate is averaged.
 const longest = 12
 
-// Rates computes the rate of commands of each process, as the average of at least a window.
-// It does not depend on how often the counters are read.
+// Rates computes the command rate of each process, averaged over at least a window, so that
+// it does not depend on how often the counters are read.
 type Rates struct {
 	window time.Duration
 	points map[Process][]point
 }
 
-// NewRates returns rates without a reading.
+// NewRates returns Rates that have no readings yet.
 func NewRates(window time.Duration) *Rates {
 	return &Rates{window: window, points: map[Process][]point{}}
 }
 
-// Add adds the readings of all processes, and returns the sum of the rates that are known,
-// nil if none is, and whether all of them are. A process that is missing is forgotten.
+// Add adds the readings of all processes. It returns the sum of the known rates, nil if no
+// rate is known, and whether every rate is known. It forgets processes that are missing in
+// readings.
 func (r *Rates) Add(readings map[Process]Reading) (rate *float64, complete bool) {
 	for process := range r.points {
 		if _, ok := readings[process]; !ok {
@@ -66,8 +67,8 @@ func (r *Rates) Add(readings map[Process]Reading) (rate *float64, complete bool)
 	return rate, complete
 }
 
-// add adds a reading, and returns the rate since the newest point that is at least a window
-// old.
+// add adds a reading, and returns the rate since the newest point that is at least one
+// window old.
 func (r *Rates) add(process Process, reading Reading) (rate float64, known bool) {
 	if reading.Total == nil {
 		return 0, false
@@ -86,10 +87,65 @@ func (r *Rates) add(process Process, reading Reading) (rate float64, known bool)
 		rate, known = (now.total-points[base].total)/now.at.Sub(points[base].at).Seconds(), true
 		points = points[base:]
 	}
-	// Readings that follow each other fast add nothing.
+	// Skipping readings in quick succession bounds the number of points.
 	if len(points) == 0 || now.at.Sub(points[len(points)-1].at) >= r.window/10 {
 		points = append(points, now)
 	}
 	r.points[process] = slices.Clip(points)
 	return rate, known
+}
+
+// buckets is the number of parts of a window. The history keeps the highest rate of each
+// part.
+const buckets = 60
+
+// History remembers the highest rates of the last window.
+type History struct {
+	// gap is the longest time between two rates.
+	gap time.Duration
+	// window is the window of the last Add.
+	window  time.Duration
+	since   time.Time
+	last    time.Time
+	highest []point
+}
+
+// NewHistory returns an empty history. It starts again if two rates are more than gap
+// apart.
+func NewHistory(gap time.Duration) *History { return &History{gap: gap} }
+
+// Add adds a rate. If the rate is nil, because a node did not report it, the history starts
+// again.
+func (h *History) Add(now time.Time, window time.Duration, rate *float64) {
+	if rate == nil {
+		*h = History{gap: h.gap}
+		return
+	}
+	if h.since.IsZero() || now.Sub(h.last) > h.gap {
+		*h = History{gap: h.gap, since: now}
+	}
+	// Rates that a shorter window has dropped may have been high.
+	if remembered := now.Add(-h.window); window > h.window && h.since.Before(remembered) {
+		h.since = remembered
+	}
+	h.last, h.window = now, window
+	// A bucket is dropped by its end, so that a high rate is never forgotten too early.
+	h.highest = slices.DeleteFunc(h.highest, func(p point) bool { return now.Sub(p.at) > window+window/buckets })
+	if n := len(h.highest); n > 0 && now.Sub(h.highest[n-1].at) < window/buckets {
+		h.highest[n-1].total = max(h.highest[n-1].total, *rate)
+		return
+	}
+	h.highest = append(h.highest, point{now, *rate})
+}
+
+// Peak returns the highest rate of a window that ends now, nil if the history is shorter.
+func (h *History) Peak(now time.Time, window time.Duration) *float64 {
+	if h.since.IsZero() || now.Sub(h.since) < window {
+		return nil
+	}
+	peak := 0.0
+	for _, p := range h.highest {
+		peak = max(peak, p.total)
+	}
+	return &peak
 }

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package operator puts the marekvs operator together: clients, informers, election, and the
+// Package operator starts the marekvs operator: clients, informers, leader election and the
 // controller of clusters.
 package operator
 
 import (
 	"context"
 	"fmt"
+	"sync"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -23,6 +29,7 @@ import (
 	"nstance.dev/operator/pkg/controller/daemon"
 	"nstance.dev/operator/pkg/controller/election"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
+	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/cluster"
 	"nstance.dev/operator/pkg/marekvs/observe"
@@ -31,7 +38,7 @@ import (
 // leaseName is the name of the Lease of the leader.
 const leaseName = "marekvs-operator-leader-election"
 
-// clients reach the API server. They change nothing without the lease.
+// clients has the clients of the API server. Without the lease they refuse to write.
 type clients struct {
 	lease   *election.Lease
 	kube    kubernetes.Interface
@@ -43,7 +50,8 @@ func newClients(options *Options) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
 	}
-	// The API server's priority and fairness decides, not a limit of our own.
+	// No client-side rate limit: the API server limits requests by priority and fairness
+	// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 	config.QPS = -1
 	rest.AddUserAgent(config, v1alpha1.ManagerName)
 	config.WarningHandlerWithContext = &warnings{}
@@ -116,11 +124,114 @@ func Run(ctx context.Context, options *Options) error {
 	})
 }
 
-// cachedKinds are the kinds that decide what is removed.
+// cachedKinds returns the kinds that decide about removals. Their caches are compared with
+// the API server before the leader acts.
 func cachedKinds(clients *clients, informers *informers, namespace string) []election.CachedKind {
 	return []election.CachedKind{
 		{Name: "MarekvsClusters", Cache: informers.Clusters, List: election.Lister(clients.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).List)},
 		{Name: "StatefulSets", Cache: informers.StatefulSets, List: election.Lister(clients.kube.AppsV1().StatefulSets(namespace).List)},
 		{Name: "Pods", Cache: informers.Pods, List: election.Lister(clients.kube.CoreV1().Pods(namespace).List)},
 	}
+}
+
+// informers has the informers of all kinds that the operator reads.
+type informers struct {
+	cluster.Informers
+
+	start []func(context.Context)
+}
+
+func newInformers(clients *clients, options *Options) *informers {
+	kinds := externalversions.NewSharedInformerFactoryWithOptions(clients.marekvs, options.ResyncPeriod,
+		externalversions.WithNamespace(options.WatchNamespace))
+	ours := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
+		kubeinformers.WithNamespace(options.WatchNamespace),
+		kubeinformers.WithTransform(trim),
+		kubeinformers.WithTweakListOptions(func(list *metav1.ListOptions) {
+			list.LabelSelector = labels.SelectorFromSet(labels.Set{v1alpha1.LabelManagedBy: v1alpha1.ManagerName}).String()
+		}))
+	all := &informers{Informers: cluster.Informers{
+		Clusters:     kinds.Marekvs().V1alpha1().MarekvsClusters().Informer(),
+		StatefulSets: ours.Apps().V1().StatefulSets().Informer(),
+		Services:     ours.Core().V1().Services().Informer(),
+		Budgets:      ours.Policy().V1().PodDisruptionBudgets().Informer(),
+		Pods:         ours.Core().V1().Pods().Informer(),
+		Claims:       ours.Core().V1().PersistentVolumeClaims().Informer(),
+	}}
+	all.start = append(all.start, kinds.StartWithContext, ours.StartWithContext)
+	return all
+}
+
+// run starts all informers. They stop when ctx is done.
+func (i *informers) run(ctx context.Context) {
+	for _, start := range i.start {
+		start(ctx)
+	}
+}
+
+// trim drops what the operator never reads, to save memory: managed fields, and most fields
+// of a Pod.
+func trim(obj any) (any, error) {
+	object, err := meta.Accessor(obj)
+	if err != nil {
+		return obj, nil //nolint:nilerr // a tombstone is not trimmed
+	}
+	object.SetManagedFields(nil)
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	kept := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
+		OwnerReferences: pod.OwnerReferences, CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
+	}}
+	kept.Status.PodIP = pod.Status.PodIP
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			kept.Status.Conditions = []corev1.PodCondition{{Type: condition.Type, Status: condition.Status}}
+		}
+	}
+	for _, status := range pod.Status.ContainerStatuses {
+		kept.Status.ContainerStatuses = append(kept.Status.ContainerStatuses, corev1.ContainerStatus{
+			Name: status.Name, RestartCount: status.RestartCount, State: corev1.ContainerState{Waiting: status.State.Waiting},
+		})
+	}
+	return kept, nil
+}
+
+// maxWarnings limits the number of different warnings that are logged.
+const maxWarnings = 100
+
+// warnings logs each warning of the API server once. A newer API server warns at every
+// write of a Service that PreferClose was renamed to PreferSameZone
+// (https://kubernetes.io/docs/reference/networking/virtual-ips/#traffic-distribution).
+type warnings struct {
+	mu     sync.Mutex
+	logged map[string]bool
+}
+
+// HandleWarningHeaderWithContext implements rest.WarningHandlerWithContext.
+func (w *warnings) HandleWarningHeaderWithContext(ctx context.Context, code int, _, text string) {
+	if w.first(code, text) {
+		klog.FromContext(ctx).Info("The API server warned", "warning", text)
+	}
+}
+
+// first reports whether a warning is new, and records it.
+func (w *warnings) first(code int, text string) bool {
+	// 299 is the only code that Kubernetes uses
+	// (https://kubernetes.io/blog/2020/09/03/warnings/).
+	if code != 299 || text == "" {
+		return false
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.logged[text] || len(w.logged) >= maxWarnings {
+		return false
+	}
+	if w.logged == nil {
+		w.logged = map[string]bool{}
+	}
+	w.logged[text] = true
+	return true
 }

@@ -17,17 +17,18 @@ import (
 	"nstance.dev/operator/pkg/controller/election"
 )
 
-// EnvironmentPrefix is what the names of environment variables begin with.
+// EnvironmentPrefix is the prefix of the environment variables of the flags.
 const EnvironmentPrefix = "MAREKVS_OPERATOR_"
 
 // Options are the settings of the operator. Each is a flag, and an environment variable of
 // the same name with EnvironmentPrefix.
 type Options struct {
-	// Kubeconfig is a file; empty means the Pod's own account.
+	// Kubeconfig is the path of a kubeconfig file; empty for the service account of the
+	// Pod.
 	Kubeconfig string
-	// Namespace is where the Lease is.
+	// Namespace is the namespace of the Lease.
 	Namespace string
-	// WatchNamespace is where clusters are managed; empty for all namespaces.
+	// WatchNamespace is the namespace whose clusters are managed; empty for all namespaces.
 	WatchNamespace string
 	// HTTPAddress serves /healthz, /readyz and /metrics.
 	HTTPAddress string
@@ -35,23 +36,23 @@ type Options struct {
 	ClusterDomain string
 	// MetricsPort is the port of the metrics of nodes.
 	MetricsPort int32
-	// ScrapeTimeout bounds the scrape of a node, and ScrapeParallel is how many are scraped
-	// at a time.
+	// ScrapeTimeout bounds the scrape of a node. ScrapeParallel is the number of nodes of a
+	// cluster that are scraped at a time.
 	ScrapeTimeout  time.Duration
 	ScrapeParallel int
-	// SyncPeriod is the time between two looks at a cluster that does not change.
+	// SyncPeriod is the time between two syncs of a cluster that does not change.
 	SyncPeriod time.Duration
-	// SettleTime is how long the nodes must be the same before a removal.
+	// SettleTime is how long the nodes must be unchanged before a removal.
 	SettleTime time.Duration
-	// RateWindow is the least time that a rate is an average of.
+	// RateWindow is the minimum time over which a rate is averaged.
 	RateWindow time.Duration
 
 	election.Timing
-	// ResyncPeriod is after what time every object is looked at again.
+	// ResyncPeriod is the resync period of informers.
 	ResyncPeriod time.Duration
 }
 
-// DefaultOptions are the options that apply when nothing is set.
+// DefaultOptions returns the options without flags and environment variables.
 func DefaultOptions() *Options {
 	return &Options{
 		WatchNamespace: metav1.NamespaceAll,
@@ -68,7 +69,7 @@ func DefaultOptions() *Options {
 	}
 }
 
-// AddFlags makes a flag of every option.
+// AddFlags adds a flag for every option.
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the Pod's own account")
 	flags.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the lease; empty for the Pod's own")
@@ -91,7 +92,7 @@ func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) e
 	return flagenv.SetFrom(EnvironmentPrefix, flags, lookup)
 }
 
-// Complete fills in what only the surroundings know.
+// Complete sets Namespace to the namespace of the Pod unless it is set.
 func (o *Options) Complete() error {
 	if o.Namespace != "" {
 		return nil
@@ -101,7 +102,7 @@ func (o *Options) Complete() error {
 	return err
 }
 
-// Validate returns every wrong option, by the name of its flag.
+// Validate returns an error with every wrong option, each with the name of its flag.
 func (o *Options) Validate() error {
 	var wrong []error
 	refuse := func(flag, format string, args ...any) {

@@ -4,37 +4,40 @@
 package scale
 
 import (
+	"math"
 	"time"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
-// Wanted is what the user requests.
+// Wanted has the fields of the spec that decide about the size.
 type Wanted struct {
-	// Nodes is the size of a cluster without autoscaling, and the initial one otherwise.
+	// Nodes is the size of a cluster without autoscaling, and the initial size of a cluster
+	// with autoscaling.
 	Nodes, ReplicationFactor int32
 	// Autoscaler is nil for a cluster of fixed size.
 	Autoscaler *Autoscaler
-	// Stabilization is that of the autoscaler that determined the present size; 0 for none.
-	// It applies until a cluster without autoscaling has its size.
+	// Stabilization is the stabilization of the autoscaler that determined the present
+	// size, else 0. After autoscaling was disabled, it applies until the cluster has its
+	// size.
 	Stabilization time.Duration
 	// Reclaim is true if the volumes of removed nodes are to be deleted.
 	Reclaim bool
 }
 
-// Decision is what is to be done now.
+// Decision is the next change of a cluster.
 type Decision struct {
 	// Target is the size that the cluster is brought to.
 	Target int32
-	// Step is the size that it may have now.
+	// Step is the next size.
 	Step Step
-	// Rollout is the state of an update; its partition fits the size of the step.
+	// Rollout is the state of an update. Its partition fits the next size.
 	Rollout Rollout
-	// Reclaim are the volumes that may be deleted.
+	// Reclaim has the volumes that may be deleted.
 	Reclaim []Volume
 }
 
-// Create returns the size of a StatefulSet that does not exist yet, and its target.
+// Create returns the initial and the target size of a StatefulSet that does not exist yet.
 func Create(wanted *Wanted, volumes []Volume) (replicas, target int32) {
 	target = FixedTarget(wanted.Nodes, wanted.ReplicationFactor)
 	if wanted.Autoscaler != nil {
@@ -43,7 +46,7 @@ func Create(wanted *Wanted, volumes []Volume) (replicas, target int32) {
 	return Initial(target, volumes), target
 }
 
-// Decide returns what is to be done with a cluster whose StatefulSet exists.
+// Decide returns the next change of a cluster whose StatefulSet exists.
 func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decision {
 	removal := Removal{DiskPercent: DefaultDiskPercent}
 	decision := Decision{Target: FixedTarget(wanted.Nodes, wanted.ReplicationFactor)}
@@ -58,8 +61,8 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	decision.Step = Next(decision.Target, o, removal)
 	decision.Rollout = NextRollout(o)
 	if size := decision.Step.Replicas; !decision.Rollout.Done && size != o.Replicas {
-		// One change at a time: that of the size comes first. A Pod that is added while no
-		// Pod is updated yet gets the revision of the others.
+		// One change at a time: the size changes first. A Pod that is added before the
+		// first Pod was updated gets the old revision.
 		partition := max(decision.Rollout.Partition, min(o.Partition, o.Replicas))
 		if partition >= o.Replicas {
 			partition = size
@@ -73,4 +76,111 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 		decision.Reclaim = Reclaimable(decision.Target, o, volumes)
 	}
 	return decision
+}
+
+// hysteresis limits the load of the remaining nodes when a node is removed, as a share of
+// the target load. It keeps the size from changing back.
+const hysteresis = 0.6
+
+// Autoscaler sizes a cluster by its load.
+type Autoscaler struct {
+	MinNodes, MaxNodes, ReplicationFactor int32
+	// OpsPerNode is how many commands per second a node is to execute.
+	OpsPerNode int64
+	// UpCooldown is how long the size must be unchanged before nodes are added.
+	// DownStabilization is how long the size must be unchanged and the load low before a
+	// node is removed.
+	UpCooldown, DownStabilization time.Duration
+	// DiskPercent is the used share of a volume from which a node is added; 0 to ignore
+	// volumes.
+	DiskPercent int32
+}
+
+// Load is the input of an autoscaler.
+type Load struct {
+	// Rate is the commands per second of the nodes whose rate is known; nil if no rate is
+	// known.
+	Rate *float64
+	// Complete is true when the rate of every node is known. Otherwise Rate is a lower
+	// bound.
+	Complete bool
+	// Peak is the highest complete rate of the stabilization window; nil if the rate was
+	// not complete all the time.
+	Peak *float64
+	// SinceScale is how long the size has been unchanged; nil if it never changed.
+	SinceScale *time.Duration
+	// DiskUsed and DiskAfterRemoval are the used share of the fullest volume in percent,
+	// now and with one node less; nil if unknown.
+	DiskUsed, DiskAfterRemoval *float64
+}
+
+// Clamp returns the allowed size that is nearest to nodes.
+func (a *Autoscaler) Clamp(nodes int32) int32 {
+	floor := max(a.MinNodes, Floor(a.ReplicationFactor))
+	return min(max(nodes, floor), max(a.MaxNodes, floor))
+}
+
+// Target returns the size for the load. If the load is unknown, it returns the present
+// size.
+func (a *Autoscaler) Target(current int32, load *Load) int32 {
+	if within := a.Clamp(current); within != current {
+		return within
+	}
+	want := a.Clamp(max(a.ideal(load), a.diskIdeal(current, load)))
+	switch {
+	case want > current:
+		if waited(load.SinceScale, a.UpCooldown) {
+			return want
+		}
+	case a.mayRemove(current, load) && waited(load.SinceScale, a.DownStabilization):
+		return a.Clamp(current - 1)
+	}
+	return current
+}
+
+// ideal returns the number of nodes for the rate. If the rate is incomplete, the result is
+// a lower bound.
+func (a *Autoscaler) ideal(load *Load) int32 {
+	if load.Rate == nil {
+		return 0
+	}
+	return int32(min(math.Ceil(*load.Rate/float64(a.OpsPerNode)), math.MaxInt32))
+}
+
+func (a *Autoscaler) diskIdeal(current int32, load *Load) int32 {
+	if a.DiskPercent > 0 && load.DiskUsed != nil && *load.DiskUsed >= float64(a.DiskPercent) {
+		return current + 1
+	}
+	return 0
+}
+
+// mayRemove reports whether the load was low for the whole window, and would still be low
+// with one node less.
+func (a *Autoscaler) mayRemove(current int32, load *Load) bool {
+	if !load.Complete || load.Rate == nil || load.Peak == nil {
+		return false
+	}
+	if a.DiskPercent > 0 && load.DiskAfterRemoval != nil && *load.DiskAfterRemoval >= float64(a.DiskPercent) {
+		return false
+	}
+	perNode := max(*load.Peak, *load.Rate) / float64(max(current-1, 1))
+	return perNode < hysteresis*float64(a.OpsPerNode)
+}
+
+func waited(since *time.Duration, period time.Duration) bool { return since == nil || *since >= period }
+
+// Floor returns the minimum size of a cluster. With one node missing, every copy still has
+// a node.
+func Floor(replicationFactor int32) int32 { return replicationFactor + 1 }
+
+// FixedTarget returns the size of a cluster without autoscaling.
+func FixedTarget(nodes, replicationFactor int32) int32 { return max(nodes, Floor(replicationFactor)) }
+
+// Initial returns the size for the creation of a StatefulSet. It includes the nodes of
+// existing volumes: a volume of an earlier StatefulSet may have the only copy of data.
+func Initial(target int32, volumes []Volume) int32 {
+	for _, volume := range volumes {
+		target = max(target, volume.Ordinal+1)
+	}
+	return target
 }

@@ -10,19 +10,19 @@ import (
 	"time"
 )
 
-// Sample is what one node reports of itself. A nil field means that there is no signal:
-// the metric is missing, or its value is not valid.
+// Sample has the state that a node reports. A nil field means that the metric is missing or
+// its value is invalid.
 type Sample struct {
 	// Underreplicated is the number of partitions with too few owners.
 	Underreplicated *int64
 	// Members is the number of nodes that the node sees, itself included. It is 0 until
 	// the node has refreshed it for the first time.
 	Members *int64
-	// EffectiveReplicas is the least number of copies that a partition has.
+	// EffectiveReplicas is the lowest number of copies of a partition.
 	EffectiveReplicas *int64
-	// Joining is more than 0 while the node joins and takes over partitions.
+	// Joining is more than 0 while the node takes over partitions after it joined.
 	Joining *int64
-	// DiskTotal and DiskAvailable are the bytes of its volume.
+	// DiskTotal and DiskAvailable are sizes of its volume, in bytes.
 	DiskTotal, DiskAvailable *float64
 	// WriteStopped is more than 0 when the node no longer writes because its volume is full.
 	WriteStopped *int64
@@ -35,42 +35,45 @@ type Pod struct {
 	Terminating bool
 	// Revision is the revision of the template that the Pod was created from.
 	Revision string
-	// Failing is why the container does not start, empty if it does.
+	// Failing is why the container does not start, empty if it starts.
 	Failing string
-	// Sample is what the node reports, nil for a node that does not.
+	// Sample is nil if the node does not report its metrics.
 	Sample *Sample
-	// Rounds is how many times the node has compared its copies with those of the other
-	// nodes since the last change of the nodes; nil if it does not report this.
+	// Rounds is how many times the node has compared its copies with other nodes since the
+	// nodes last changed; nil if it does not report this.
 	Rounds *int64
 }
 
-// Observation is what is known about a cluster at one time.
+// Observation is the observed state of a cluster. It has plain values only, so that
+// decisions are pure functions.
 type Observation struct {
 	// Name is the name of the StatefulSet.
 	Name string
 	// ReplicationFactor is the number of copies of each partition.
 	ReplicationFactor int32
-	// Replicas is the size of the StatefulSet, StatusReplicas the number of its Pods.
+	// Replicas is spec.replicas of the StatefulSet, StatusReplicas the number of its Pods
+	// in the status.
 	Replicas, StatusReplicas int32
 	// Current is true when the StatefulSet controller has observed the present spec.
 	Current bool
-	// Pods are all Pods of the StatefulSet, those that are being deleted included.
+	// Pods has all Pods of the StatefulSet, including Pods that are being deleted.
 	Pods []Pod
 
 	// TemplateCurrent is true when the StatefulSet has the wanted template.
 	TemplateCurrent bool
-	// Partition is the least ordinal that is updated to UpdateRevision.
+	// Partition is the lowest ordinal that is updated to UpdateRevision
+	// (https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#partitions).
 	Partition int32
 	// CurrentRevision and UpdateRevision are equal when every Pod was updated.
 	CurrentRevision, UpdateRevision string
 
-	// SinceChange is how long the nodes have been the same.
+	// SinceChange is how long the nodes have been unchanged.
 	SinceChange time.Duration
-	// Settle is how long they must have been the same before the next removal.
+	// Settle is how long the nodes must be unchanged before a removal.
 	Settle time.Duration
 }
 
-// Block is a reason not to remove a node, and what explains it.
+// Block is the reason why a removal or an update has to wait, and a message for users.
 type Block struct {
 	Reason, Message string
 }
@@ -79,11 +82,11 @@ func block(reason, format string, args ...any) *Block {
 	return &Block{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// none is the ordinal of no Pod.
+// none is no ordinal: no Pod is ignored.
 const none int32 = -1
 
-// expected returns the Pods that the cluster should have now, without those that are
-// being deleted and without one ordinal, and how many there should be.
+// expected returns the Pods of the present size that are not being deleted, and their
+// expected number. It ignores the ordinal except.
 func (o *Observation) expected(except int32) (pods []Pod, want int) {
 	for _, pod := range o.Pods {
 		if pod.Ordinal < o.Replicas && pod.Ordinal != except && !pod.Terminating {
@@ -109,8 +112,8 @@ func (o *Observation) Ready() int32 {
 	return ready
 }
 
-// Sampled returns how many of the expected Pods report a valid sample, and how many there
-// should be.
+// Sampled returns how many of the expected Pods report a valid sample, and how many Pods
+// are expected.
 func (o *Observation) Sampled() (sampled, want int) { return o.sampled(none) }
 
 func (o *Observation) sampled(except int32) (sampled, want int) {
@@ -123,14 +126,14 @@ func (o *Observation) sampled(except int32) (sampled, want int) {
 	return sampled, want
 }
 
-// valid reports whether the node has counted its partitions. A node that has only just
-// started reports zeros, and sees no member, not even itself.
+// valid reports whether the node has counted its partitions. A node that has just started
+// reports 0 for everything, including the number of members.
 func (s *Sample) valid() bool {
 	return s != nil && s.Underreplicated != nil && (s.Members == nil || *s.Members > 0)
 }
 
-// Underreplicated returns the largest number of partitions with too few owners that a
-// node reports, nil without a report of every node.
+// Underreplicated returns the largest reported number of partitions with too few owners,
+// nil unless every node reports it.
 func (o *Observation) Underreplicated() *int64 { return o.underreplicated(none) }
 
 func (o *Observation) underreplicated(except int32) *int64 {
@@ -146,3 +149,58 @@ func (o *Observation) underreplicated(except int32) *int64 {
 }
 
 func (o *Observation) podName(ordinal int32) string { return fmt.Sprintf("%s-%d", o.Name, ordinal) }
+
+// disk returns the used and total bytes of the volume of a node.
+func (s *Sample) disk() (used, total float64, ok bool) {
+	if s == nil || s.DiskTotal == nil || s.DiskAvailable == nil || *s.DiskTotal <= 0 || *s.DiskAvailable > *s.DiskTotal {
+		return 0, 0, false
+	}
+	return *s.DiskTotal - *s.DiskAvailable, *s.DiskTotal, true
+}
+
+// DiskUsed returns the used share of the fullest volume in percent, nil if no node reports
+// it.
+func (o *Observation) DiskUsed() *float64 {
+	var most *float64
+	pods, _ := o.expected(none)
+	for _, pod := range pods {
+		if used, total, ok := pod.Sample.disk(); ok {
+			share := 100 * used / total
+			if most == nil || share > *most {
+				most = &share
+			}
+		}
+	}
+	return most
+}
+
+// DiskAfterRemoval returns the used share of the fullest volume in percent after the last
+// node is removed and the other nodes share its data evenly. It returns nil unless every
+// node reports its volume.
+func (o *Observation) DiskAfterRemoval() *float64 {
+	pods, want := o.expected(none)
+	if len(pods) < want || want < 2 {
+		return nil
+	}
+	var removed, most float64
+	for _, pod := range pods {
+		if pod.Ordinal == o.Replicas-1 {
+			used, _, ok := pod.Sample.disk()
+			if !ok {
+				return nil
+			}
+			removed = used
+		}
+	}
+	for _, pod := range pods {
+		if pod.Ordinal == o.Replicas-1 {
+			continue
+		}
+		used, total, ok := pod.Sample.disk()
+		if !ok {
+			return nil
+		}
+		most = max(most, 100*(used+removed/float64(want-1))/total)
+	}
+	return &most
+}

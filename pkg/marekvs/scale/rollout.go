@@ -7,13 +7,13 @@ import "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 
 // Rollout is the next step of an update of the Pods.
 type Rollout struct {
-	// Partition is the least ordinal that is to be updated.
+	// Partition is the lowest ordinal to update.
 	Partition int32
 	// Done is true when every Pod has the present revision.
 	Done bool
 	// Halted is true when an updated Pod fails.
 	Halted bool
-	// Waiting is why the next Pod is not updated yet, nil if it is.
+	// Waiting is why the next Pod is not updated yet, nil if it is updated now.
 	Waiting *Block
 }
 
@@ -40,7 +40,7 @@ func NextRollout(o *Observation) Rollout {
 	if !o.updated(partition) || next < 0 {
 		return wait(block(v1alpha1.ReasonRollingOut, "pod %s is being updated", o.podName(partition)))
 	}
-	// A Pod that does not work is repaired by its update.
+	// The update may repair a Pod that is not ready, so its own state is ignored.
 	except := none
 	if !o.ready(next) {
 		except = next
@@ -51,8 +51,8 @@ func NextRollout(o *Observation) Rollout {
 	return Rollout{Partition: next}
 }
 
-// updated reports whether every expected Pod from an ordinal on exists and has the update
-// revision.
+// updated reports whether every expected Pod with at least the ordinal from exists and has
+// the update revision.
 func (o *Observation) updated(from int32) bool {
 	pods, _ := o.expected(none)
 	updated := int32(0)
@@ -76,7 +76,8 @@ func (o *Observation) rolling() bool {
 	return updated > 0 && updated < len(pods)
 }
 
-// failing returns an updated Pod from an ordinal on that fails, nil if none does.
+// failing returns an updated Pod with at least the ordinal from that fails, nil if no Pod
+// fails.
 func (o *Observation) failing(from int32) *Pod {
 	for i, pod := range o.Pods {
 		if pod.Ordinal >= from && pod.Revision == o.UpdateRevision && !pod.Terminating && !pod.Ready && pod.Failing != "" {

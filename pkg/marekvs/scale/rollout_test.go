@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// rollingOut is a cluster whose Pods from partition on are updated.
+// rollingOut returns a cluster whose Pods from partition on are updated.
 func rollingOut(nodes, partition int32) *Observation {
 	o := healthy(nodes)
 	o.UpdateRevision, o.Partition = "2", partition
@@ -64,14 +64,16 @@ func TestAFailingPodHaltsTheRollout(t *testing.T) {
 	rollout := NextRollout(o)
 	assert.Equal(t, Rollout{Partition: 4, Halted: true, Waiting: &Block{"RolloutHalted", "the updated pod demo-4 fails: ImagePullBackOff"}}, rollout)
 
-	// A template that repairs it begins with this Pod, although it is not ready.
+	// An update with another template begins with the failing Pod, although it is not
+	// ready.
 	o.UpdateRevision, o.Partition = "3", 5
 	assert.Equal(t, Rollout{Partition: 4}, NextRollout(o))
 	o.Pods[1].Ready = false
 	assert.Equal(t, int32(5), NextRollout(o).Partition, "another Pod is not ready")
 }
 
-// A removal that has begun is finished first, and it waits for an update that has begun.
+// A removal happens before an update that has not begun, and waits for an update that has
+// begun.
 func TestRemovalAndRolloutOneAfterTheOther(t *testing.T) {
 	wanted := &Wanted{Nodes: 3, ReplicationFactor: 2}
 	changed := healthy(5)

@@ -5,9 +5,14 @@ package scale_test
 
 import (
 	"math/rand/v2"
+	"strconv"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/marekvs/observe"
 	"nstance.dev/operator/pkg/marekvs/scale"
 	"nstance.dev/operator/pkg/marekvs/storetest"
 	"nstance.dev/operator/pkg/testing/tier"
@@ -41,7 +46,7 @@ func newWalk(seed uint64) *walk {
 	return w
 }
 
-// disturb is something that may happen at any time.
+// disturb may change the load, the spec or the Pods, as may happen at any time.
 func (w *walk) disturb() {
 	switch w.IntN(400) {
 	case 0, 1:
@@ -76,7 +81,7 @@ func (w *walk) pass(disturbed bool) {
 	}
 }
 
-// write writes a decision, if the StatefulSet is still what it was made for.
+// write writes a decision unless the StatefulSet has changed since it was taken.
 func (w *walk) write(decision *scale.Decision, generation int) {
 	if generation != w.Generation {
 		return
@@ -112,12 +117,12 @@ func (w *walk) run(seconds int, disturbed bool) {
 	}
 }
 
-// target is where the cluster must end.
+// target returns the expected size at the end.
 func (w *walk) target() int32 {
 	if w.wanted.Autoscaler == nil {
 		return scale.FixedTarget(w.wanted.Nodes, storetest.Copies)
 	}
-	// The least size that the constant load allows to reach by removals.
+	// The lowest size that removals may reach at constant load.
 	size := w.wanted.Autoscaler.Clamp(int32((w.Rate + 4999) / 5000))
 	return max(size, w.Replicas)
 }
@@ -154,4 +159,61 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 	if len(seeds) > 1 && (removals < 500 || reclaimed < 100) {
 		t.Errorf("only %d removals and %d reclaimed volumes", removals, reclaimed)
 	}
+}
+
+// memory has what the operator remembers between two syncs and loses in a restart.
+type memory struct {
+	rates   *observe.Rates
+	history *observe.History
+	nodes   *observe.Nodes
+}
+
+func newMemory() *memory {
+	return &memory{observe.NewRates(10 * time.Second), observe.NewHistory(time.Minute), &observe.Nodes{}}
+}
+
+// observe reads the model as the operator reads a cluster.
+func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale.Observation, *scale.Load, []scale.Volume) {
+	o := &scale.Observation{
+		Name: "demo", ReplicationFactor: storetest.Copies, Replicas: w.Replicas, StatusReplicas: int32(len(w.Pods)), Current: w.Observed == w.Generation,
+		TemplateCurrent: true, CurrentRevision: "1", UpdateRevision: "1",
+	}
+	if !w.ReportsRounds {
+		o.Settle = 30 * time.Second
+	}
+	readings, known := map[observe.Process]observe.Reading{}, map[int32]observe.Node{}
+	for _, n := range w.Pods {
+		pod := scale.Pod{Ordinal: n.Ordinal, Ready: n.Ready(), Terminating: n.Terminating, Revision: "1"}
+		process := observe.Process{Pod: types.UID(strconv.Itoa(n.UID))}
+		seen := observe.Node{Process: process, Terminating: n.Terminating}
+		reading := observe.Reading{At: w.Now()}
+		if pod.Sample = w.Sample(n); pod.Sample != nil {
+			seen.Members = pod.Sample.Members
+			if w.ReportsRounds {
+				seen.Rounds = ptr.To(n.Rounds)
+			}
+			reading.Total = ptr.To(n.Commands)
+		}
+		if known[n.Ordinal] = seen; !n.Terminating {
+			readings[process] = reading
+		}
+		o.Pods = append(o.Pods, pod)
+	}
+	memory.nodes.Observe(w.Now(), known)
+	o.SinceChange = memory.nodes.SinceChange(w.Now())
+	for i := range o.Pods {
+		o.Pods[i].Rounds = memory.nodes.Rounds(known[o.Pods[i].Ordinal])
+	}
+	load := &scale.Load{SinceScale: &sinceScale}
+	if load.Rate, load.Complete = memory.rates.Add(readings); load.Complete {
+		memory.history.Add(w.Now(), window, load.Rate)
+	} else {
+		memory.history.Add(w.Now(), window, nil)
+	}
+	load.Peak = memory.history.Peak(w.Now(), window)
+	var volumes []scale.Volume
+	for ordinal := range w.Volumes {
+		volumes = append(volumes, scale.Volume{Ordinal: ordinal})
+	}
+	return o, load, volumes
 }

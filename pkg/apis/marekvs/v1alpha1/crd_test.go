@@ -54,7 +54,7 @@ func TestDefinition(t *testing.T) {
 	}, columns)
 }
 
-// The example is that of the operator's first description, byte for byte.
+// The example must not change: it equals the example in the specification of the operator.
 func TestSample(t *testing.T) {
 	var cluster MarekvsCluster
 	text := readManifest(t, "samples/demo.yaml", &cluster)

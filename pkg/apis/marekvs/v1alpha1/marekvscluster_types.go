@@ -87,12 +87,12 @@ type MarekvsClusterSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// tolerations are those of the Pods.
+	// tolerations are the tolerations of the Pods.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []Toleration `json:"tolerations,omitempty"`
-	// hostnameSpreadWhenUnsatisfiable is what happens to a Pod that cannot be spread
+	// hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread
 	// evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with
 	// taints that the Pods do not tolerate are left out.
 	// +optional
@@ -189,7 +189,7 @@ type Toleration struct {
 	TolerationSeconds *int64 `json:"tolerationSeconds,omitempty"`
 }
 
-// MarekvsClusterStatus is what the operator observed.
+// MarekvsClusterStatus is the observed state of the cluster.
 type MarekvsClusterStatus struct {
 	// observedGeneration is the generation that the status was computed from.
 	// +optional

@@ -32,9 +32,9 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// tolerations are those of the Pods.
+	// tolerations are the tolerations of the Pods.
 	Tolerations []TolerationApplyConfiguration `json:"tolerations,omitempty"`
-	// hostnameSpreadWhenUnsatisfiable is what happens to a Pod that cannot be spread
+	// hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread
 	// evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with
 	// taints that the Pods do not tolerate are left out.
 	HostnameSpreadWhenUnsatisfiable *string `json:"hostnameSpreadWhenUnsatisfiable,omitempty"`

@@ -14,7 +14,7 @@ import (
 // MarekvsClusterStatusApplyConfiguration represents a declarative configuration of the MarekvsClusterStatus type for use
 // with apply.
 //
-// MarekvsClusterStatus is what the operator observed.
+// MarekvsClusterStatus is the observed state of the cluster.
 type MarekvsClusterStatusApplyConfiguration struct {
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`

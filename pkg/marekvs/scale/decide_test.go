@@ -23,7 +23,7 @@ func demo() *Autoscaler {
 	}
 }
 
-// steady is a load that was the same for the whole window.
+// steady returns a load that was constant for the whole window.
 func steady(rate float64, sinceScale time.Duration) *Load {
 	return &Load{Rate: &rate, Complete: true, Peak: &rate, SinceScale: &sinceScale}
 }
@@ -80,8 +80,8 @@ func TestTarget(t *testing.T) {
 	}
 }
 
-// The target is within the limits, and never more than one below the size, unless that is
-// above the limits; without a complete signal it is never below it.
+// The target is within the limits. It is at most one less than the size within the limits,
+// and not less while the load is incomplete.
 func TestTargetIsWithinLimits(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(1, 10)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testTargetIsWithinLimits(t, rand.New(rand.NewPCG(seed, 4))) })
@@ -120,4 +120,31 @@ func TestRemovedAutoscale(t *testing.T) {
 	unready := healthy(8)
 	unready.Pods[0].Ready = false
 	assert.Equal(t, "NotAllReady", Decide(wanted, unready, steady(1, time.Hour), nil).Step.Blocked.Reason)
+}
+
+func TestSizes(t *testing.T) {
+	assert.Equal(t, int32(3), FixedTarget(1, 2))
+	assert.Equal(t, int32(7), FixedTarget(7, 2))
+	assert.Equal(t, int32(8), Initial(3, []Volume{{Ordinal: 7}, {Ordinal: 0}}))
+	assert.Equal(t, int32(3), Initial(3, nil))
+}
+
+// The initial sizes with and without autoscaling, and of a cluster that is created again.
+func TestCreate(t *testing.T) {
+	autoscaler := &Autoscaler{MinNodes: 1, MaxNodes: 8, ReplicationFactor: 2, OpsPerNode: 1}
+	for name, c := range map[string]struct {
+		wanted           Wanted
+		volumes          []Volume
+		replicas, target int32
+	}{
+		"fixed":             {Wanted{Nodes: 5, ReplicationFactor: 2}, nil, 5, 5},
+		"below the floor":   {Wanted{Nodes: 1, ReplicationFactor: 3}, nil, 4, 4},
+		"nodes begin":       {Wanted{Nodes: 5, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 5, 5},
+		"within the limits": {Wanted{Nodes: 20, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 8, 8},
+		"volumes exist":     {Wanted{Nodes: 3, ReplicationFactor: 2, Autoscaler: autoscaler}, []Volume{{Ordinal: 7}}, 8, 3},
+	} {
+		replicas, target := Create(&c.wanted, c.volumes)
+		assert.Equal(t, c.replicas, replicas, name)
+		assert.Equal(t, c.target, target, name)
+	}
 }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/marekvs/observe"
 )
 
-// page is what a node serves, with the bytes of its volume.
+// page is the metrics of a node, with the sizes of its volume.
 const page = `# HELP marekvs_commands_total Commands
 # TYPE marekvs_commands_total counter
 marekvs_commands_total{cmd="get"} %d
@@ -35,13 +35,13 @@ marekvs_disk_avail_bytes %g
 marekvs_disk_write_stopped %d
 `
 
-// disks are nodes whose metrics are text. Their volumes have 1e11 bytes.
+// disks scrapes nodes whose metrics are text. Their volumes have 1e11 bytes.
 type disks struct {
 	*nodes
-	// used is the used share of each volume in percent, fullest that of the node of an address.
+	// used is the used share of each volume in percent. fullest overrides it by address.
 	used    float64
 	fullest map[string]float64
-	// stopped is the address of the node that no longer writes.
+	// stopped is the address of a node that no longer writes.
 	stopped string
 }
 

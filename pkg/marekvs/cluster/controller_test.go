@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
@@ -35,7 +36,8 @@ func TestConstantLoadHasOneSize(t *testing.T) {
 			if size := *h.set().Spec.Replicas; size != sizes[len(sizes)-1] {
 				sizes = append(sizes, size)
 			}
-			// A window that began before the load did is over, and so is the start of new nodes.
+			// The first two minutes are skipped: windows from before the load, and the
+			// start of new nodes.
 			if after < 2*time.Minute {
 				continue
 			}
@@ -70,12 +72,12 @@ func (n *timedNodes) Scrape(_ context.Context, addresses []string) []observe.Scr
 
 func constant(elapsed time.Duration) float64 { return 1000 * elapsed.Seconds() }
 
-// growing is of a rate that grows by 10 % in 10 seconds.
+// growing returns the commands at a rate that grows by 10 % in 10 seconds.
 func growing(elapsed time.Duration) float64 { return 1e5 * math.Exp(elapsed.Seconds()/100) }
 
 // With real informers and a real queue, a cluster that does not change is synced each
-// period, and not written in 5 minutes. One whose load grows is not synced more often, although
-// its status is written.
+// period and not written in 5 minutes. A cluster with growing load is not synced more
+// often, although its status is written.
 func TestAQuietClusterIsNotWrittenInFiveMinutes(t *testing.T) {
 	for name, c := range map[string]struct {
 		change   func(*v1alpha1.MarekvsCluster)
@@ -116,4 +118,53 @@ func TestAQuietClusterIsNotWrittenInFiveMinutes(t *testing.T) {
 			synctest.Wait()
 		})
 	}
+}
+
+// A deletion by another client is an event of a watch: the child is created again within a
+// second, although the next sync is an hour away. The deletion of a claim causes a sync
+// that writes nothing.
+func TestADeletionIsWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, nil)
+		scraper := &timedNodes{start: time.Now(), commands: constant}
+		operator := h.newInstance(h.kube, scraper)
+		operator.Clock, operator.Period = clock.RealClock{}, time.Hour
+		ctx, cancel := context.WithCancel(t.Context())
+		operator.watch(ctx)
+		stopped := make(chan struct{})
+		go func() {
+			defer close(stopped)
+			operator.Run(ctx)
+		}()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		h.writes()
+		remove := func(resource schema.GroupVersionResource, name string) []string {
+			h.builtIn.Remove(resource, "ns", name)
+			time.Sleep(time.Second)
+			synctest.Wait()
+			return h.writes()
+		}
+		for _, c := range []struct {
+			resource   schema.GroupVersionResource
+			name, want string
+		}{
+			{serviceResource, "demo", applyClient},
+			{serviceResource, "demo-headless", applyHeadless},
+			{budgetResource, "demo", applyBudget},
+		} {
+			assert.Contains(t, remove(c.resource, c.name), c.want)
+		}
+		scrapes := scraper.scrapes.Load()
+		assert.Empty(t, remove(claimResource, "data-demo-1"))
+		assert.Equal(t, scrapes+1, scraper.scrapes.Load(), "one sync")
+		assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
+		assert.Contains(t, remove(setResource, "demo"), applySet)
+		if set := h.set(); assert.NotNil(t, set) {
+			assert.Equal(t, int32(3), *set.Spec.Replicas)
+		}
+		cancel()
+		<-stopped
+		synctest.Wait()
+	})
 }

@@ -10,9 +10,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
@@ -59,8 +61,8 @@ func TestAQuietClusterIsNotWritten(t *testing.T) {
 	assert.Empty(t, h.events())
 }
 
-// Another operator that starts finds the children as they should be, applies each once,
-// because it does not know what it was made from, and then is quiet too.
+// Another operator applies each child once after its start, because it does not know what
+// was applied last, and then writes nothing.
 func TestANewOperatorAppliesEachChildOnce(t *testing.T) {
 	h := newHarness(t, nil)
 	before := h.set()
@@ -72,7 +74,7 @@ func TestANewOperatorAppliesEachChildOnce(t *testing.T) {
 	h.expect()
 }
 
-// Only the child that differs is applied.
+// The operator applies only the child that differs.
 func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	h := newHarness(t, nil)
 	service, err := h.kube.Tracker().Get(serviceResource, "ns", "demo")
@@ -131,7 +133,7 @@ func TestAChangedStatefulSetIsNotOverwritten(t *testing.T) {
 	assert.Equal(t, int32(5), *h.set().Spec.Replicas)
 }
 
-// A write waits until the cache has the last one.
+// A sync waits until the cache has the last write.
 func TestAStaleCacheIsNotSynced(t *testing.T) {
 	h := newHarness(t, nil)
 	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes = 5 })
@@ -144,7 +146,7 @@ func TestAStaleCacheIsNotSynced(t *testing.T) {
 	}
 }
 
-// A cache that stays stale is read less and less often: each sync reads the nodes, too.
+// If the cache stays stale, the delay grows, because each sync also scrapes the nodes.
 func TestALiveReadThatDiffersIsRepeatedSlowly(t *testing.T) {
 	h := newHarness(t, sized(4))
 	h.change(sized(3))
@@ -176,8 +178,8 @@ func TestAStatefulSetThatExistsIsNotCreated(t *testing.T) {
 	assert.Equal(t, before.ResourceVersion, h.set().ResourceVersion)
 }
 
-// An object of a needed name that the cluster does not control is neither changed
-// nor used. The condition names it, and nothing is written again and again.
+// An object with the name of a child that the cluster does not control is neither changed
+// nor used. The condition names it, and the operator does not write in every sync.
 func TestObjectsOfOthersAreLeftAlone(t *testing.T) {
 	h := newEmpty(t, nil)
 	owner := &v1alpha1.MarekvsCluster{ObjectMeta: metav1.ObjectMeta{Name: "x", UID: "other"}}
@@ -229,4 +231,46 @@ func TestAnErrorIsReportedOnce(t *testing.T) {
 	h.builtIn.Fail(applyBudget, nil)
 	h.expect(applyBudget, writeStatus)
 	assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionReconciled))
+}
+
+// A StatefulSet with the name of the cluster that the cluster does not control keeps its
+// size, template and volumes, whether or not the cache has it.
+func TestAStatefulSetOfOthersIsLeftAlone(t *testing.T) {
+	other := &v1alpha1.MarekvsCluster{ObjectMeta: metav1.ObjectMeta{Name: "demo", UID: "other"}}
+	for name, change := range map[string]func(*appsv1.StatefulSet){
+		"without an owner": func(*appsv1.StatefulSet) {},
+		"of an earlier cluster of this name": func(set *appsv1.StatefulSet) {
+			set.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagerName}
+			set.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(other, v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.ClusterKind))}
+		},
+		"with the label and without an owner": func(set *appsv1.StatefulSet) {
+			set.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagerName}
+		},
+	} {
+		h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.ReclaimPvcs = true })
+		set := &appsv1.StatefulSet{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"},
+			Spec:       appsv1.StatefulSetSpec{Replicas: ptr.To[int32](1)},
+		}
+		change(set)
+		h.builtIn.Add(set)
+		h.builtIn.Add(newClaim(5))
+		before := h.set()
+		h.expect(applyHeadless, applyClient, applyBudget, writeStatus)
+		status := h.cluster().Status
+		assert.Equal(t, "False NameConflict", reason(status, v1alpha1.ConditionOwned), name)
+		assert.Equal(t, "StatefulSet demo exists and is not controlled by this cluster.", conditionOf(h, v1alpha1.ConditionOwned).Message, name)
+		assert.Equal(t, "False NameConflict", reason(status, v1alpha1.ConditionReconciled), name)
+		assert.NotEqual(t, v1alpha1.PhaseHealthy, status.Phase, name)
+		assert.Equal(t, []string{"Warning NameConflict StatefulSet demo exists and is not controlled by this cluster."}, h.events(), name)
+		h.advance(period)
+		h.expect()
+		assert.Equal(t, before, h.set(), name)
+		assert.Equal(t, []string{"data-demo-5"}, h.claimNames(), name)
+
+		h.builtIn.Remove(setResource, "ns", "demo")
+		h.expect(applySet, writeStatus)
+		assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionOwned), name)
+		assert.Equal(t, int32(6), *h.set().Spec.Replicas, "%s: the nodes that have volumes", name)
+	}
 }

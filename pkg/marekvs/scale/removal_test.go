@@ -31,7 +31,7 @@ func healthy(nodes int32) *Observation {
 	return o
 }
 
-// obstacles are what blocks a removal, by the reason.
+// obstacles lists what blocks a removal, with the expected reason.
 var obstacles = []struct {
 	name, reason string
 	put          func(*Observation)
@@ -61,7 +61,7 @@ var obstacles = []struct {
 	{"Pods are being updated", "RollingOut", func(o *Observation) { o.UpdateRevision, o.Pods[5].Revision = "2", "2" }},
 }
 
-// A removal happens only when nothing is in its way.
+// A removal happens only without any obstacle.
 func TestEachObstacleBlocksARemoval(t *testing.T) {
 	o := healthy(6)
 	assert.Equal(t, Step{Replicas: 5}, Next(3, o, Removal{DiskPercent: 80}))
@@ -115,29 +115,34 @@ func TestReported(t *testing.T) {
 	assert.Nil(t, o.Underreplicated(), "one report is missing")
 }
 
-func TestSizes(t *testing.T) {
-	assert.Equal(t, int32(3), FixedTarget(1, 2))
-	assert.Equal(t, int32(7), FixedTarget(7, 2))
-	assert.Equal(t, int32(8), Initial(3, []Volume{{Ordinal: 7}, {Ordinal: 0}}))
-	assert.Equal(t, int32(3), Initial(3, nil))
+func TestVolumeOrdinal(t *testing.T) {
+	for name, want := range map[string]int32{"data-demo-0": 0, "data-demo-7": 7, "data-demo-1000": 1000} {
+		got, ok := VolumeOrdinal("demo", name)
+		assert.True(t, ok, name)
+		assert.Equal(t, want, got, name)
+	}
+	for _, name := range []string{
+		"data-demo-007", "data-demo-", "data-demo--1", "data-demo-+1", "data-demo-1a", "data-demo-99999999999", "data-demo-0x1",
+		"data-demo", "data-demo2-1", "data-other-1", "demo-1", "xdata-demo-1", "data-demo-1_0", "data-demo-a-1",
+	} {
+		_, ok := VolumeOrdinal("demo", name)
+		assert.False(t, ok, name)
+	}
 }
 
-// A cluster that is created again, and the initial size of one with autoscaling.
-func TestCreate(t *testing.T) {
-	autoscaler := &Autoscaler{MinNodes: 1, MaxNodes: 8, ReplicationFactor: 2, OpsPerNode: 1}
-	for name, c := range map[string]struct {
-		wanted           Wanted
-		volumes          []Volume
-		replicas, target int32
-	}{
-		"fixed":             {Wanted{Nodes: 5, ReplicationFactor: 2}, nil, 5, 5},
-		"below the floor":   {Wanted{Nodes: 1, ReplicationFactor: 3}, nil, 4, 4},
-		"nodes begin":       {Wanted{Nodes: 5, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 5, 5},
-		"within the limits": {Wanted{Nodes: 20, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 8, 8},
-		"volumes exist":     {Wanted{Nodes: 3, ReplicationFactor: 2, Autoscaler: autoscaler}, []Volume{{Ordinal: 7}}, 8, 3},
-	} {
-		replicas, target := Create(&c.wanted, c.volumes)
-		assert.Equal(t, c.replicas, replicas, name)
-		assert.Equal(t, c.target, target, name)
+func TestReclaimable(t *testing.T) {
+	volumes := []Volume{{Ordinal: 0}, {Ordinal: 5}, {Ordinal: 6}, {Ordinal: 7}, {Ordinal: 8, Terminating: true}}
+	assert.Equal(t, []Volume{{Ordinal: 6}, {Ordinal: 7}}, Reclaimable(6, healthy(6), volumes))
+	assert.Empty(t, Reclaimable(5, healthy(6), volumes), "the size is not reached")
+	assert.Empty(t, Reclaimable(7, healthy(6), volumes), "a node is added")
+	for _, obstacle := range obstacles {
+		if obstacle.reason == "DiskFull" {
+			continue
+		}
+		o := healthy(6)
+		obstacle.put(o)
+		assert.Empty(t, Reclaimable(6, o, volumes), obstacle.name)
 	}
+	assert.Empty(t, Decide(&Wanted{Nodes: 6}, healthy(6), &Load{}, volumes).Reclaim, "not requested")
+	assert.Len(t, Decide(&Wanted{Nodes: 6, Reclaim: true}, healthy(6), &Load{}, volumes).Reclaim, 2)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// exposition is what a node reports: the metrics that are read, and as many others as the store
-// has.
+// exposition returns the metrics of a node: the metrics in names, and as many other metrics
+// as the store has.
 func exposition() string {
 	var text strings.Builder
 	for i := range 60 {

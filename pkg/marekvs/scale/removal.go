@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+// DefaultDiskPercent is the used share of a volume that a removal must not exceed, if the
+// cluster does not set targetDiskPercent.
+const DefaultDiskPercent = 80
+
+// Step is the next size of the StatefulSet.
+type Step struct {
+	// Replicas is the next size; it is the present size if nothing changes.
+	Replicas int32
+	// Blocked is why a removal waits, nil if no removal waits.
+	Blocked *Block
+}
+
+// Removal has the preconditions of a removal besides complete copies of the data.
+type Removal struct {
+	// DiskPercent is the used share of a volume that a removal must not exceed.
+	DiskPercent int32
+	// Wait is how long the next removal is to wait because of the last change of the size.
+	Wait time.Duration
+}
+
+// Next returns the next step towards target. It adds all nodes at once, because no copy can
+// be lost. It removes one node at a time, and only while every copy exists.
+func Next(target int32, o *Observation, removal Removal) Step {
+	if target >= o.Replicas {
+		return Step{Replicas: target}
+	}
+	blocked := o.gate(none)
+	if blocked == nil {
+		blocked = o.checkRemoval(removal)
+	}
+	if blocked != nil {
+		return Step{Replicas: o.Replicas, Blocked: blocked}
+	}
+	return Step{Replicas: o.Replicas - 1}
+}
+
+func (o *Observation) checkRemoval(removal Removal) *Block {
+	if o.rolling() {
+		return block(v1alpha1.ReasonRollingOut, "pods are being updated")
+	}
+	if found := o.checkDisk(removal.DiskPercent); found != nil {
+		return found
+	}
+	if removal.Wait > 0 {
+		return block(v1alpha1.ReasonStabilizing, "the size changed too recently")
+	}
+	return nil
+}
+
+// rounds is how many times each node must have compared its copies after the nodes changed.
+// The first round may have begun before the change.
+const rounds = 2
+
+// gate returns why the copies of the data may be incomplete, nil if they are complete. It
+// ignores the Pod with the ordinal except.
+//
+// The number of partitions with too few owners is not sufficient: the store counts the
+// nodes that see each other, so the number returns to 0 before data has moved.
+func (o *Observation) gate(except int32) *Block {
+	for _, check := range []func(int32) *Block{o.checkMetrics, o.checkReady, o.checkStatefulSet, o.checkMembers, o.checkRepair} {
+		if found := check(except); found != nil {
+			return found
+		}
+	}
+	return nil
+}
+
+func (o *Observation) checkMetrics(except int32) *Block {
+	under := o.underreplicated(except)
+	if under == nil {
+		sampled, want := o.sampled(except)
+		return block(v1alpha1.ReasonMetricsUnavailable, "metrics unreachable (%d of %d pods scraped)", sampled, want)
+	}
+	if *under > 0 {
+		return block(v1alpha1.ReasonUnderreplicated, "%d partitions under-replicated", *under)
+	}
+	return nil
+}
+
+func (o *Observation) checkReady(except int32) *Block {
+	pods, want := o.expected(except)
+	ready := 0
+	for _, pod := range pods {
+		if pod.Ready {
+			ready++
+		}
+	}
+	if ready < want {
+		return block(v1alpha1.ReasonNotAllReady, "%d of %d pods ready", ready, want)
+	}
+	return nil
+}
+
+// checkStatefulSet returns a Block until the last removal is finished: status.readyReplicas
+// counts a Pod until it no longer exists.
+func (o *Observation) checkStatefulSet(except int32) *Block {
+	for _, pod := range o.Pods {
+		switch {
+		case pod.Ordinal == except:
+		case pod.Terminating:
+			return block(v1alpha1.ReasonPodTerminating, "pod %s is being deleted", o.podName(pod.Ordinal))
+		case pod.Ordinal >= o.Replicas:
+			return block(v1alpha1.ReasonNotObserved, "pod %s is to be deleted", o.podName(pod.Ordinal))
+		}
+	}
+	if !o.Current || o.StatusReplicas != o.Replicas {
+		return block(v1alpha1.ReasonNotObserved, "the StatefulSet controller has created %d of %d pods", o.StatusReplicas, o.Replicas)
+	}
+	return nil
+}
+
+func (o *Observation) checkMembers(except int32) *Block {
+	pods, _ := o.expected(except)
+	for _, pod := range pods {
+		if members := pod.Sample.Members; members != nil && *members != int64(o.Replicas) && except == none {
+			return block(v1alpha1.ReasonMembersDiffer, "pod %s sees %d of %d nodes", o.podName(pod.Ordinal), *members, o.Replicas)
+		}
+		if copies := pod.Sample.EffectiveReplicas; copies != nil && *copies < int64(o.ReplicationFactor) {
+			return block(v1alpha1.ReasonMembersDiffer, "pod %s sees %d of %d copies of a partition",
+				o.podName(pod.Ordinal), *copies, o.ReplicationFactor)
+		}
+	}
+	return nil
+}
+
+func (o *Observation) checkRepair(except int32) *Block {
+	pods, _ := o.expected(except)
+	for _, pod := range pods {
+		if joining := pod.Sample.Joining; joining != nil && *joining > 0 {
+			return block(v1alpha1.ReasonRepairing, "pod %s is taking over partitions", o.podName(pod.Ordinal))
+		}
+		if pod.Rounds != nil && *pod.Rounds < rounds {
+			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since the nodes changed",
+				o.podName(pod.Ordinal), max(*pod.Rounds, 0), rounds)
+		}
+	}
+	if o.SinceChange < o.Settle {
+		return block(v1alpha1.ReasonSettling, "the nodes changed less than %s ago", o.Settle)
+	}
+	return nil
+}
+
+// Volume is a volume claim of the cluster.
+type Volume struct {
+	// Name is the name of the claim.
+	Name string
+	// Ordinal is the ordinal of its node.
+	Ordinal int32
+	// Terminating is true while it is being deleted.
+	Terminating bool
+}
+
+// VolumeOrdinal returns the ordinal of the node that a claim of a cluster belongs to. It
+// rejects names that the StatefulSet controller does not create, such as data-demo-007.
+func VolumeOrdinal(cluster, claim string) (int32, bool) {
+	text, ok := strings.CutPrefix(claim, "data-"+cluster+"-")
+	if !ok {
+		return 0, false
+	}
+	ordinal, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || ordinal < 0 || strconv.FormatInt(ordinal, 10) != text {
+		return 0, false
+	}
+	return int32(ordinal), true
+}
+
+// Reclaimable returns the volumes of removed nodes that may be deleted. It returns nil
+// unless the cluster has its target size, every copy exists without these volumes, and no
+// Pod of a removed node exists.
+func Reclaimable(target int32, o *Observation, volumes []Volume) []Volume {
+	if target != o.Replicas || o.rolling() || o.gate(none) != nil {
+		return nil
+	}
+	var reclaimable []Volume
+	for _, volume := range volumes {
+		if volume.Ordinal >= o.Replicas && !volume.Terminating {
+			reclaimable = append(reclaimable, volume)
+		}
+	}
+	return reclaimable
+}
+
+func (o *Observation) checkDisk(limit int32) *Block {
+	pods, _ := o.expected(none)
+	for _, pod := range pods {
+		if stopped := pod.Sample.WriteStopped; stopped != nil && *stopped > 0 {
+			return block(v1alpha1.ReasonDiskFull, "pod %s has stopped to write, because its volume is full", o.podName(pod.Ordinal))
+		}
+	}
+	if used := o.DiskAfterRemoval(); used != nil && *used > float64(limit) {
+		return block(v1alpha1.ReasonDiskFull, "a volume would be used to %.0f %%, more than %d %%", *used, limit)
+	}
+	return nil
+}
