@@ -19,19 +19,19 @@ import (
 	"nstance.dev/operator/pkg/marekvs/storetest"
 )
 
-// NodeName is the Node of all Pods that are not scheduled.
+// NodeName is the Node of all Pods, unless Options.Scheduled is set.
 const NodeName = "marekvs"
 
 // selector selects the Pods and the volume claims of all clusters.
 const selector = v1alpha1.LabelName + "=" + v1alpha1.ApplicationName
 
-// container is one run of a container.
+// container describes a run of a container.
 type container struct {
 	name, image string
 	restarts    int
 }
 
-// status is that of a container that runs.
+// status returns the status of a running container.
 func (c container) status() map[string]any {
 	return map[string]any{
 		"name": c.name, "image": c.image, "imageID": "", "ready": true, "restartCount": c.restarts,
@@ -165,4 +165,45 @@ func (s *Store) patchStatus(ctx context.Context, pod string, status map[string]a
 	}
 	_, err = s.Kube.CoreV1().Pods(s.Namespace).Patch(ctx, pod, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	return err
+}
+
+// createVolumes creates a volume for each claim without a volume. Every Node can use it.
+func (s *Store) createVolumes(ctx context.Context) {
+	list, err := s.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return
+	}
+	for i := range list.Items {
+		claim := &list.Items[i]
+		if claim.Spec.VolumeName != "" {
+			continue
+		}
+		_, _ = s.Kube.CoreV1().PersistentVolumes().Create(ctx, &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: "marekvs-" + string(claim.UID)},
+			Spec: corev1.PersistentVolumeSpec{
+				AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests,
+				ClaimRef: &corev1.ObjectReference{
+					APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID,
+				},
+				PersistentVolumeSource: corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},
+			},
+		}, metav1.CreateOptions{})
+	}
+}
+
+// DeleteVolumes deletes every volume of the store, whose claims must be deleted.
+func (s *Store) DeleteVolumes(ctx context.Context) error {
+	list, err := s.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if claim := list.Items[i].Spec.ClaimRef; claim == nil || claim.Namespace != s.Namespace {
+			continue
+		}
+		if err := s.Kube.CoreV1().PersistentVolumes().Delete(ctx, list.Items[i].Name, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package marekvsstore acts as the kubelet of Pods of marekvs, and as their processes, whose
-// load is set by hand. The processes place copies of data on their volumes as the store does.
+// Package marekvsstore acts as the kubelet of Pods of marekvs, and as their processes,
+// whose load tests set. The processes place copies of data on their volumes as the store
+// does (pkg/marekvs/storetest).
 package marekvsstore
 
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,12 +25,12 @@ import (
 	"nstance.dev/operator/pkg/marekvs/storetest"
 )
 
-// Options of a store.
+// Options configures a Store.
 type Options struct {
 	Kube kubernetes.Interface
 	// Namespace is where the Pods are.
 	Namespace string
-	// Port of the metrics, 0 for a free one.
+	// Port is the port of the metrics, 0 for any free port.
 	Port int
 	// Scheduled leaves the Nodes of Pods to the scheduler, and gives each volume claim a
 	// volume. Without it all Pods are on NodeName.
@@ -38,31 +43,32 @@ type Store struct {
 	Options
 
 	mu sync.Mutex
-	// pods are those that run, by address.
+	// pods has the running processes, by address.
 	pods map[string]*process
-	// addresses are given to Pods in their order.
+	// addresses counts the addresses that Pods have got.
 	addresses int
 	clusters  map[string]*cluster
-	// failing are the images that do not start, and silent the Pods whose metrics cannot be
+	// failing has the images that do not start, silent the Pods whose metrics cannot be
 	// read.
 	failing, silent map[string]bool
 }
 
-// cluster is what the Pods of one cluster have in common.
+// cluster is the state that the Pods of a cluster share.
 type cluster struct {
-	// rate is the commands per second, and under the number of partitions that are reported
-	// as having too few owners.
+	// rate is the commands per second. under is the reported number of partitions with too
+	// few owners.
 	rate  float64
 	under int
-	// data is on the volumes. It is empty before Fill.
+	// data has the volumes, which are empty before Fill.
 	data   storetest.Data
 	filled bool
-	// mostTerminating is how many Pods were deleted at the same time, fewestCopies how many
-	// nodes that ran had the partition that the fewest had, since Fill.
+	// mostTerminating is the maximum number of Pods that were being deleted at the same
+	// time. fewestCopies is the lowest number of copies of a partition on running nodes
+	// since Fill.
 	mostTerminating, fewestCopies int
 }
 
-// process is one run of the container of a Pod.
+// process is a run of the container of a Pod.
 type process struct {
 	pod, cluster string
 	container    container
@@ -73,18 +79,18 @@ type process struct {
 	nextRound    time.Time
 	// scrapes is how many times the metrics of this run were read.
 	scrapes int
-	// stops is when a Pod that is being deleted ends.
+	// stops is the time when a Pod that is being deleted ends.
 	stops time.Time
 }
 
-// roundTime is how long the nodes take to compare their copies, drainTime how long a Pod takes
-// to end.
+// roundTime is how long nodes take to compare their copies. drainTime is how long a Pod
+// takes to end.
 const (
 	roundTime = 300 * time.Millisecond
 	drainTime = time.Second
 )
 
-// Start starts a store, which ends with ctx.
+// Start starts a store that runs until ctx is done.
 func Start(ctx context.Context, o Options) (*Store, error) {
 	listener, err := net.Listen("tcp", fmt.Sprintf("0.0.0.0:%d", o.Port))
 	if err != nil {
@@ -110,7 +116,7 @@ func Start(ctx context.Context, o Options) (*Store, error) {
 	return s, nil
 }
 
-// cluster returns the state of a cluster.
+// cluster returns the state of a cluster, and creates it if it is missing.
 func (s *Store) cluster(name string) *cluster {
 	if s.clusters[name] == nil {
 		s.clusters[name] = &cluster{data: storetest.Data{}}
@@ -129,7 +135,7 @@ func (s *Store) online(name string) []*storetest.Node {
 	return online
 }
 
-// compareCopies finishes the rounds that are due, and counts the copies.
+// compareCopies finishes the rounds that are due, and updates fewestCopies.
 func (s *Store) compareCopies() {
 	now := time.Now()
 	for _, p := range s.pods {
@@ -145,8 +151,8 @@ func (s *Store) compareCopies() {
 	}
 }
 
-// Fill gives every partition of a cluster to the nodes that own it, as clients have done who
-// have written data.
+// Fill stores every partition of a cluster on the nodes that own it, as if clients had
+// written data.
 func (s *Store) Fill(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -155,7 +161,7 @@ func (s *Store) Fill(name string) {
 	c.filled, c.fewestCopies = true, storetest.Copies
 }
 
-// FewestCopies returns how many nodes that ran had the partition that the fewest had, at any
+// FewestCopies returns the lowest number of copies of a partition on running nodes at any
 // time since Fill.
 func (s *Store) FewestCopies(name string) int {
 	s.mu.Lock()
@@ -177,22 +183,22 @@ func (s *Store) SetUnderreplicated(name string, partitions int) {
 	s.cluster(name).under = partitions
 }
 
-// SetSilent makes the metrics of a Pod fail, or not.
+// SetSilent sets whether reading the metrics of a Pod fails.
 func (s *Store) SetSilent(pod string, silent bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.silent[pod] = silent
 }
 
-// Fail makes an image one that does not start.
+// Fail keeps containers with an image from starting.
 func (s *Store) Fail(image string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.failing[image] = true
 }
 
-// MostTerminating returns how many Pods of a cluster were being deleted at the same time,
-// since it was called last.
+// MostTerminating returns the maximum number of Pods of a cluster that were being deleted
+// at the same time since the last call.
 func (s *Store) MostTerminating(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,4 +206,102 @@ func (s *Store) MostTerminating(name string) int {
 	most := c.mostTerminating
 	c.mostTerminating = 0
 	return most
+}
+
+// serve writes the metrics of the Pod whose address the client has called.
+func (s *Store) serve(w http.ResponseWriter, r *http.Request) {
+	host, _, _ := net.SplitHostPort(r.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pods[host]
+	if p == nil || s.silent[p.pod] {
+		http.Error(w, "silent", http.StatusServiceUnavailable)
+		return
+	}
+	p.scrapes++
+	members, c, now := len(s.online(p.cluster)), s.cluster(p.cluster), time.Now()
+	p.commands += c.rate / float64(max(members, 1)) * now.Sub(p.last).Seconds()
+	p.last = now
+	_, _ = fmt.Fprintf(w, "marekvs_commands_total{cmd=\"get\"} %d\nmarekvs_cluster_members %d\nmarekvs_ae_rounds_total %d\n"+
+		"marekvs_cluster_underreplicated_partitions %d\n", int64(p.commands), members, p.node.Rounds, c.under)
+}
+
+// Scrapes returns how many times the metrics of a Pod were read since its container started.
+func (s *Store) Scrapes(pod string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p := s.running(pod); p != nil {
+		return p.scrapes
+	}
+	return 0
+}
+
+// running returns the process of a Pod that is not being deleted.
+func (s *Store) running(pod string) *process {
+	for _, p := range s.pods {
+		if p.pod == pod && p.stops.IsZero() {
+			return p
+		}
+	}
+	return nil
+}
+
+// clustersPath is the path at which another process changes clusters.
+const clustersPath = "/clusters/"
+
+// Query parameters at clustersPath.
+const (
+	rateKey            = "rate"
+	underreplicatedKey = "underreplicated"
+)
+
+// control sets the rate or the under-replicated partitions of a cluster.
+func (s *Store) control(w http.ResponseWriter, r *http.Request) {
+	cluster := r.PathValue("cluster")
+	for key, set := range map[string]func(float64){
+		rateKey:            func(value float64) { s.SetRate(cluster, value) },
+		underreplicatedKey: func(value float64) { s.SetUnderreplicated(cluster, int(value)) },
+	} {
+		text := r.URL.Query().Get(key)
+		if text == "" {
+			continue
+		}
+		value, err := strconv.ParseFloat(text, 64)
+		if err != nil || !(value >= 0 && value <= 1e9) {
+			http.Error(w, key+" must be a number from 0 to 1000000000", http.StatusBadRequest)
+			return
+		}
+		set(value)
+	}
+}
+
+// Remote changes the store in another process.
+type Remote struct{ Port int }
+
+// SetRate sets the commands per second of a cluster.
+func (r Remote) SetRate(ctx context.Context, cluster, rate string) error {
+	return r.set(ctx, cluster, rateKey, rate)
+}
+
+// SetUnderreplicated sets the number of partitions of a cluster with too few owners.
+func (r Remote) SetUnderreplicated(ctx context.Context, cluster, partitions string) error {
+	return r.set(ctx, cluster, underreplicatedKey, partitions)
+}
+
+func (r Remote) set(ctx context.Context, cluster, key, value string) error {
+	to := fmt.Sprintf("http://127.0.0.1:%d%s%s?%s", r.Port, clustersPath, url.PathEscape(cluster), url.Values{key: {value}}.Encode())
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, to, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		message, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+		return fmt.Errorf("set %s of %s: %s", key, cluster, strings.TrimSpace(string(message)))
+	}
+	return nil
 }

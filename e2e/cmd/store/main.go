@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command store stands in for marekvs in the tests on real nodes. It is a replicated store
-// with the ports, paths, variables and metrics of marekvs: each key has copies on several
-// nodes, which they keep complete when the nodes change. It is not marekvs: keys are few,
-// and the last write wins.
+// Command store stands in for marekvs in the tests on real nodes. It is a small replicated
+// store with the ports, paths, variables and metrics of marekvs: each key has copies on
+// several nodes, which they keep complete when the nodes change. Unlike marekvs, it sends
+// all keys in each round, and the last write wins.
 package main
 
 import (
@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -24,7 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// version is that of the image. The one named broken does not start.
+// version is the version of the image. The version "broken" does not start.
 var version = "1"
 
 // Ports of marekvs.
@@ -36,9 +37,9 @@ const (
 )
 
 const (
-	// leaveTime is how long a node that leaves still serves clients that do not know yet.
+	// leaveTime is how long a leaving node still serves clients that have not noticed.
 	leaveTime = 2 * time.Second
-	// handoverTime limits how long it then waits for its copies to be elsewhere.
+	// handoverTime limits how long it then waits until other nodes have its copies.
 	handoverTime = 7 * time.Second
 )
 
@@ -80,7 +81,7 @@ func run() error {
 	return group.Wait()
 }
 
-// node is one node of the store.
+// node is the node of the store in this process.
 type node struct {
 	volume  *volume
 	members *members
@@ -132,7 +133,8 @@ func ownAddress() (string, error) {
 	return "", fmt.Errorf("no address among %v", addresses)
 }
 
-// stop returns when other nodes have the copies of this one, which leaves, or after the limit.
+// stop leaves, and returns when other nodes have the copies of this node, or after
+// leaveTime and handoverTime.
 func (n *node) stop(ctx context.Context) error {
 	drained := !n.leave()
 	limit := time.After(leaveTime + handoverTime)
@@ -157,8 +159,8 @@ func (n *node) stop(ctx context.Context) error {
 	}
 }
 
-// leave makes other nodes the owners of what this one owns. It reports whether they were not
-// before.
+// leave makes other nodes the owners of the partitions of this node. It returns false if
+// the node was already leaving.
 func (n *node) leave() bool {
 	left := n.members.leave()
 	if left {
@@ -167,7 +169,8 @@ func (n *node) leave() bool {
 	return left
 }
 
-// reportEnd writes how this node has ended to the status of its Pod.
+// reportEnd writes to the termination message of the Pod how this node has ended
+// (https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/).
 func reportEnd(drained bool) error {
 	message := "not drained, handed over"
 	if drained {
@@ -185,4 +188,59 @@ func serveHTTP(ctx context.Context, port int, handler http.Handler) error {
 		return err
 	}
 	return nil
+}
+
+type counter struct{ n atomic.Int64 }
+
+func (c *counter) add()         { c.n.Add(1) }
+func (c *counter) value() int64 { return c.n.Load() }
+
+// probes serves the kubelet and the operator.
+func (n *node) probes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /alive", func(http.ResponseWriter, *http.Request) {})
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
+		if !n.members.ready() {
+			http.Error(w, "joining", http.StatusServiceUnavailable)
+		}
+	})
+	// The preStop hook. The kubelet sends SIGTERM when it has the response
+	// (https://kubernetes.io/docs/concepts/containers/container-lifecycle-hooks/).
+	mux.HandleFunc("GET /drain", func(http.ResponseWriter, *http.Request) { n.leave() })
+	mux.HandleFunc("GET /metrics", n.serveMetrics)
+	return mux
+}
+
+func (n *node) serveMetrics(w http.ResponseWriter, _ *http.Request) {
+	active := len(n.members.active())
+	under, joining := 0, 0
+	if active < n.replicas {
+		under = partitions
+	}
+	if n.rounds.value() == 0 {
+		joining = partitions
+	}
+	used, err := n.volume.size()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	for name, count := range n.commands {
+		fmt.Fprintf(w, "marekvs_commands_total{cmd=%q} %d\n", name, count.value())
+	}
+	for _, metric := range []struct {
+		name  string
+		value int64
+	}{
+		{"marekvs_cluster_members", int64(active)},
+		{"marekvs_cluster_effective_rf_min", int64(min(active, n.replicas))},
+		{"marekvs_cluster_underreplicated_partitions", int64(under)},
+		{"marekvs_join_gate_pending_pids", int64(joining)},
+		{"marekvs_ae_rounds_total", n.rounds.value()},
+		{"marekvs_disk_total_bytes", volumeSize},
+		{"marekvs_disk_avail_bytes", volumeSize - used},
+		{"marekvs_disk_write_stopped", 0},
+	} {
+		fmt.Fprintf(w, "%s %d\n", metric.name, metric.value)
+	}
 }

@@ -15,30 +15,32 @@ import (
 )
 
 const (
-	// gossipInterval is how often a node announces itself to the others, silentTime for how
-	// long one that is not heard any more is still a member.
+	// gossipInterval is the time between two announcements of a node. silentTime is how
+	// long a node without announcements stays a member.
 	gossipInterval, silentTime = 200 * time.Millisecond, 2 * time.Second
-	// resolveInterval is how often the addresses of the nodes are looked up, and joinTime how
-	// long a node listens before it is ready.
+	// resolveInterval is the time between two lookups of the addresses of the nodes.
+	// joinTime is how long a node listens before it is ready.
 	resolveInterval, joinTime = 500 * time.Millisecond, time.Second
 )
 
-// member is a node as the others see it.
+// member is a node as other nodes see it.
 type member struct {
 	Name, Address string
 	// Leaving is true for a node that hands over its copies.
 	Leaving bool
 }
 
-// members are the nodes of the cluster. Each sends datagrams to all addresses of the seed.
+// members tracks the nodes of the cluster. Each node sends datagrams to all addresses of
+// the seed.
 type members struct {
 	seed string
 
 	mu   sync.Mutex
 	self member
-	// heard are the other nodes by name, with the time of the last datagram.
+	// heard has the other nodes by name, with the time of the last datagram.
 	heard map[string]heard
-	// joined is when this node found its own address among those of the seed.
+	// joined is the time when this node found its own address among the addresses of the
+	// seed.
 	joined time.Time
 }
 
@@ -122,7 +124,7 @@ func (m *members) join(addresses []net.IP) {
 	}
 }
 
-// leave reports whether this node was not leaving before.
+// leave marks this node as leaving, and returns false if it was already leaving.
 func (m *members) leave() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -131,7 +133,7 @@ func (m *members) leave() bool {
 	return changed
 }
 
-// ready reports whether this node has joined, and has heard the others since.
+// ready reports whether this node has joined and has listened for joinTime.
 func (m *members) ready() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -14,15 +14,14 @@ import (
 	"sync"
 )
 
-// entry is a key with its value. Of two entries of a key, the one with the higher version
-// counts.
+// entry is a key with its value. The entry of a key with the highest version counts.
 type entry struct {
 	Key, Value string
 	Version    int64
 }
 
-// volume has the entries of a node: a file with an entry on each line, of which the last of a
-// key counts.
+// volume stores the entries of a node in a file with an entry on each line. The last entry
+// of a key counts.
 type volume struct {
 	dir string
 
@@ -31,8 +30,8 @@ type volume struct {
 	entries map[string]entry
 }
 
-// volumeSize is what a volume reports as its size, in bytes. That of its file system is the
-// machine's.
+// volumeSize is the reported size of a volume, in bytes. The size of the file system is the
+// size of the disk of the machine.
 const volumeSize = 1 << 30
 
 func openVolume(dir string) (*volume, error) {
@@ -66,7 +65,7 @@ func (v *volume) read() error {
 	return lines.Err()
 }
 
-// rewrite replaces the file by one with the present entries.
+// rewrite replaces the file with the present entries.
 func (v *volume) rewrite() error {
 	next, err := os.Create(v.path() + ".new")
 	if err != nil {
@@ -91,8 +90,8 @@ func (v *volume) rewrite() error {
 	return nil
 }
 
-// put stores the entries that are newer than what the volume has, and returns when they are on
-// the disk.
+// put stores the entries that are newer than the stored entries, and returns when they are
+// on disk.
 func (v *volume) put(entries ...entry) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -128,7 +127,7 @@ func (v *volume) get(key string) (entry, bool) {
 	return e, found
 }
 
-// byPartition returns the entries of each partition that has any.
+// byPartition returns the entries of each partition that is not empty.
 func (v *volume) byPartition() map[int][]entry {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -139,7 +138,7 @@ func (v *volume) byPartition() map[int][]entry {
 	return parts
 }
 
-// drop removes entries, unless they have changed.
+// drop removes entries that have not changed.
 func (v *volume) drop(entries []entry) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
