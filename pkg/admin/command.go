@@ -5,19 +5,28 @@
 package admin
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
 	"strings"
+	"syscall"
+	"text/tabwriter"
 
 	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/server/provider/registry"
 )
 
-// NewCommand returns the command. Flags whose description names an environment
-// variable default to it.
+// NewCommand returns the command nstance-admin. Flags whose description names an
+// environment variable default to its value.
 func NewCommand() *cobra.Command {
 	root := newFamily("nstance-admin", "Administer Nstance shard servers",
 		newFamily("cluster", "Let operators into the cluster",
@@ -106,7 +115,7 @@ func newShardFamily(use, short string, newSubcommands ...func(*shardOptions) *co
 	return family
 }
 
-// mistakes are all errors in a command's flags.
+// mistakes collects all errors in the flags of a command, so that users see them at once.
 type mistakes []error
 
 func (m *mistakes) add(flag string, err error) {
@@ -121,4 +130,67 @@ func (m *mistakes) addf(flag, format string, args ...any) {
 
 func (m mistakes) join() error {
 	return errors.Join(m...)
+}
+
+// SignalContext returns a context that is canceled when the user interrupts or stops the
+// program or closes the terminal. SIGPIPE does not end the program, because provider check
+// has to remove the resources that it has created.
+func SignalContext() (context.Context, context.CancelFunc) {
+	signal.Ignore(syscall.SIGPIPE)
+	return signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+}
+
+// toStandardOutput is the value of --output that selects standard output.
+const toStandardOutput = "-"
+
+func addOutputFlag(flags *pflag.FlagSet, output *string) {
+	flags.StringVar(output, "output", toStandardOutput, "file to write to, or - for the standard output")
+}
+
+func validateOutput(wrong *mistakes, output string) {
+	if output == "" {
+		wrong.addf("output", "must be a path, or %q for the standard output", toStandardOutput)
+	}
+}
+
+// write prints data with a line break at the end. Into a file it writes data unchanged, so
+// that a Secret can be created from the file.
+func write(standardOutput io.Writer, output string, data []byte) error {
+	if output == toStandardOutput {
+		_, err := fmt.Fprintf(standardOutput, "%s\n", bytes.TrimSuffix(data, []byte("\n")))
+		return err
+	}
+	if err := writeFile(filepath.Clean(output), data); err != nil {
+		return fmt.Errorf("--output: %w", err)
+	}
+	return nil
+}
+
+// table is printed with aligned columns.
+type table struct {
+	rows []string
+}
+
+func newTable(columns ...string) *table {
+	t := &table{}
+	t.add(columns...)
+	return t
+}
+
+func (t *table) add(cells ...string) {
+	t.rows = append(t.rows, strings.Join(cells, "\t")+"\n")
+}
+
+// print writes the table if it has rows besides the header.
+func (t *table) print(w io.Writer) error {
+	if len(t.rows) == 1 {
+		return nil
+	}
+	columns := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	for _, row := range t.rows {
+		if _, err := io.WriteString(columns, row); err != nil {
+			return err
+		}
+	}
+	return columns.Flush()
 }

@@ -20,7 +20,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// auditWriter is the writer of the lines of the audit trail, which go to the standard error.
+// auditWriter is the writer in lines of the audit trail, which klog prints to standard
+// error.
 const auditWriter = "nstance-admin"
 
 func newGroupListCommand(options *shardOptions) *cobra.Command {
@@ -132,10 +133,10 @@ func parseScale(args []string) (group string, size int32, err error) {
 	return group, int32(number), nil
 }
 
-// scale changes the size of an existing group. The request has only the size, and the
-// deletion candidates, which every request replaces: the server keeps other omitted fields,
-// and so also concurrent changes of other clients.
-// Without a template it cannot create a group again that is deleted in between.
+// scale changes the size of an existing group. The request has only the size and the
+// deletion candidates: every request replaces the candidates, and the server keeps omitted
+// fields, including concurrent changes of other clients. Without a template the request
+// cannot create the group again if it was deleted meanwhile.
 func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group string, size int32) (scaled, error) {
 	groups, err := listGroups(ctx, client)
 	if err != nil {

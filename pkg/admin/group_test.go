@@ -43,7 +43,7 @@ func upsert(t *testing.T, s *servertest.Server, group string, c *nstancev1.Group
 	require.NoError(t, err)
 }
 
-// groupsOf returns a server's groups by id, without the fields that depend on
+// groupsOf returns the groups of a server by id, without the fields that depend on
 // instances.
 func groupsOf(t *testing.T, s *servertest.Server) map[string]*nstancev1.GroupStatus {
 	t.Helper()
@@ -170,8 +170,8 @@ func TestAShardThatDoesNotAnswer(t *testing.T) {
 	wantError(t, err, "Unavailable", "certificate")
 }
 
-// TestGroupScaleRejectsDeletingGroup: scaling must not create the group again while
-// its instances drain.
+// TestGroupScaleRejectsDeletingGroup expects that scaling does not create the group again
+// while its instances drain.
 func TestGroupScaleRejectsDeletingGroup(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{DrainTimeout: "1h"})
 	operator := s.Operator("default")
@@ -201,7 +201,8 @@ func newInstanceID(t *testing.T) string {
 	return id.String()
 }
 
-// TestChangesOfGroupsAreAudited: the server logs the request id that the command has logged.
+// TestChangesOfGroupsAreAudited expects the server to log the request id that the command
+// has logged.
 func TestChangesOfGroupsAreAudited(t *testing.T) {
 	ofServer, ofCommand := audittest.NewLog(), audittest.NewLog()
 	logger := ofServer.Logger()

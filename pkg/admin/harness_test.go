@@ -15,7 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/servertest"
 )
 
-// run runs the command as main does and returns what it printed.
+// run runs the command as main does, and returns its output.
 func run(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	command := admin.NewCommand()
@@ -26,7 +26,7 @@ func run(t *testing.T, args ...string) (string, error) {
 	return output.String(), err
 }
 
-// mustRun is run for a command that must succeed.
+// mustRun runs a command that must succeed.
 func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := run(t, args...)
@@ -34,7 +34,7 @@ func mustRun(t *testing.T, args ...string) string {
 	return output
 }
 
-// clusterFlags are the flags for the keys of a server's cluster.
+// clusterFlags returns the flags for the keys of the cluster of a server.
 func clusterFlags(s *servertest.Server) []string {
 	return []string{
 		"--storage", "file", "--storage-bucket", s.Bucket(),
@@ -50,7 +50,7 @@ func register(t *testing.T, s *servertest.Server) string {
 	return folder
 }
 
-// shardFlags are the flags for calling servers, each "shard=host:port".
+// shardFlags returns the flags for calling servers, each "shard=host:port".
 func shardFlags(identity string, servers ...string) []string {
 	return []string{"--identity-dir", identity, "--servers", strings.Join(servers, ",")}
 }

@@ -44,8 +44,8 @@ func loadIdentity(folder string) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", identityFlag, err)
 	}
-	// The callback presents the certificate for any authority that the server names:
-	// the server's error is then more specific than for an anonymous client.
+	// With a callback, the certificate is sent even if the server does not list its
+	// authority. The error of the server is then more specific.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificate, nil }
 	return config, nil
 }
@@ -59,8 +59,7 @@ func trust(caPEM []byte) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}, nil
 }
 
-// ensureKey returns the key of the identity in folder, and creates it if it is
-// missing.
+// ensureKey returns the key of the identity in folder. It creates a missing key.
 func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(folder, keyFile)
 	data, err := os.ReadFile(path)
@@ -87,8 +86,8 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	return key, writeFile(path, data)
 }
 
-// writeCertificate writes the certificate of an identity and that of the authority. The
-// folder has the key already.
+// writeCertificate writes the certificates of an identity and of its authority. ensureKey
+// has written the key.
 func writeCertificate(folder string, caPEM, certPEM []byte) error {
 	err := errors.Join(
 		writeFile(filepath.Join(folder, authorityFile), caPEM),

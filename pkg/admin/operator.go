@@ -6,7 +6,10 @@ package admin
 import (
 	"cmp"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -83,7 +87,7 @@ func listOperators(ctx context.Context, store storage.Store) (*table, error) {
 	return rows, nil
 }
 
-// state returns the state of the latest certificate of a registration.
+// state describes the latest certificate of a registration, for the column STATE.
 func state(record *registration.Record) string {
 	switch {
 	case record.CertSerial == "":
@@ -103,7 +107,7 @@ func timeText(at time.Time) string {
 	return at.UTC().Format(time.RFC3339)
 }
 
-// revokeOptions are the options of operator revoke.
+// revokeOptions has the flags of operator revoke.
 type revokeOptions struct {
 	storageOptions
 	clusterID string
@@ -161,7 +165,7 @@ func (o *revokeOptions) validate() error {
 	return wrong.join()
 }
 
-// revoke returns what was revoked.
+// revoke revokes certificates, and returns a description of them.
 func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) {
 	store, err := o.open(ctx)
 	if err != nil {
@@ -183,7 +187,7 @@ func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) 
 	return fmt.Sprintf("all certificates (registered: %s)", strings.Join(numbers, ", ")), err
 }
 
-// readClusterID returns the id of the cluster that the authority's certificate names.
+// readClusterID returns the id of the cluster in the certificate of its authority.
 func readClusterID(ctx context.Context, store storage.Store) (string, error) {
 	object, err := store.Get(ctx, storage.AuthorityKey)
 	if err != nil {
@@ -194,4 +198,88 @@ func readClusterID(ctx context.Context, store storage.Store) (string, error) {
 		return "", fmt.Errorf("--cluster-id: must be given, since the certificate of the authority cannot be read: %w", err)
 	}
 	return clusterIDOf(certificate.Subject.CommonName)
+}
+
+const (
+	// operatorPrefix is the prefix of the client ids of administrators
+	// (docs/protocol.md#authentication).
+	operatorPrefix = "opr"
+	// defaultIssueExpiry is a working day.
+	defaultIssueExpiry = 24 * time.Hour
+)
+
+// issueOptions has the flags of operator issue.
+type issueOptions struct {
+	clusterOptions
+	identity string
+	expiry   time.Duration
+}
+
+func newOperatorIssueCommand() *cobra.Command {
+	var options issueOptions
+	command := &cobra.Command{
+		Use:   "issue --storage-bucket BUCKET --identity-dir DIR",
+		Short: "Issue a certificate for an administrator, with the rights of a tenant's operator",
+		Long: "Issue a certificate for an administrator, with the rights of a tenant's operator.\n" +
+			"It has a client id of its own: that of the operator stays valid.",
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			client, certificate, err := options.issue(command.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Issued a certificate of client %s in tenant %s. The certificate in %s is valid until %s.\n",
+				client, options.tenant, options.identity, certificate.NotAfter.UTC().Format(time.RFC3339))
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	command.Flags().StringVar(&options.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	command.Flags().DurationVar(&options.expiry, "expiry", defaultIssueExpiry, "how long the certificate is valid")
+	return command
+}
+
+func (o *issueOptions) validate() error {
+	var wrong mistakes
+	o.clusterOptions.validate(&wrong)
+	if o.identity == "" {
+		wrong.addf(identityFlag, "must be the folder for the identity")
+	}
+	if o.expiry <= 0 {
+		wrong.addf("expiry", "%s must be greater than zero", o.expiry)
+	}
+	return wrong.join()
+}
+
+// issue writes the identity to the folder. It records the certificate first, so that every
+// certificate can be revoked.
+func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x509.Certificate, err error) {
+	loaded, err := o.loadKeys(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	store, err := o.open(ctx)
+	if err != nil {
+		return "", nil, err
+	}
+	key, err := ensureKey(o.identity)
+	if err != nil {
+		return "", nil, fmt.Errorf("--%s: %w", identityFlag, err)
+	}
+	id, err := puidv7.New(operatorPrefix)
+	if err != nil {
+		return "", nil, err
+	}
+	identity := pki.Client{ID: id.String(), Tenant: o.tenant, Role: pki.RoleOperator}
+	certificate, err = loaded.Authority.SignClient(identity, key.Public().(ed25519.PublicKey), o.expiry)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := registration.RecordIssued(ctx, store, identity, certificate); err != nil {
+		return "", nil, fmt.Errorf("record the certificate of client %s: %w", identity.ID, err)
+	}
+	return identity.ID, certificate, writeCertificate(o.identity, loaded.Authority.CertificatePEM(), pki.EncodeCertificate(certificate))
 }

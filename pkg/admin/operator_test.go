@@ -14,9 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/base/identifier"
@@ -24,7 +22,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// storageFlags are the flags for the storage of a server.
+// storageFlags returns the flags for the storage of a server.
 func storageFlags(s *servertest.Server) []string {
 	return []string{"--storage", "file", "--storage-bucket", s.Bucket()}
 }
@@ -76,8 +74,8 @@ func TestRevokeOperator(t *testing.T) {
 	assert.Contains(t, mustRun(t, append(revoke, "--all", "--tenant", "other")...), "none of them registered")
 }
 
-// The certificate of an administrator does not replace that of the operator, and is
-// revoked alone.
+// The certificate of an administrator does not replace the certificate of the operator, and
+// can be revoked alone.
 func TestIssue(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	operator := register(t, s)
@@ -104,23 +102,4 @@ func TestIssue(t *testing.T) {
 
 	_, err = run(t, append([]string{"operator", "issue", "--identity-dir", "", "--expiry", "0s"}, clusterFlags(s)...)...)
 	wantError(t, err, "--identity-dir: must be the folder", "--expiry: 0s must be greater than zero")
-}
-
-func TestAdoptTenant(t *testing.T) {
-	s := servertest.Start(t, servertest.Options{})
-	folder := register(t, s)
-	require.NoError(t, call(t, s, folder, "cluster-1"))
-	err := call(t, s, folder, "cluster-2")
-	assert.Equal(t, codes.PermissionDenied, status.Code(err), err)
-	_, command, ok := strings.Cut(err.Error(), "run nstance-admin ")
-	require.True(t, ok, err)
-	adopted := mustRun(t, append(strings.Fields(command), storageFlags(s)...)...)
-	assert.Contains(t, adopted, "Tenant default belongs to the Kubernetes cluster cluster-2.")
-	require.NoError(t, call(t, s, folder, "cluster-2"))
-	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-1")))
-
-	released := mustRun(t, append([]string{"tenant", "adopt", "--tenant", "default", "--release"}, storageFlags(s)...)...)
-	assert.Contains(t, released, "Tenant default will belong to the Kubernetes cluster whose operator calls next.")
-	require.NoError(t, call(t, s, folder, "cluster-3"))
-	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-2")))
 }

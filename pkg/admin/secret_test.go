@@ -5,6 +5,7 @@ package admin_test
 
 import (
 	"bytes"
+	"encoding/base64"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,11 +15,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/secrets/parameterstore"
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// TestSecrets: the server reads what the command has stored, and the storage has it
+// TestSecrets expects the server to read the stored secrets, and the storage to have them
 // encrypted.
 func TestSecrets(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
@@ -51,7 +57,7 @@ func TestSecrets(t *testing.T) {
 	_, err = run(t, append([]string{"secret", "delete", "another.env"}, bucket...)...)
 	require.ErrorIs(t, err, storage.ErrNotFound)
 
-	// A key that is not that of the cluster would store what no server can read.
+	// With another key than the key of the cluster, servers could not read the secret.
 	other := filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(other, bytes.Repeat([]byte{7}, 32), 0o600))
 	_, err = run(t, append(bucket, "secret", "set", "x", "--from-file", file, "--key-provider", "file", "--key", other)...)
@@ -72,8 +78,8 @@ func TestSecretFromStandardInput(t *testing.T) {
 	assert.Equal(t, "piped", string(stored))
 }
 
-// TestSecretsThatAreRefused: names of the servers' own keys, and values that no file can
-// have.
+// TestSecretsThatAreRefused has names of the servers' own keys, and values that are empty
+// or too large.
 func TestSecretsThatAreRefused(t *testing.T) {
 	large := filepath.Join(t.TempDir(), "large")
 	require.NoError(t, os.WriteFile(large, make([]byte, 1<<20+1), 0o600))
@@ -96,4 +102,105 @@ func TestSecretsThatAreRefused(t *testing.T) {
 	}
 	_, err := run(t, "secret", "list")
 	wantError(t, err, "--storage-bucket")
+}
+
+// setAWS sets the environment of clients of a service.
+func setAWS(t *testing.T, endpoint, url string) {
+	t.Helper()
+	for name, value := range map[string]string{
+		endpoint: url, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret",
+	} {
+		t.Setenv(name, value)
+	}
+}
+
+// TestSecretsInAService expects the commands to use the prefix with the cluster id in the
+// certificate in the storage.
+func TestSecretsInAService(t *testing.T) {
+	url, _ := secretstest.StartParameterStore(t)
+	setAWS(t, "AWS_ENDPOINT_URL_SSM", url)
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	flags := []string{"--storage", "file", "--storage-bucket", bucket, "--secrets-provider", "aws-parameter-store"}
+	_, err = run(t, append([]string{"secret", "list"}, flags...)...)
+	wantError(t, err, "--secrets-prefix: must be given", "ca.crt")
+
+	store := parameterstore.New(secretstest.AWSConfig(url), "/nstance/prod/")
+	keys, err := clusterkeys.Ensure(t.Context(), objects, store, "prod")
+	require.NoError(t, err)
+	assert.Equal(t, string(keys.Authority.CertificatePEM()), mustRun(t, append([]string{"cluster", "ca"}, flags...)...))
+
+	path := filepath.Join(t.TempDir(), "value")
+	require.NoError(t, os.WriteFile(path, []byte("hunter2"), 0o600))
+	mustRun(t, append([]string{"secret", "set", "tokens/a.env", "--from-file", path}, flags...)...)
+	got, err := store.Get(t.Context(), "tokens/a.env")
+	require.NoError(t, err)
+	assert.Equal(t, "hunter2", string(got))
+	assert.Equal(t, "tokens/a.env\n", mustRun(t, append([]string{"secret", "list"}, flags...)...))
+	mustRun(t, append([]string{"secret", "delete", "tokens/a.env"}, flags...)...)
+	_, err = run(t, append([]string{"secret", "delete", "tokens/a.env"}, flags...)...)
+	require.ErrorIs(t, err, storage.ErrNotFound)
+	list, err := store.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []string{storage.AuthoritySecret, storage.NonceSecret}, list)
+}
+
+// TestKeyOfKMS uses an encryption key that AWS KMS has encrypted for this cluster.
+func TestKeyOfKMS(t *testing.T) {
+	k := secretstest.StartKMS(t)
+	k.SetKey("1", secretstest.KeyEnabled, "nstance")
+	setAWS(t, "AWS_ENDPOINT_URL_KMS", k.URL)
+	t.Setenv("AWS_REGION", "eu-north-1") // the option has another
+	key := []byte("0123456789abcdef0123456789abcdef")
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	nonce := func(value string) error {
+		_, err := run(t, "cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--key-provider", "aws-kms", "--key", value)
+		return err
+	}
+	of := func(cluster string) string {
+		blob := k.Encrypt("1", map[string]string{"nstance:cluster-id": cluster}, key)
+		return `{"ciphertext": "` + base64.StdEncoding.EncodeToString(blob) + `", "key_id": "alias/nstance", "region": "us-east-1"}`
+	}
+	wantError(t, nonce(of("prod")), "--key:", "the id of the cluster is not known", "ca.crt")
+	encrypted, err := secrets.New(objects, key)
+	require.NoError(t, err)
+	_, err = clusterkeys.Ensure(t.Context(), objects, encrypted, "prod")
+	require.NoError(t, err)
+	require.NoError(t, nonce(of("prod")))
+	wantError(t, nonce(of("test")), "--key:", "InvalidCiphertextException", "nstance:cluster-id:prod")
+	for _, value := range []string{string(key), `"` + string(key) + `"`, `{"ciphertext": "` + string(key) + `", "key_id": "alias/nstance"}`, `{}`} {
+		err := nonce(value)
+		wantError(t, err, "--key:", "must be the value of aws_kms in the configuration")
+		assert.NotContains(t, err.Error(), string(key))
+	}
+}
+
+// TestKeyInAService reads the encryption key of the secrets in the storage from Parameter
+// Store.
+func TestKeyInAService(t *testing.T) {
+	url, _ := secretstest.StartParameterStore(t)
+	setAWS(t, "AWS_ENDPOINT_URL_SSM", url)
+	key := []byte("0123456789abcdef0123456789abcdef")
+	services := parameterstore.New(secretstest.AWSConfig(url), "/keys/")
+	require.NoError(t, services.Set(t.Context(), "good", []byte(base64.StdEncoding.EncodeToString(key)+"\n")))
+	require.NoError(t, services.Set(t.Context(), "short", []byte("hunter2")))
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	encrypted, err := secrets.New(objects, key)
+	require.NoError(t, err)
+	_, err = clusterkeys.Ensure(t.Context(), objects, encrypted, "prod")
+	require.NoError(t, err)
+	nonce := func(name string) error {
+		_, err := run(t, "cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--key-provider", "aws-parameter-store", "--key", name)
+		return err
+	}
+	require.NoError(t, nonce("/keys/good"))
+	wantError(t, nonce("/keys/missing"), "--key:", "/keys/missing", "not found")
+	err = nonce("/keys/short")
+	wantError(t, err, "--key:", "/keys/short", "7 bytes")
+	assert.NotContains(t, err.Error(), "hunter2")
 }

@@ -10,6 +10,8 @@ import (
 
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/losses"
 )
 
 const shardFlag = "shard"
@@ -44,5 +46,40 @@ func newShardResetGroupsCommand() *cobra.Command {
 	}
 	options.addFlags(command.Flags())
 	command.Flags().StringVar(&shard, shardFlag, "", "id of the shard (required)")
+	return command
+}
+
+func newShardAcceptLossesCommand() *cobra.Command {
+	var options storageOptions
+	var shard string
+	command := &cobra.Command{
+		Use:   "accept-losses GROUP --storage-bucket BUCKET --shard SHARD",
+		Short: "Confirm that the missing instances of a group are lost",
+		Long: "Confirm that the instances of a group that the provider does not list are lost. A shard leaves them alone if they " +
+			"are many, because the list may be wrong. It replaces those that are missing now within seconds.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			wrong.add(shardFlag, identifier.Validate(shard))
+			key := instance.GroupKey{Tenant: options.tenant, Group: args[0]}
+			wrong.add("group", groups.ValidateKey(key))
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := losses.Accept(command.Context(), store, shard, key); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "The missing instances of group %s in shard %s are replaced within seconds.\n", key, shard)
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	command.Flags().StringVar(&shard, shardFlag, "", "id of the shard (required)")
+	options.addTenantFlag(command.Flags())
 	return command
 }

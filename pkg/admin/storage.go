@@ -18,7 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
-// storageOptions are the options that select the storage of a cluster and a tenant.
+// storageOptions has the flags that select the storage of a cluster and a tenant.
 type storageOptions struct {
 	storage, bucket, prefix string
 	tenant                  string
@@ -51,13 +51,13 @@ func (o *storageOptions) validateTenant(wrong *mistakes) {
 func (o *storageOptions) open(ctx context.Context) (storage.Store, error) {
 	store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
 	if err != nil {
-		// The outer error has the name of the server's flag.
+		// The outer error names the flag of the server, --bucket.
 		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
 	}
 	return store, nil
 }
 
-// clusterOptions are the options that select a cluster and its keys.
+// clusterOptions has the flags that select a cluster and its keys.
 type clusterOptions struct {
 	keyOptions
 	clusterID string
@@ -79,7 +79,7 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 	o.validateTenant(wrong)
 }
 
-// loadKeys reads the keys of the cluster, and its id unless the flag is set.
+// loadKeys reads the keys of the cluster, and sets clusterID unless --cluster-id is set.
 func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error) {
 	_, loaded, err := o.openSecrets(ctx)
 	if err != nil {
@@ -93,7 +93,7 @@ func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error
 	return loaded, nil
 }
 
-// clusterIDOf returns the id of the cluster whose authority has a name.
+// clusterIDOf returns the id of a cluster, which is the name of its authority.
 func clusterIDOf(authority string) (string, error) {
 	if err := identifier.Validate(authority); err != nil {
 		return "", fmt.Errorf("--cluster-id: must be given, since the certificate of the authority does not name the cluster: %w", err)

@@ -17,7 +17,79 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// registerOptions are the options of register-operator.
+func newCACommand() *cobra.Command {
+	var options clusterOptions
+	var output string
+	command := &cobra.Command{
+		Use:   "ca --storage-bucket BUCKET",
+		Short: "Print the certificate of the authority that servers and clients trust",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			validateOutput(&wrong, output)
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			loaded, err := options.loadKeys(command.Context())
+			if err != nil {
+				return err
+			}
+			return write(command.OutOrStdout(), output, loaded.Authority.CertificatePEM())
+		},
+	}
+	options.addFlags(command.Flags())
+	addOutputFlag(command.Flags(), &output)
+	return command
+}
+
+func newNonceCommand() *cobra.Command {
+	var options clusterOptions
+	var expiry time.Duration
+	var output string
+	command := &cobra.Command{
+		Use:   "nonce --storage-bucket BUCKET",
+		Short: "Make a nonce with which one operator can register",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			if expiry <= 0 {
+				wrong.addf("expiry", "%s must be greater than zero", expiry)
+			}
+			validateOutput(&wrong, output)
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			loaded, err := options.loadKeys(command.Context())
+			if err != nil {
+				return err
+			}
+			token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
+				ClusterID: options.clusterID,
+				Tenant:    options.tenant,
+				Lifetime:  expiry,
+			})
+			if err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := warnOfNewTenant(command.Context(), command.ErrOrStderr(), store, options.tenant); err != nil {
+				return err
+			}
+			return write(command.OutOrStdout(), output, []byte(token))
+		},
+	}
+	options.addFlags(command.Flags())
+	command.Flags().DurationVar(&expiry, "expiry", nonce.DefaultOperatorLifetime, "how long the nonce is good")
+	addOutputFlag(command.Flags(), &output)
+	return command
+}
+
+// registerOptions has the flags of cluster register-operator.
 type registerOptions struct {
 	cluster      clusterOptions
 	registration string
@@ -83,7 +155,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
 	}
-	// The nonce is used at once.
+	// The nonce is used at once, so a short lifetime is enough.
 	token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
 		ClusterID: o.cluster.clusterID,
 		Tenant:    o.cluster.tenant,

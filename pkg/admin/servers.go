@@ -34,12 +34,13 @@ const (
 	timeoutUsage   = "how long the command may take"
 	defaultTimeout = 30 * time.Second
 
-	// maxReceivedBytes is the size of the largest response: a list of all groups
-	// with their provider ids is larger than gRPC's own limit.
+	// maxReceivedBytes is the maximum size of a response. A list of all groups with their
+	// provider ids is larger than the default of gRPC, 4 MiB
+	// (https://pkg.go.dev/google.golang.org/grpc#MaxCallRecvMsgSize).
 	maxReceivedBytes = 64 << 20
 )
 
-// shardOptions are the options that select shards and the client's identity.
+// shardOptions has the flags that select shards and the identity of the client.
 type shardOptions struct {
 	servers  string
 	shard    string
@@ -59,13 +60,13 @@ func (o *shardOptions) addFlags(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.timeout, timeoutFlag, defaultTimeout, timeoutUsage)
 }
 
-// server is the server of one shard.
+// server is the address of the server of a shard.
 type server struct {
 	shard, address string
 }
 
-// targets returns the servers to call, in the order of the flags, or an error with
-// all mistakes in the flags.
+// targets returns the servers to call, in the order of --servers, or an error with all
+// mistakes in the flags.
 func (o *shardOptions) targets() ([]server, error) {
 	var wrong mistakes
 	servers, err := parseServers(o.servers)
@@ -143,17 +144,16 @@ func validateAddress(address string) error {
 	return nil
 }
 
-// answer is the response of one server.
+// answer is the response of a server.
 type answer[T any] struct {
 	server
 	value T
-	// requestID is the id of the calls to the server.
+	// requestID is the request id of the calls to the server, for the audit trail.
 	requestID string
 }
 
-// callEach calls the servers that the flags name concurrently. It returns the
-// responses in the order of the flags, together with the errors of the servers that
-// failed.
+// callEach concurrently calls the servers that the flags select. It returns the responses
+// in the order of --servers, together with the errors of failed servers.
 func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Context, nstancev1.OperatorServiceClient) (T, error)) ([]answer[T], error) {
 	servers, err := o.targets()
 	if err != nil {
@@ -192,7 +192,7 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 	return answers, errors.Join(errs...)
 }
 
-// dial returns a connection. It connects at the first call.
+// dial returns a connection, which connects at the first call.
 func dial(address string, tlsConfig *tls.Config) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)),

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestWrongFlags: nothing is called or read, and the error has each mistake with the
-// name of its flag, its value and the allowed values.
+// TestWrongFlags expects that nothing is called or read, and that the error has each
+// mistake with the name of its flag, its value and the allowed values.
 func TestWrongFlags(t *testing.T) {
 	list := func(flags ...string) []string { return append([]string{"group", "list"}, flags...) }
 	scale := func(args ...string) []string {
@@ -98,12 +98,12 @@ func TestWrongFlags(t *testing.T) {
 	}
 }
 
-// TestAllShardsInsteadOfTheShardOfTheEnvironment: the environment variable applies
-// only without flags.
+// TestAllShardsInsteadOfTheShardOfTheEnvironment expects that a flag overrides the
+// environment variable.
 func TestAllShardsInsteadOfTheShardOfTheEnvironment(t *testing.T) {
 	t.Setenv("NSTANCE_ADMIN_SHARD", "a")
 	_, err := run(t, "group", "list", "--all-shards", "--servers", "a=h:1", "--identity-dir", "/nothing")
-	// The error is that of reading the identity.
+	// The command failed to read the identity.
 	wantError(t, err, "/nothing/ca.crt")
 	if strings.Contains(err.Error(), "--shard") {
 		t.Errorf("got %v", err)

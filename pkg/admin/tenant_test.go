@@ -11,9 +11,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/admin"
 	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
@@ -80,4 +83,23 @@ func TestNonceOfANewTenant(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestAdoptTenant(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	folder := register(t, s)
+	require.NoError(t, call(t, s, folder, "cluster-1"))
+	err := call(t, s, folder, "cluster-2")
+	assert.Equal(t, codes.PermissionDenied, status.Code(err), err)
+	_, command, ok := strings.Cut(err.Error(), "run nstance-admin ")
+	require.True(t, ok, err)
+	adopted := mustRun(t, append(strings.Fields(command), storageFlags(s)...)...)
+	assert.Contains(t, adopted, "Tenant default belongs to the Kubernetes cluster cluster-2.")
+	require.NoError(t, call(t, s, folder, "cluster-2"))
+	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-1")))
+
+	released := mustRun(t, append([]string{"tenant", "adopt", "--tenant", "default", "--release"}, storageFlags(s)...)...)
+	assert.Contains(t, released, "Tenant default will belong to the Kubernetes cluster whose operator calls next.")
+	require.NoError(t, call(t, s, folder, "cluster-3"))
+	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-2")))
 }
