@@ -11,7 +11,7 @@ import (
 
 	"nstance.dev/operator/pkg/admin"
 
-	// The CA certificates of public services, for images that have none.
+	// The CA certificates of public services, because images do not contain them.
 	_ "golang.org/x/crypto/x509roots/fallback"
 )
 

@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/base/flagenv"
 )
 
-// debugVerbosity is that of --debug.
+// debugVerbosity is the verbosity of the log with --debug.
 const debugVerbosity = "4"
 
 func main() {

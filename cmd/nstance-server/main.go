@@ -19,7 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/server"
 
-	// The CA certificates of public services, for images that have none.
+	// The CA certificates of public services, because images do not contain them.
 	_ "golang.org/x/crypto/x509roots/fallback"
 )
 
@@ -35,7 +35,7 @@ func main() {
 
 func newCommand() *cobra.Command {
 	var options server.Options
-	// validate is the value of the flag. Without a value the configuration in the
+	// validate is the value of --validate. Without a value, the configuration in the
 	// storage is validated.
 	var validate string
 	const ofStorage = "-"
@@ -95,7 +95,7 @@ it changes.`,
 	flags.StringVar(&options.CacheDir, "cache-dir", "", "folder of this server alone; nothing is lost with it")
 	flags.StringVar(&validate, "validate", "", "check a configuration and exit: --validate=FILE, or without a file the one in the object storage")
 	flags.Lookup("validate").NoOptDefVal = ofStorage
-	// The command replaces it.
+	// The command validate has replaced the flag.
 	_ = flags.MarkHidden("validate")
 	logsapi.AddFlags(logging, flags)
 	command.AddCommand(newValidateCommand())

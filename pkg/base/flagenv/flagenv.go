@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// prefix is what the names of the variables of Nstance begin with.
+// prefix is the prefix of the variables of Nstance.
 const prefix = "NSTANCE_"
 
 // Set sets each flag that was not given from the environment variable of its name:
@@ -21,11 +21,11 @@ func Set(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	return SetFrom(prefix, flags, lookup)
 }
 
-// SetFrom is Set with variables whose names begin with another prefix.
+// SetFrom is Set with another prefix of the variables.
 func SetFrom(prefix string, flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var wrong []error
 	flags.VisitAll(func(flag *pflag.Flag) {
-		// These exit, and are not settings.
+		// These flags end the program and are not settings.
 		if flag.Name == "help" || flag.Name == "version" {
 			return
 		}

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package identifier has the rule for the names that Nstance shares with
-// every provider: cluster, shard, tenant, group and subnet pool ids.
+// Package identifier validates the ids that Nstance shares with every provider: cluster,
+// shard, tenant, group and subnet pool ids.
 package identifier
 
 import (
 	"fmt"
+	"net/url"
 	"regexp"
 	"strings"
 )
 
-// MaxLength is the longest identifier, in characters. It is what every
-// supported provider accepts in a tag or label together with Nstance's prefixes.
+// MaxLength is the maximum length of an identifier, in characters. Every supported provider
+// accepts it in a tag or label, with the prefixes of Nstance.
 const MaxLength = 32
 
-// Separator joins identifiers into object names, such as the {group}--{shard}
-// of a shard group. That is why no identifier may contain it.
+// Separator joins identifiers into object names, such as the {group}--{shard} of a shard
+// group. Therefore no identifier may contain it.
 const Separator = "--"
 
 // Pattern is the syntax of an identifier without its length and without the
@@ -26,8 +27,8 @@ const Pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`
 
 var syntax = regexp.MustCompile(Pattern)
 
-// Validate returns nil if value is an identifier, and otherwise an error with the
-// part of the rule that it violates. The caller adds the name of the field.
+// Validate returns an error that explains why value is no identifier. The caller adds the
+// name of the field.
 func Validate(value string) error {
 	switch {
 	case value == "":
@@ -40,4 +41,32 @@ func Validate(value string) error {
 		return fmt.Errorf("%q must not contain consecutive hyphens", value)
 	}
 	return nil
+}
+
+// KubernetesClusterKey is the key of the gRPC metadata with the UID of the Kubernetes
+// cluster that a client runs in (docs/protocol.md#tenants).
+const KubernetesClusterKey = "nstance-kubernetes-cluster"
+
+// OtherClusterReason is the reason in the google.rpc.ErrorInfo of a call that is
+// rejected because the tenant belongs to another Kubernetes cluster.
+const OtherClusterReason = "OTHER_KUBERNETES_CLUSTER"
+
+// ServerScheme is the scheme of the URIs that name servers in their certificates.
+const ServerScheme = "nstance"
+
+// ServerURI returns the URI of the servers of a shard in their certificates
+// (docs/protocol.md#authentication).
+func ServerURI(cluster, shard string) *url.URL {
+	return &url.URL{Scheme: ServerScheme, Host: cluster, Path: "/" + shard}
+}
+
+// ServerNames returns the URIs of a certificate that name a server.
+func ServerNames(uris []*url.URL) []string {
+	var names []string
+	for _, uri := range uris {
+		if uri.Scheme == ServerScheme {
+			names = append(names, uri.String())
+		}
+	}
+	return names
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package providerid compares the provider id that a shard server reports with that
-// of a Node. Providers write them differently: the server may report i-0abc and the
-// Node have aws:///us-west-2a/i-0abc.
+// Package providerid compares the provider id that a shard server reports with the provider
+// id of a Node. Providers write them differently: the server may report i-0abc and the Node
+// have aws:///us-west-2a/i-0abc.
 package providerid
 
 import "strings"

@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// Start runs functions until their context is canceled, which has a logger that writes to
-// the test. stop cancels it and waits, as the end of the test does.
+// Start runs functions with a context whose logger writes to the test. stop, or the end of
+// the test, cancels the context and waits for the functions.
 func Start(t testing.TB, functions ...func(context.Context)) (stop func()) {
 	t.Helper()
 	logger := ktesting.NewLogger(t, ktesting.NewConfig())
@@ -34,7 +34,8 @@ func Start(t testing.TB, functions ...func(context.Context)) (stop func()) {
 	return stop
 }
 
-// Timeout bounds what a test waits for. It is long because machines may be busy.
+// Timeout bounds how long a test waits for a condition. It is long because machines may be
+// busy.
 const Timeout = 3 * time.Minute
 
 // Eventually waits until condition returns true, and ends the test when it does not

@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/randfill"
 )
 
-// Fill sets every exported field of the struct that value points to, and all that is
-// in it. No two strings or numbers are equal, so that a setting that is copied to the
-// field of another one is found too. functions fill the types that need a value of a
-// certain form, as in randfill.
+// Fill sets every exported field of the struct that value points to, recursively. All
+// strings and numbers differ, so that tests detect a setting that is copied to a wrong
+// field. functions fill types that need a special form
+// (https://pkg.go.dev/sigs.k8s.io/randfill).
 func Fill(value any, functions ...any) {
 	n := 0
 	next := func() int { n++; return n }

@@ -13,10 +13,10 @@ import (
 )
 
 // Root returns the root folder of the module nstance.dev/operator, whose test or whose
-// dependent's test is running. Inputs are patterns of the files below it from which the test
-// builds a program with the go command. Root reads these files: Go's test cache repeats a
-// result until a file changes that the test process itself has opened, and does not know
-// what other processes have opened.
+// dependent's test is running. Inputs are patterns of the files below it from which the
+// test builds a program with the go command. Root reads these files, because the test cache
+// of Go only tracks files that the test process itself opens
+// (https://pkg.go.dev/cmd/go#hdr-Test_packages).
 func Root(inputs ...string) (string, error) {
 	root, err := Go("", "list", "-m", "-f", "{{.Dir}}", "nstance.dev/operator")
 	if err != nil {

@@ -21,7 +21,7 @@ func TestRootIsFoundFromAnyFolder(t *testing.T) {
 	assert.Equal(t, want, got)
 }
 
-// Otherwise a renamed file would no longer make the tests run that build it.
+// Otherwise the test cache would not track a file that was renamed.
 func TestInputsMustExist(t *testing.T) {
 	_, err := source.Root("go.mod", "pkg/testing/source/*.c")
 	assert.ErrorContains(t, err, "no file is pkg/testing/source/*.c in ")

@@ -3,7 +3,7 @@
 
 // Package tier says how large a test is run, and with which seeds. make test runs every
 // guarantee once, at the smallest size that shows it, with the same seeds each time. make
-// test-full sets NSTANCE_TEST_FULL=1: full sizes, and seeds that nobody tried before.
+// test-full sets NSTANCE_TEST_FULL=1: full sizes, and new random seeds.
 package tier
 
 import (
@@ -13,11 +13,11 @@ import (
 	"testing"
 )
 
-// Variables of the environment. Go's test cache knows which ones a test has read.
+// Environment variables. The test cache of Go tracks the variables that a test reads.
 const (
 	// FullVariable is not empty if tests run at their full size.
 	FullVariable = "NSTANCE_TEST_FULL"
-	// SeedVariable is the only seed to use, to repeat a random test that failed.
+	// SeedVariable overrides the seeds, to repeat a random test that failed.
 	SeedVariable = "NSTANCE_TEST_SEED"
 )
 

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/base/audit"
 )
 
-// Log collects what is logged at any verbosity.
+// Log collects all log lines, at any verbosity.
 type Log struct {
 	logger klog.Logger
 	taken  int
@@ -49,8 +49,7 @@ type Line struct {
 	Values map[string]any
 }
 
-// String returns the line as it is documented, with a request id that is the same in each
-// test.
+// String returns the line as documented, with the request id replaced by ID.
 func (l Line) String() string {
 	var text strings.Builder
 	text.WriteString(string(l.Action))

@@ -11,6 +11,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"net"
 )
 
 // Types of PEM blocks.
@@ -28,8 +29,8 @@ func EncodePrivate(key ed25519.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: privateKeyBlock, Bytes: der}), nil
 }
 
-// ParsePrivate decodes a private key that EncodePrivate encoded. The error never
-// contains a part of the key.
+// ParsePrivate decodes a private key of EncodePrivate. The error never contains a part of
+// the key.
 func ParsePrivate(keyPEM []byte) (ed25519.PrivateKey, error) {
 	der, err := DecodeBlock(keyPEM, privateKeyBlock)
 	if err != nil {
@@ -55,7 +56,7 @@ func EncodePublic(key ed25519.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: publicKeyBlock, Bytes: der}), nil
 }
 
-// ParsePublic decodes a public key that EncodePublic encoded.
+// ParsePublic decodes a public key of EncodePublic.
 func ParsePublic(keyPEM []byte) (ed25519.PublicKey, error) {
 	der, err := DecodeBlock(keyPEM, publicKeyBlock)
 	if err != nil {
@@ -72,7 +73,7 @@ func ParsePublic(keyPEM []byte) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// DecodeBlock returns the content of the first PEM block, which must have a type.
+// DecodeBlock returns the content of the first PEM block. Another type is an error.
 func DecodeBlock(data []byte, blockType string) ([]byte, error) {
 	block, _ := pem.Decode(data)
 	if block == nil {
@@ -82,4 +83,15 @@ func DecodeBlock(data []byte, blockType string) ([]byte, error) {
 		return nil, fmt.Errorf("found a PEM block of type %q, needs to be %q", block.Type, blockType)
 	}
 	return block.Bytes, nil
+}
+
+// AddAltNames makes a certificate valid for hosts, each an IP address or a DNS name.
+func AddAltNames(certificate *x509.Certificate, hosts []string) {
+	for _, host := range hosts {
+		if ip := net.ParseIP(host); ip != nil {
+			certificate.IPAddresses = append(certificate.IPAddresses, ip)
+		} else {
+			certificate.DNSNames = append(certificate.DNSNames, host)
+		}
+	}
 }

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package capi
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// ByPool is the name of the index of MachinePools by the result of PoolOf.
+const ByPool = "pool"
+
+// PoolOf returns the name of the NstanceMachinePool that a MachinePool refers to, or ""
+// if it refers to another kind. The pool is in the same namespace.
+func PoolOf(machinePool *clusterv1.MachinePool) string {
+	ref := machinePool.Spec.Template.Spec.InfrastructureRef
+	if ref.Kind != v1beta1.PoolKind || ref.APIGroup != v1beta1.GroupName {
+		return ""
+	}
+	return ref.Name
+}
+
+var machinePoolIndexers = cache.Indexers{ByPool: func(obj any) ([]string, error) {
+	if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
+		if pool := PoolOf(machinePool); pool != "" {
+			return []string{pool}, nil
+		}
+	}
+	return nil, nil
+}}
+
+// The managed fields of every cached MachinePool are one of these two values, to save
+// memory.
+var (
+	replicasOwned = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}
+	// replicasNotOwned has an entry, because an object without entries has unknown owners.
+	replicasNotOwned = []metav1.ManagedFieldsEntry{{}}
+)
+
+// ReplicasOwned reports whether a field manager owns spec.replicas. A default that the
+// webhook of Cluster API has set, and a value that was written through the scale
+// subresource, have no owner (docs/capi.md#replicas).
+func ReplicasOwned(machinePool *clusterv1.MachinePool) bool {
+	return slices.ContainsFunc(machinePool.ManagedFields, ownsReplicas)
+}
+
+// TrimMachinePool is the transform of a MachinePool informer. It keeps the metadata, the
+// fields of the spec that the operator reads, and the managed fields that ReplicasOwned
+// needs.
+func TrimMachinePool(obj any) (any, error) {
+	machinePool, ok := obj.(*clusterv1.MachinePool)
+	if !ok {
+		return obj, nil
+	}
+	kept := &clusterv1.MachinePool{ObjectMeta: machinePool.ObjectMeta}
+	kept.Spec.ClusterName = machinePool.Spec.ClusterName
+	kept.Spec.Replicas = machinePool.Spec.Replicas
+	kept.Spec.Template.Spec.InfrastructureRef = machinePool.Spec.Template.Spec.InfrastructureRef
+	switch {
+	case ReplicasOwned(machinePool):
+		kept.ManagedFields = replicasOwned
+	case len(machinePool.ManagedFields) > 0:
+		kept.ManagedFields = replicasNotOwned
+	}
+	return kept, nil
+}
+
+// ownsReplicas decodes the fields only if they contain a field replicas, because it is
+// called for every change of every MachinePool.
+func ownsReplicas(entry metav1.ManagedFieldsEntry) bool {
+	if entry.FieldsV1 == replicasOwned[0].FieldsV1 {
+		return true
+	}
+	raw := entry.FieldsV1.GetRawBytes()
+	if !bytes.Contains(raw, []byte(`"f:replicas"`)) {
+		return false
+	}
+	var owned struct {
+		Spec struct {
+			Replicas *struct{} `json:"f:replicas"`
+		} `json:"f:spec"`
+	}
+	return json.Unmarshal(raw, &owned) == nil && owned.Spec.Replicas != nil
+}
+
+// ScaleMachinePool sets the replicas of a MachinePool through its scale subresource,
+// which needs no permission to update MachinePools. The error is a conflict if the
+// MachinePool has changed since it was read.
+func (c *Client) ScaleMachinePool(ctx context.Context, machinePool *clusterv1.MachinePool, replicas int32, options metav1.PatchOptions) error {
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"resourceVersion": machinePool.ResourceVersion},
+		"spec":     map[string]any{"replicas": replicas},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the scale: %w", err)
+	}
+	// The response, a Scale, is not needed.
+	return c.rest.Patch(types.MergePatchType).
+		Namespace(machinePool.Namespace).Resource("machinepools").Name(machinePool.Name).SubResource("scale").
+		VersionedParams(&options, c.codec).Body(patch).Do(ctx).Error()
+}
+
+// ApplyMachinePoolAnnotations applies annotations to a MachinePool by server-side apply,
+// and returns the MachinePool after the change. Server-side apply removes other annotations
+// that only this field manager owns
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/). It does not create a
+// MachinePool: if the MachinePool was deleted, or deleted and created again, the error is a
+// conflict. Without force, an annotation with another value of another field manager is a
+// conflict, too; a cause of type FieldManagerConflict names the annotation.
+func (c *Client) ApplyMachinePoolAnnotations(
+	ctx context.Context, machinePool *clusterv1.MachinePool, annotations map[string]string, options metav1.ApplyOptions,
+) (*clusterv1.MachinePool, error) {
+	// The Go type MachinePool would also send required fields without a value.
+	type applied struct {
+		metav1ac.TypeMetaApplyConfiguration `json:",inline"`
+		Metadata                            *metav1ac.ObjectMetaApplyConfiguration `json:"metadata"`
+	}
+	patch, err := json.Marshal(applied{
+		TypeMetaApplyConfiguration: *metav1ac.TypeMeta().WithAPIVersion(clusterv1.GroupVersion.String()).WithKind("MachinePool"),
+		Metadata: metav1ac.ObjectMeta().WithName(machinePool.Name).WithNamespace(machinePool.Namespace).WithUID(machinePool.UID).
+			WithAnnotations(annotations),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode the annotations: %w", err)
+	}
+	return c.MachinePools(machinePool.Namespace).Patch(ctx, machinePool.Name, types.ApplyPatchType, patch, options.ToPatchOptions())
+}
+
+// NstanceMachineOf returns the name of the NstanceMachine that a Machine refers to, "" if
+// it refers to another kind. The NstanceMachine is in the same namespace.
+func NstanceMachineOf(machine *clusterv1.Machine) string {
+	ref := machine.Spec.InfrastructureRef
+	if ref.Kind != v1beta1.MachineKind || ref.APIGroup != v1beta1.GroupName {
+		return ""
+	}
+	return ref.Name
+}
+
+// LabelValue returns the value of Cluster API's labels for an object with a name: the
+// name, or a hash of it if the name is not a valid label value. The label
+// cluster.x-k8s.io/pool-name and all its selectors need this value
+// (docs/capi.md#labels).
+func LabelValue(name string) string {
+	if len(validation.IsValidLabelValue(name)) == 0 {
+		return name
+	}
+	hash := fnv.New32a()
+	hash.Write([]byte(name))
+	return "hash_" + base64.RawURLEncoding.EncodeToString(hash.Sum(nil)) + "_z"
+}
