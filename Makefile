@@ -188,7 +188,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-alerts verify-agent lint ## Check everything that is not a test.
+verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-words verify-alerts verify-agent lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
@@ -214,6 +214,10 @@ verify-citations: ## Check that documents that are cited exist.
 .PHONY: verify-format
 verify-format: ## Check formatting and license headers.
 	hack/verify-format.sh
+
+.PHONY: verify-words
+verify-words: ## Check the words of comments.
+	hack/verify-words.sh
 
 .PHONY: verify-alerts
 verify-alerts: ## Test the alerts with promtool, of Debian's package prometheus.
