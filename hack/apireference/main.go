@@ -106,15 +106,15 @@ func writeFields(text *strings.Builder, path string, object *apiextensionsv1.JSO
 		fmt.Fprintf(text, "| `%s.%s` | %s | %s |\n", path, name, typeOf(&field), meaning(&field, slices.Contains(object.Required, name)))
 		switch inner, suffix := nested(&field); {
 		case name == "conditions":
-			// They are those of every Kubernetes object.
+			// Every Kubernetes object has these fields.
 		case inner != nil:
 			writeFields(text, path+"."+name+suffix, inner)
 		}
 	}
 }
 
-// nested returns the object that a field has fields of, nil for none, and what is
-// between the names of both.
+// nested returns the object whose fields a field has, nil for a plain field, and the
+// separator of their names.
 func nested(field *apiextensionsv1.JSONSchemaProps) (inner *apiextensionsv1.JSONSchemaProps, suffix string) {
 	if field.Type == "array" && field.Items != nil && field.Items.Schema != nil {
 		field, suffix = field.Items.Schema, "[]"
@@ -130,7 +130,7 @@ func typeOf(field *apiextensionsv1.JSONSchemaProps) string {
 	case field.XIntOrString && field.Pattern == "":
 		return "integer or string"
 	case field.XIntOrString:
-		// The pattern is that of a quantity.
+		// The type is resource.Quantity, which has a pattern.
 		return "quantity"
 	case field.Type == "array" && field.Items != nil:
 		return "list of " + typeOf(field.Items.Schema)
@@ -199,8 +199,7 @@ func count(format string, value *int64, add func(string, ...any)) {
 	}
 }
 
-// collectRules appends the messages of all validation rules, each once, with the
-// field that it is about.
+// collectRules appends the messages of all validation rules, each once, with its field.
 func collectRules(rules *[]string, path string, schema *apiextensionsv1.JSONSchemaProps) {
 	for _, rule := range schema.XValidations {
 		text := rule.Message

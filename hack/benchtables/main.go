@@ -15,7 +15,10 @@ import (
 	"fmt"
 	"io/fs"
 	"log"
+	"math"
 	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 )
 
@@ -38,14 +41,14 @@ func main() {
 	}
 }
 
-// record replaces the stored results of the benchmarks that standard input has.
+// record replaces the stored results of the benchmarks in standard input.
 func record() error {
 	commit, err := commit()
 	if err != nil {
 		return err
 	}
 	measured, err := readOutput(os.Stdin, os.Stdout, commit)
-	// A benchmark that failed does not discard the results of the others.
+	// If a benchmark failed, the other results are still stored.
 	failed := err
 	if len(measured) == 0 {
 		return failed
@@ -93,4 +96,53 @@ func readResults() ([]result, error) {
 		return nil, fmt.Errorf("read %s: %w", resultsFile, err)
 	}
 	return stored, nil
+}
+
+// commit returns the checked out commit, and whether files differ from it, except the files
+// that this command writes.
+func commit() (string, error) {
+	head, err := git("rev-parse", "--short", "HEAD")
+	if err != nil {
+		return "", err
+	}
+	changes, err := git("status", "--porcelain", "--", ".", ":!"+resultsFile, ":!"+documentFile)
+	if err != nil {
+		return "", err
+	}
+	if changes != "" {
+		head += " + uncommitted changes"
+	}
+	return head, nil
+}
+
+func git(arguments ...string) (string, error) {
+	command := exec.Command("git", arguments...)
+	command.Stderr = os.Stderr
+	output, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", arguments[0], err)
+	}
+	return strings.TrimSpace(string(output)), nil
+}
+
+// machine describes this machine.
+func machine(cpu string) string {
+	text := fmt.Sprintf("%s, %d CPUs", cpu, runtime.NumCPU())
+	if gibibytes := memory(); gibibytes > 0 {
+		text += fmt.Sprintf(", %.0f GiB", gibibytes)
+	}
+	return text
+}
+
+// memory returns the memory of the machine in GiB, and zero when it is unknown.
+func memory() float64 {
+	data, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	var kibibytes float64
+	if _, err := fmt.Sscanf(string(data), "MemTotal: %f kB", &kibibytes); err != nil {
+		return 0
+	}
+	return math.Round(kibibytes / (1 << 20))
 }

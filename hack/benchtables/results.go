@@ -10,15 +10,17 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"text/template"
 )
 
-// result is what one run of a benchmark has measured.
+// result has the metrics of a run of a benchmark.
 type result struct {
-	// name is the benchmark's, with its sub-benchmark and without the number of
+	// name is the name of the benchmark and its sub-benchmark, without the number of
 	// processors.
 	name            string
 	commit, machine string
@@ -39,7 +41,7 @@ var (
 )
 
 // parseLine returns the result in a line of the Go benchmark format
-// (https://go.dev/design/14313-benchmark-format), nil when there is none.
+// (https://go.dev/design/14313-benchmark-format), nil if the line has no result.
 func parseLine(line string) *result {
 	fields := strings.Fields(line)
 	if len(fields) < 4 || len(fields)%2 != 0 || !strings.HasPrefix(fields[0], "Benchmark") {
@@ -82,7 +84,7 @@ func parse(stored io.Reader) ([]result, error) {
 }
 
 // readOutput copies the output of go test -v -bench, and returns the results in it. The
-// error names the benchmarks that have none.
+// error names the benchmarks without a result.
 func readOutput(output io.Reader, copied io.Writer, commit string) ([]result, error) {
 	var results []result
 	started := map[string]bool{}
@@ -112,8 +114,8 @@ func readOutput(output io.Reader, copied io.Writer, commit string) ([]result, er
 	}
 }
 
-// withoutResult returns an error that names the benchmarks that were started and have no
-// result, nor has a sub-benchmark of them.
+// withoutResult returns an error that names the started benchmarks that have no result,
+// unless a sub-benchmark has a result.
 func withoutResult(started map[string]bool, results []result) error {
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(started)) {
@@ -127,7 +129,7 @@ func withoutResult(started map[string]bool, results []result) error {
 	return nil
 }
 
-// merge returns the results with those of each benchmark in measured replaced.
+// merge returns the results, with the results of each benchmark in measured replaced.
 func merge(stored, measured []result) []result {
 	merged := slices.DeleteFunc(stored, func(old result) bool {
 		return slices.ContainsFunc(measured, func(r result) bool { return r.name == old.name })
@@ -155,4 +157,87 @@ func write(text *strings.Builder, results []result) {
 		}
 		text.WriteByte('\n')
 	}
+}
+
+// execute returns the document. Its template has two functions of our own, which name
+// benchmarks without "Benchmark":
+//
+//	{{value "Latency" "operator-ms"}}  the median of a metric
+//	{{measured "Latency" "Memory"}}    a sentence with the commit and the machine
+//
+// The error names every benchmark and metric that the results do not have.
+func execute(text string, results []result) (string, error) {
+	r := &renderer{results: results}
+	document, err := template.New(documentFile).
+		Funcs(template.FuncMap{"value": r.value, "measured": r.measured}).Parse(text)
+	if err != nil {
+		return "", err
+	}
+	var written strings.Builder
+	if err := document.Execute(&written, nil); err != nil {
+		return "", err
+	}
+	return written.String(), errors.Join(r.missing...)
+}
+
+type renderer struct {
+	results []result
+	missing []error
+}
+
+func (r *renderer) value(benchmark, unit string) string {
+	var values []float64
+	for _, run := range r.results {
+		if value, found := run.metrics[unit]; found && run.name == "Benchmark"+benchmark {
+			values = append(values, value)
+		}
+	}
+	if len(values) == 0 {
+		r.missing = append(r.missing, fmt.Errorf("no result of Benchmark%s has metric %s", benchmark, unit))
+		return ""
+	}
+	return format(median(values))
+}
+
+// measured includes the results of sub-benchmarks.
+func (r *renderer) measured(benchmarks ...string) string {
+	var places []string
+	for _, benchmark := range benchmarks {
+		found := false
+		for _, run := range r.results {
+			if name, _, _ := strings.Cut(run.name, "/"); name != "Benchmark"+benchmark {
+				continue
+			}
+			found = true
+			if place := fmt.Sprintf("at commit %s on a machine with %s", run.commit, run.machine); !slices.Contains(places, place) {
+				places = append(places, place)
+			}
+		}
+		if !found {
+			r.missing = append(r.missing, fmt.Errorf("no result of Benchmark%s", benchmark))
+		}
+	}
+	return "Measured " + strings.Join(places, ", and ") + "."
+}
+
+func median(values []float64) float64 {
+	slices.Sort(values)
+	middle := len(values) / 2
+	if len(values)%2 == 0 {
+		return (values[middle-1] + values[middle]) / 2
+	}
+	return values[middle]
+}
+
+// format returns a number with three significant digits, or all digits before the point.
+func format(value float64) string {
+	if value == 0 {
+		return "0"
+	}
+	decimals := max(0, 2-int(math.Floor(math.Log10(math.Abs(value)))))
+	text := strconv.FormatFloat(value, 'f', decimals, 64)
+	if decimals > 0 {
+		text = strings.TrimRight(strings.TrimRight(text, "0"), ".")
+	}
+	return text
 }

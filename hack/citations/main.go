@@ -65,12 +65,12 @@ var (
 	foreign = regexp.MustCompile(`(?i)\b(server document|wire contract|capi contract|operator document)\b|\(decision\)`)
 	// code matches code in a line of Markdown.
 	code = regexp.MustCompile("`[^`]*`")
-	// tree matches a file or folder of the tree in code; what has a placeholder in
-	// upper case, or a pattern, is none.
+	// tree matches a file or folder of the tree in code, unless its name has a placeholder
+	// in upper case or a pattern.
 	tree = regexp.MustCompile("`((?:pkg|cmd|e2e|hack|manifests|proto)/[a-z0-9_./-]+)`")
 	// link matches the target of a Markdown link.
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
-	// leader matches what begins a line of a comment.
+	// leader matches the beginning of a comment line.
 	leader = regexp.MustCompile(`^\s*(//+|#+|\*)?\s*`)
 )
 
@@ -137,8 +137,8 @@ func (c *checker) checkFile(name, text string) []problem {
 	return problems
 }
 
-// join returns the lines without what begins a comment, as one line, and where in
-// it each of them starts.
+// join returns the lines without the comment leaders, as one line, and the offset of each
+// line in it.
 func join(lines []string) (joined string, starts []int) {
 	var b strings.Builder
 	for _, line := range lines {
@@ -149,8 +149,8 @@ func join(lines []string) (joined string, starts []int) {
 	return b.String(), starts
 }
 
-// resolveLink returns why the target of a link in a file does not resolve, "" if
-// it does or is not in the tree.
+// resolveLink returns why the target of a link in a file does not resolve, "" if it
+// resolves or is outside of the tree.
 func (c *checker) resolveLink(from, target string) string {
 	if strings.Contains(target, "://") || strings.HasPrefix(target, "mailto:") {
 		return ""
@@ -162,8 +162,7 @@ func (c *checker) resolveLink(from, target string) string {
 	return c.resolve(path.Join(path.Dir(from), file), anchor)
 }
 
-// resolve returns why there is no such file, or no such heading in it, "" if there
-// is.
+// resolve returns whether the file or its heading is missing, "" if both exist.
 func (c *checker) resolve(file, anchor string) string {
 	if _, err := os.Stat(path.Join(c.root, file)); err != nil {
 		return "no such file"

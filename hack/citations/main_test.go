@@ -5,11 +5,17 @@ package main
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
+	"testing/fstest"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -59,4 +65,144 @@ func write(t *testing.T, root, name, text string) {
 	name = path.Join(root, name)
 	require.NoError(t, os.MkdirAll(path.Dir(name), 0o755))
 	require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
+}
+
+// TestEveryDocumentIsInTheIndex expects that README.md of each folder of docs lists the
+// documents of the folder, and the README.md of each folder below it.
+func TestEveryDocumentIsInTheIndex(t *testing.T) {
+	missing, err := missingInIndex(os.DirFS("../.."))
+	require.NoError(t, err)
+	assert.Empty(t, missing)
+}
+
+// missingInIndex returns the documents of docs that the README.md of their folder does not
+// link to.
+func missingInIndex(tree fs.FS) (missing []string, err error) {
+	err = fs.WalkDir(tree, "docs", func(name string, entry fs.DirEntry, err error) error {
+		extension := path.Ext(name)
+		if err != nil || entry.IsDir() || name == "docs/README.md" || extension != ".md" && extension != ".jsonc" {
+			return err
+		}
+		folder := path.Dir(name)
+		if path.Base(name) == "README.md" {
+			folder = path.Dir(folder)
+		}
+		index, err := fs.ReadFile(tree, path.Join(folder, "README.md"))
+		if err != nil {
+			return err
+		}
+		for _, found := range link.FindAllStringSubmatch(string(index), -1) {
+			target, _, _ := strings.Cut(found[1], "#")
+			if path.Join(folder, target) == name {
+				return nil
+			}
+		}
+		missing = append(missing, name)
+		return nil
+	})
+	return missing, err
+}
+
+func TestMissingInIndex(t *testing.T) {
+	tree := fstest.MapFS{
+		"docs/README.md":       {Data: []byte("[a](a.md#heading), [more](more/README.md), [c](more/c.md)")},
+		"docs/a.md":            {},
+		"docs/b.md":            {},
+		"docs/image.png":       {},
+		"docs/more/README.md":  {Data: []byte("[d](d.md), [b](../b.md)")},
+		"docs/more/c.md":       {},
+		"docs/more/d.md":       {},
+		"docs/other/README.md": {},
+	}
+	missing, err := missingInIndex(tree)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"docs/b.md", "docs/more/c.md", "docs/other/README.md"}, missing)
+}
+
+// flag matches the flags of the operator.
+var flag = regexp.MustCompile(`flags\.\w+Var\([^"]*"([a-z-]+)"`)
+
+// published matches names that users look up: types and reasons of conditions and events,
+// and metrics.
+var published = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[rR]eason|Condition)[A-Z]\w* *= "([A-Z]\w+)"|"((?:nstance_(?:operator|server)|marekvs_operator)_\w+)"`)
+
+// publishers maps folders of programs to the documents that explain the names that they
+// publish.
+var publishers = []struct{ folders, documents []string }{
+	{[]string{"pkg/apis/infrastructure", "pkg/operator", "pkg/server"}, []string{"docs/operations.md", "docs/server.md"}},
+	{[]string{"pkg/apis/marekvs", "pkg/marekvs"}, []string{"docs/marekvs.md"}},
+}
+
+// options maps files with flags of programs to the documents that explain the flags.
+var options = map[string][]string{
+	"pkg/operator/options.go":           {"docs/operations.md", "docs/server.md"},
+	"pkg/controller/election/timing.go": {"docs/operations.md"},
+
+	"pkg/marekvs/operator/options.go": {"docs/marekvs.md"},
+}
+
+func read(t *testing.T, names []string) string {
+	t.Helper()
+	var text strings.Builder
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join("../..", name))
+		require.NoError(t, err)
+		text.Write(data)
+	}
+	return text.String()
+}
+
+// TestOperationsDocument expects the documents to explain the names that the programs
+// publish.
+func TestOperationsDocument(t *testing.T) {
+	for file, documents := range options {
+		text := read(t, documents)
+		flags := flag.FindAllStringSubmatch(read(t, []string{file}), -1)
+		if len(flags) < 3 {
+			t.Errorf("only %d flags were found in %s, the pattern is out of date", len(flags), file)
+		}
+		for _, match := range flags {
+			if !strings.Contains(text, "`--"+match[1]+"`") {
+				t.Errorf("flag --%s is in none of %v", match[1], documents)
+			}
+		}
+	}
+	found := 0
+	for _, p := range publishers {
+		text := read(t, p.documents)
+		for _, folder := range p.folders {
+			found += checkPublished(t, filepath.Join("../..", folder), text, p.documents)
+		}
+	}
+	if found < 50 {
+		t.Errorf("only %d conditions, reasons and metrics were found, the pattern is out of date", found)
+	}
+}
+
+// checkPublished expects all published names of a folder in text, and returns their number.
+func checkPublished(t *testing.T, folder, text string, documents []string) int {
+	t.Helper()
+	found := 0
+	err := filepath.WalkDir(folder, func(name string, entry fs.DirEntry, err error) error {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, match := range published.FindAllStringSubmatch(string(data), -1) {
+			word := match[1] + match[2]
+			found++
+			if !strings.Contains(text, "`"+word+"`") {
+				t.Errorf("%s: %s is in none of %v", name, word, documents)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	return found
 }

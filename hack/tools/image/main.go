@@ -24,10 +24,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// user is that of images without a shell: not root, and in no password file.
+// user is the user of distroless images: not root
+// (https://github.com/GoogleContainerTools/distroless).
 const user = "65532:65532"
 
-// options describe an image.
+// options describes the image to build.
 type options struct {
 	binary, tag, version, revision, output string
 }
@@ -62,7 +63,7 @@ func (o options) write() error {
 	return tarball.WriteToFile(o.output, tag, image)
 }
 
-// build returns the image. The same binary gives the same image.
+// build returns the image. Images of the same binary are identical.
 func (o options) build() (v1.Image, error) {
 	binary, err := os.ReadFile(o.binary)
 	if err != nil {

@@ -24,12 +24,12 @@ func TestImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, second := read(t, binary, filepath.Join(dir, "a", "first.tar")), read(t, binary, filepath.Join(dir, "second.tar"))
-	one, err := first.Digest()
+	digest, err := first.Digest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if other, err := second.Digest(); err != nil || other != one {
-		t.Errorf("one binary gives images %s and %s: %v", one, other, err)
+	if other, err := second.Digest(); err != nil || other != digest {
+		t.Errorf("the same binary gives images %s and %s: %v", digest, other, err)
 	}
 	config, err := first.ConfigFile()
 	if err != nil {
