@@ -33,14 +33,14 @@ const rateChange = 0.05
 
 // newStatus returns the status of a cluster after a sync, which ended with err or, if err is
 // nil, succeeded. Conditions that the sync could not observe keep their last value.
-func newStatus(cluster *v1alpha1.MarekvsCluster, did *result, err error) v1alpha1.MarekvsClusterStatus {
+func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) v1alpha1.MarekvsClusterStatus {
 	status := *cluster.Status.DeepCopy()
 	status.ObservedGeneration = cluster.Generation
 	status.Selector = labels.SelectorFromSet(children.Selector(cluster.Name)).String()
 	setConditions(&status, owned(err), reconciled(err))
-	if did.created || did.observed == nil {
-		if did.created {
-			status.Replicas, status.DesiredNodes = did.replicas, &did.decision.Target
+	if result.created || result.observed == nil {
+		if result.created {
+			status.Replicas, status.DesiredNodes = result.replicas, &result.decision.Target
 		}
 		status.ReadyNodes, status.UnderreplicatedPartitions, status.OpsPerSecond = ptr.To[int32](0), nil, ""
 		status.Phase, status.Message = v1alpha1.PhaseReconciling, "the StatefulSet is being created"
@@ -49,19 +49,19 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, did *result, err error) v1alpha
 		}
 		return status
 	}
-	o, decision := did.observed, &did.decision
+	o, decision := result.observed, &result.decision
 	status.Replicas, status.DesiredNodes, status.ReadyNodes = o.Replicas, &decision.Target, ptr.To(o.Ready())
-	if did.replicas > 0 {
-		status.Replicas = did.replicas
+	if result.replicas > 0 {
+		status.Replicas = result.replicas
 	}
 	status.UnderreplicatedPartitions = o.Underreplicated()
-	status.OpsPerSecond = publishedRate(status.OpsPerSecond, did.load)
+	status.OpsPerSecond = publishedRate(status.OpsPerSecond, result.load)
 	if err == nil {
-		status.LastScaleUpTime, status.LastScaleDownTime = did.scaledUp, did.scaledDown
+		status.LastScaleUpTime, status.LastScaleDownTime = result.scaledUp, result.scaledDown
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
 		scaleDownBlocked(decision.Step.Blocked), rolledOut(&decision.Rollout), progressing(o, decision))
-	status.Phase, status.Message = phase(cluster, did)
+	status.Phase, status.Message = phase(cluster, result)
 	return status
 }
 
@@ -177,8 +177,8 @@ func transitional(blocked *scale.Block) bool {
 
 // phase summarizes a sync. A cluster is healthy only if it has its size, every node is ready
 // and observed, and every copy exists.
-func phase(cluster *v1alpha1.MarekvsCluster, did *result) (phase v1alpha1.Phase, message string) {
-	o, decision := did.observed, &did.decision
+func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1.Phase, message string) {
+	o, decision := result.observed, &result.decision
 	sampled, want := o.Sampled()
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
 	switch blocked := decision.Step.Blocked; {
@@ -220,8 +220,8 @@ func publishedRate(before string, load *scale.Load) string {
 }
 
 // publish writes the status if it changed, and records what happened as events.
-func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsCluster, did *result, failure error) error {
-	status := newStatus(cluster, did, failure)
+func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsCluster, result *syncResult, failure error) error {
+	status := newStatus(cluster, result, failure)
 	if !equality.Semantic.DeepEqual(status, cluster.Status) {
 		written, err := c.Marekvs.MarekvsClusters(cluster.Namespace).ApplyStatus(ctx,
 			marekvsac.MarekvsCluster(cluster.Name, cluster.Namespace).WithUID(cluster.UID).WithStatus(applyStatus(&status)), apply)
@@ -233,7 +233,7 @@ func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsClust
 		}
 		c.clusterWrites.Record(written)
 	}
-	c.record(cluster, &status, did)
+	c.record(cluster, &status, result)
 	return nil
 }
 
@@ -257,18 +257,18 @@ func applyStatus(status *v1alpha1.MarekvsClusterStatus) *marekvsac.MarekvsCluste
 
 // record records each transition as one event. The related object makes events of the same
 // reason differ, so that they are not aggregated.
-func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.MarekvsClusterStatus, did *result) {
+func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.MarekvsClusterStatus, result *syncResult) {
 	normal := func(related runtime.Object, reason, action, format string, args ...any) {
 		c.Recorder.Eventf(cluster, related, corev1.EventTypeNormal, reason, action, format, args...)
 	}
-	if o := did.observed; o != nil && did.replicas > 0 && did.replicas != o.Replicas {
-		if did.replicas > o.Replicas {
-			normal(podRef(cluster, did.replicas-1), v1alpha1.ReasonScaledUp, "Scale", "Scaled from %d to %d nodes", o.Replicas, did.replicas)
+	if o := result.observed; o != nil && result.replicas > 0 && result.replicas != o.Replicas {
+		if result.replicas > o.Replicas {
+			normal(podRef(cluster, result.replicas-1), v1alpha1.ReasonScaledUp, "Scale", "Scaled from %d to %d nodes", o.Replicas, result.replicas)
 		} else {
-			normal(podRef(cluster, did.replicas), v1alpha1.ReasonScaledDown, "Scale", "Scaled from %d to %d nodes", o.Replicas, did.replicas)
+			normal(podRef(cluster, result.replicas), v1alpha1.ReasonScaledDown, "Scale", "Scaled from %d to %d nodes", o.Replicas, result.replicas)
 		}
 	}
-	for _, name := range did.reclaimed {
+	for _, name := range result.reclaimed {
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(claim, v1alpha1.ReasonVolumeReclaimed, "Reclaim", "Deleted volume claim %s of a removed node", name)
 	}

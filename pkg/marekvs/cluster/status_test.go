@@ -33,7 +33,7 @@ func demo() *v1alpha1.MarekvsCluster {
 }
 
 // done returns the result of a sync of a healthy cluster of 3 nodes, after change.
-func done(nodes int32, change func(*scale.Observation)) *result {
+func done(nodes int32, change func(*scale.Observation)) *syncResult {
 	o := &scale.Observation{Name: "demo", ReplicationFactor: 2, Replicas: 3, StatusReplicas: 3, Current: true, TemplateCurrent: true,
 		CurrentRevision: "1", UpdateRevision: "1", SinceChange: time.Hour}
 	for ordinal := range int32(3) {
@@ -44,9 +44,9 @@ func done(nodes int32, change func(*scale.Observation)) *result {
 	}
 	load := &scale.Load{Rate: ptr.To(4231.0), Complete: true}
 	wanted := &scale.Wanted{Nodes: nodes, ReplicationFactor: 2}
-	did := &result{observed: o, load: load, decision: scale.Decide(wanted, o, load, nil)}
-	did.replicas = did.decision.Step.Replicas
-	return did
+	result := &syncResult{observed: o, load: load, decision: scale.Decide(wanted, o, load, nil)}
+	result.replicas = result.decision.Step.Replicas
+	return result
 }
 
 func reason(status v1alpha1.MarekvsClusterStatus, kind string) string {
@@ -63,21 +63,21 @@ func TestPhases(t *testing.T) {
 	silent := func(o *scale.Observation) { o.Pods[1].Sample = nil }
 	under := func(o *scale.Observation) { o.Pods[1].Sample.Underreplicated = ptr.To[int64](5) }
 	for name, c := range map[string]struct {
-		did       *result
+		result    *syncResult
 		autoscale bool
 		phase     v1alpha1.Phase
 		message   string
 	}{
-		"healthy":                    {did: done(3, nil), phase: "Healthy", message: "at target 3"},
-		"not ready":                  {did: done(3, unready), phase: "Reconciling", message: "2 of 3 pods ready"},
-		"no metrics":                 {did: done(3, silent), phase: "Reconciling", message: "metrics unreachable (2 of 3 pods scraped)"},
-		"no metrics, autoscaled":     {did: done(3, silent), autoscale: true, phase: "Blocked", message: "the size is kept: metrics unreachable (2 of 3 pods scraped)"},
-		"under-replicated":           {did: done(3, under), phase: "Reconciling", message: "5 partitions under-replicated"},
-		"growth":                     {did: done(5, nil), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
-		"growth without metrics":     {did: done(5, silent), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
-		"the template has changed":   {did: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", message: "pods are being updated"},
-		"the update is not observed": {did: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", message: "pods are being updated"},
-		"an updated Pod fails": {did: done(3, func(o *scale.Observation) {
+		"healthy":                    {result: done(3, nil), phase: "Healthy", message: "at target 3"},
+		"not ready":                  {result: done(3, unready), phase: "Reconciling", message: "2 of 3 pods ready"},
+		"no metrics":                 {result: done(3, silent), phase: "Reconciling", message: "metrics unreachable (2 of 3 pods scraped)"},
+		"no metrics, autoscaled":     {result: done(3, silent), autoscale: true, phase: "Blocked", message: "the size is kept: metrics unreachable (2 of 3 pods scraped)"},
+		"under-replicated":           {result: done(3, under), phase: "Reconciling", message: "5 partitions under-replicated"},
+		"growth":                     {result: done(5, nil), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"growth without metrics":     {result: done(5, silent), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"the template has changed":   {result: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", message: "pods are being updated"},
+		"the update is not observed": {result: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", message: "pods are being updated"},
+		"an updated Pod fails": {result: done(3, func(o *scale.Observation) {
 			o.UpdateRevision, o.Partition = "2", 2
 			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
 		}), phase: "Blocked", message: "rollout halted: the updated pod demo-2 fails: ErrImagePull"},
@@ -86,7 +86,7 @@ func TestPhases(t *testing.T) {
 		if c.autoscale {
 			cluster.Spec.Autoscale = &v1alpha1.Autoscale{}
 		}
-		status := newStatus(cluster, c.did, nil)
+		status := newStatus(cluster, c.result, nil)
 		assert.Equal(t, c.phase, status.Phase, name)
 		assert.Equal(t, c.message, status.Message, name)
 	}
@@ -145,7 +145,7 @@ func TestStatusHasNoOldValues(t *testing.T) {
 }
 
 func TestErrorsAreOnTheStatus(t *testing.T) {
-	status := newStatus(demo(), &result{}, &notOwnedError{"Service", "demo"})
+	status := newStatus(demo(), &syncResult{}, &notOwnedError{"Service", "demo"})
 	assert.Equal(t, "False NameConflict", reason(status, "Owned"))
 	assert.Equal(t, "False NameConflict", reason(status, "Reconciled"))
 	assert.Contains(t, status.Message, "Service demo")
@@ -166,7 +166,7 @@ func TestTheRateIsPublishedWhenItDiffers(t *testing.T) {
 }
 
 func TestAvailable(t *testing.T) {
-	unready := func(count int) *result {
+	unready := func(count int) *syncResult {
 		return done(3, func(o *scale.Observation) {
 			for i := range count {
 				o.Pods[i].Ready = false
@@ -180,8 +180,8 @@ func TestAvailable(t *testing.T) {
 // Progressing is true while the size or the Pods are to change, and says why.
 func TestProgressing(t *testing.T) {
 	for name, c := range map[string]struct {
-		did  *result
-		want string
+		result *syncResult
+		want   string
 	}{
 		"at its size": {done(3, nil), "False AsExpected "},
 		"not ready":   {done(3, func(o *scale.Observation) { o.Pods[1].Ready = false }), "False AsExpected "},
@@ -198,7 +198,7 @@ func TestProgressing(t *testing.T) {
 			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
 		}), "False AsExpected "},
 	} {
-		status := newStatus(demo(), c.did, nil)
+		status := newStatus(demo(), c.result, nil)
 		condition := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgressing)
 		if assert.NotNil(t, condition, name) {
 			assert.Equal(t, c.want, string(condition.Status)+" "+condition.Reason+" "+condition.Message, name)

@@ -30,8 +30,8 @@ const (
 	defaultCooldown      = 60
 )
 
-// result records what a sync observed, decided and wrote, for the status and events.
-type result struct {
+// syncResult records what a sync observed, decided and wrote, for the status and events.
+type syncResult struct {
 	// observed is nil while there is no StatefulSet.
 	observed *scale.Observation
 	load     *scale.Load
@@ -67,12 +67,12 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
 		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
 	}
-	did, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
+	result, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
 	if errors.Is(err, errStale) || apierrors.IsConflict(err) {
 		return c.staleReads.Delay(key), nil
 	}
 	c.staleReads.Reset(key)
-	if published := c.publish(ctx, cluster, did, err); published != nil {
+	if published := c.publish(ctx, cluster, result, err); published != nil {
 		return 0, errors.Join(err, published)
 	}
 	if owned := (&notOwnedError{}); errors.As(err, &owned) {
@@ -82,40 +82,40 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 }
 
 // reconcile brings a cluster one step towards its spec.
-func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*result, error) {
-	did := &result{}
+func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*syncResult, error) {
+	result := &syncResult{}
 	if err := c.ensureServices(ctx, m, cluster); err != nil {
-		return did, err
+		return result, err
 	}
 	obj, exists, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
 	if err != nil {
-		return did, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
+		return result, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
 	}
 	if !exists {
-		return did, c.create(ctx, m, cluster, did)
+		return result, c.create(ctx, m, cluster, result)
 	}
 	set := obj.(*appsv1.StatefulSet)
 	if !children.IsOwned(set, cluster) {
-		return did, &notOwnedError{"StatefulSet", set.Name}
+		return result, &notOwnedError{"StatefulSet", set.Name}
 	}
 	if set.DeletionTimestamp != nil {
-		return did, nil
+		return result, nil
 	}
-	did.observed, did.load = c.observe(ctx, m, cluster, set)
+	result.observed, result.load = c.observe(ctx, m, cluster, set)
 	wanted := wantedOf(cluster)
 	if seconds, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationStabilization], 10, 64); err == nil {
 		wanted.Stabilization = time.Duration(seconds) * time.Second
 	}
-	did.decision = scale.Decide(wanted, did.observed, did.load, c.readVolumes(cluster))
-	if err := c.resize(ctx, m, cluster, set, did); err != nil {
-		return did, err
+	result.decision = scale.Decide(wanted, result.observed, result.load, c.readVolumes(cluster))
+	if err := c.resize(ctx, m, cluster, set, result); err != nil {
+		return result, err
 	}
-	return did, c.reclaim(ctx, cluster, set, did)
+	return result, c.reclaim(ctx, cluster, set, result)
 }
 
 // create creates the StatefulSet. Its initial size depends on existing volumes, which are
 // read from the API server.
-func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, did *result) error {
+func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, result *syncResult) error {
 	list, err := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{
 		LabelSelector: labels.SelectorFromSet(children.Labels(cluster.Name)).String(),
 	})
@@ -126,25 +126,25 @@ func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 	for i := range list.Items {
 		claims[i] = &list.Items[i]
 	}
-	did.replicas, did.decision.Target = scale.Create(wantedOf(cluster), volumesOf(cluster, claims))
-	size := children.Size{Replicas: did.replicas, Annotations: stabilizationAnnotation(cluster)}
+	result.replicas, result.decision.Target = scale.Create(wantedOf(cluster), volumesOf(cluster, claims))
+	size := children.Size{Replicas: result.replicas, Annotations: stabilizationAnnotation(cluster)}
 	if err := c.ensureStatefulSet(ctx, m, cluster, size, ""); err != nil {
 		return err
 	}
-	did.created = true
+	result.created = true
 	return nil
 }
 
 // resize writes the decided size and partition.
-func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, did *result) error {
+func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, result *syncResult) error {
 	now, version := c.Clock.Now(), set.ResourceVersion
 	size := children.Size{
-		Replicas:    did.decision.Step.Replicas,
-		Partition:   did.decision.Rollout.Partition,
+		Replicas:    result.decision.Step.Replicas,
+		Partition:   result.decision.Rollout.Partition,
 		Annotations: stabilizationAnnotation(cluster),
 	}
 	keep := []string{v1alpha1.AnnotationLastScaleUp, v1alpha1.AnnotationLastScaleDown}
-	if cluster.Spec.Autoscale == nil && did.decision.Target < did.observed.Replicas {
+	if cluster.Spec.Autoscale == nil && result.decision.Target < result.observed.Replicas {
 		keep = append(keep, v1alpha1.AnnotationStabilization)
 	}
 	for _, name := range keep {
@@ -152,13 +152,13 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 			size.Annotations[name] = value
 		}
 	}
-	switch before := did.observed.Replicas; {
+	switch before := result.observed.Replicas; {
 	case size.Replicas > before:
 		size.Annotations[v1alpha1.AnnotationLastScaleUp] = now.UTC().Format(time.RFC3339)
 	case size.Replicas < before:
 		size.Annotations[v1alpha1.AnnotationLastScaleDown] = now.UTC().Format(time.RFC3339)
 	}
-	if size.Replicas < did.observed.Replicas || size.Partition < did.observed.Partition && !did.decision.Rollout.Done {
+	if size.Replicas < result.observed.Replicas || size.Partition < result.observed.Partition && !result.decision.Rollout.Done {
 		var err error
 		if version, err = c.confirm(ctx, set); err != nil {
 			return err
@@ -167,8 +167,8 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 	if err := c.ensureStatefulSet(ctx, m, cluster, size, version); err != nil {
 		return err
 	}
-	did.replicas = size.Replicas
-	did.scaledUp, did.scaledDown = stamp(size.Annotations, keep[0]), stamp(size.Annotations, keep[1])
+	result.replicas = size.Replicas
+	result.scaledUp, result.scaledDown = stamp(size.Annotations, keep[0]), stamp(size.Annotations, keep[1])
 	return nil
 }
 
@@ -263,22 +263,22 @@ func stateOfPod(pod *corev1.Pod) state {
 
 // reclaim deletes the claims that the decision names, after confirm. A claim that changed
 // since it was read is not deleted.
-func (c *Controller) reclaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, did *result) error {
-	if len(did.decision.Reclaim) == 0 {
+func (c *Controller) reclaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, result *syncResult) error {
+	if len(result.decision.Reclaim) == 0 {
 		return nil
 	}
 	if _, err := c.confirm(ctx, set); err != nil {
 		return err
 	}
 	var errs []error
-	for _, volume := range did.decision.Reclaim {
+	for _, volume := range result.decision.Reclaim {
 		deleted, err := c.deleteClaim(ctx, cluster, volume)
 		if err != nil {
 			errs = append(errs, &reclaimError{volume.Name, err})
 			continue
 		}
 		if deleted {
-			did.reclaimed = append(did.reclaimed, volume.Name)
+			result.reclaimed = append(result.reclaimed, volume.Name)
 		}
 	}
 	return errors.Join(errs...)

@@ -37,7 +37,7 @@ func Next(target int32, o *Observation, removal Removal) Step {
 	if target >= o.Replicas {
 		return Step{Replicas: target}
 	}
-	blocked := o.gate(none)
+	blocked := o.checkCopies(none)
 	if blocked == nil {
 		blocked = o.checkRemoval(removal)
 	}
@@ -64,12 +64,12 @@ func (o *Observation) checkRemoval(removal Removal) *Block {
 // The first round may have begun before the change.
 const rounds = 2
 
-// gate returns why the copies of the data may be incomplete, nil if they are complete. It
+// checkCopies returns why the copies of the data may be incomplete, nil if they are complete. It
 // ignores the Pod with the ordinal except.
 //
 // The number of partitions with too few owners is not sufficient: the store counts the
 // nodes that see each other, so the number returns to 0 before data has moved.
-func (o *Observation) gate(except int32) *Block {
+func (o *Observation) checkCopies(except int32) *Block {
 	for _, check := range []func(int32) *Block{o.checkMetrics, o.checkReady, o.checkStatefulSet, o.checkMembers, o.checkRepair} {
 		if found := check(except); found != nil {
 			return found
@@ -181,7 +181,7 @@ func VolumeOrdinal(cluster, claim string) (int32, bool) {
 // unless the cluster has its target size, every copy exists without these volumes, and no
 // Pod of a removed node exists.
 func Reclaimable(target int32, o *Observation, volumes []Volume) []Volume {
-	if target != o.Replicas || o.rolling() || o.gate(none) != nil {
+	if target != o.Replicas || o.rolling() || o.checkCopies(none) != nil {
 		return nil
 	}
 	var reclaimable []Volume

@@ -45,7 +45,7 @@ func NextRollout(o *Observation) Rollout {
 	if !o.ready(next) {
 		except = next
 	}
-	if blocked := o.gate(except); blocked != nil {
+	if blocked := o.checkCopies(except); blocked != nil {
 		return wait(blocked)
 	}
 	return Rollout{Partition: next}
