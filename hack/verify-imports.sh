@@ -77,7 +77,7 @@ for provider in pkg/server/provider/*/; do
 	[[ $name == registry || $name == providertest ]] && continue
 	never "./$provider" "^$module/pkg/server/(config|groups|provision|internal/reconciler|provider/registry)$"
 	# What several providers use.
-	[[ $name == cloud || $name == nocloud || $name == iso9660 ]] && continue
+	[[ $name == cloud || $name == nocloud ]] && continue
 	found=$(go list -f '{{$path := .ImportPath}}{{range .Imports}}{{$path}} {{.}}{{"\n"}}{{end}}' ./... |
 		grep -E " $module/pkg/server/provider/$name(/|\$)" |
 		grep -vE "^$module/pkg/server/(provider/$name(/[a-z0-9]+)?|provider/registry|servertest) " || true)

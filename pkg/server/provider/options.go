@@ -5,10 +5,12 @@ package provider
 
 import (
 	"context"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config/jsonc"
 )
 
@@ -51,4 +53,33 @@ type CallContextFunc = func(context.Context) (context.Context, context.CancelFun
 type ImmutableField struct {
 	Path  *field.Path
 	Value string
+}
+
+// AgentOptions are implemented by the options of a provider whose instances may run an
+// agent (docs/server.md#agents).
+type AgentOptions interface {
+	// RunsAgent reports whether every instance runs an agent. Then an instance counts
+	// as running when its agent has registered and reported.
+	RunsAgent() bool
+}
+
+// RunsAgent reports whether the instances of a provider run an agent. Options that do not
+// implement AgentOptions are of a provider whose instances run none.
+func RunsAgent(o Options) bool {
+	agents, ok := o.(AgentOptions)
+	return ok && agents.RunsAgent()
+}
+
+// CheckPrefix is the prefix of the cluster, the tenant and the group of the instances that
+// nstance-admin provider check creates (docs/providers.md#check-a-provider). No server and no
+// operator can have such a name, because no identifier contains the separator: a provider that
+// lists the instances of one cluster and shard never lists those of a server and of a check
+// together.
+const CheckPrefix = "check" + identifier.Separator
+
+// ValidateID returns nil if value is an identifier, or one after CheckPrefix, and otherwise an
+// error with the rule that it violates. Providers validate the names of clusters, tenants and
+// groups with it, which configurations and operators may not have with the prefix.
+func ValidateID(value string) error {
+	return identifier.Validate(strings.TrimPrefix(value, CheckPrefix))
 }

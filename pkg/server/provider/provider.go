@@ -7,6 +7,8 @@ package provider
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,4 +96,45 @@ type Expecter interface {
 	// knows them from then on, until it has confirmed that they do not exist. The others may
 	// have been requested by another process.
 	Expect(instances []instance.VM)
+}
+
+// Finder is implemented by providers that can look for one instance without a list.
+type Finder interface {
+	// Find reads one instance as consistently as the provider can. It returns false only if
+	// the instance certainly does not exist. It changes nothing that Get returns.
+	Find(ctx context.Context, id string) (instance.VM, bool, error)
+}
+
+// Refresher is implemented by providers that can look at single instances.
+type Refresher interface {
+	// Refresh requests that the provider looks at an instance soon, because its agent
+	// does not report. It does not block. What the provider finds is a change like any
+	// other.
+	Refresh(id string)
+}
+
+// CapacityError means that an instance was not created because the quota of its type is
+// used up, its subnet is full, or the cloud is out of stock. The same request may succeed
+// later, or on another shard. No other error of Create is one.
+type CapacityError struct{ text string }
+
+// OutOfCapacity returns a CapacityError. It is reported as a state, so its text must be
+// the same for each attempt: it has no instance id, time or count that changes.
+func OutOfCapacity(format string, args ...any) error {
+	return &CapacityError{text: "out of capacity: " + fmt.Sprintf(format, args...)}
+}
+
+func (e *CapacityError) Error() string { return e.text }
+
+// AsCapacityError returns the CapacityError that err wraps, and whether there is one.
+func AsCapacityError(err error) (*CapacityError, bool) {
+	return errors.AsType[*CapacityError](err)
+}
+
+// CapacityChecker is implemented by a Provider that knows before a request whether it
+// would have to reject it.
+type CapacityChecker interface {
+	// CheckCapacity returns the CapacityError with which Create would reject an instance of
+	// this group, type and subnet at present, nil if there is none. It reads memory only.
+	CheckCapacity(spec Spec) error
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 const (
@@ -294,4 +295,72 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	p.mu.Unlock()
 	p.reportOutcome(ctx, o)
 	return err
+}
+
+// showsKnown reports whether a list shows a machine that was known before, or before lists began
+// to show none. mu must be locked.
+func (p *Provider) showsKnown(machines map[string]VM) bool {
+	for id := range machines {
+		if e := p.table[id]; e != nil && e.listed && (p.emptySince.IsZero() || e.launched.Before(p.emptySince)) {
+			return true
+		}
+	}
+	return false
+}
+
+// isEmpty reports whether a list that has left out machines, and has shown none that was known,
+// proves nothing yet. mu must be locked.
+func (p *Provider) isEmpty(shown, absent bool) bool {
+	if shown || !absent {
+		p.emptySince = time.Time{}
+		return false
+	}
+	if p.emptySince.IsZero() {
+		p.emptySince = time.Now()
+	}
+	return time.Since(p.emptySince) < p.limits.EmptyDelay
+}
+
+// restartEmptyDelay begins the time anew in which lists have shown nothing, because one has
+// failed.
+func (p *Provider) restartEmptyDelay() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.emptySince.IsZero() {
+		p.emptySince = time.Now()
+	}
+}
+
+var _ provider.Finder = (*Provider)(nil)
+
+// Find reads the machine of one instance from the cloud. The table stays as it is.
+func (p *Provider) Find(ctx context.Context, id string) (instance.VM, bool, error) {
+	m, found, err := p.find(ctx, id)
+	if err != nil {
+		return instance.VM{}, false, fmt.Errorf("find the machine of instance %s: %w", id, err)
+	}
+	if !found {
+		return instance.VM{}, false, nil
+	}
+	return (&entry{id: id, group: m.Group, origin: m.Origin, machine: &m, listed: true}).vm(), true, nil
+}
+
+// find reads the machine of an instance.
+func (p *Provider) find(ctx context.Context, id string) (m VM, found bool, err error) {
+	var known VM
+	p.mu.Lock()
+	if e := p.table[id]; e != nil && e.machine != nil {
+		known = *e.machine
+	}
+	p.mu.Unlock()
+	finder, byProviderID := p.api.(KnownFinder)
+	err = p.read(ctx, func(ctx context.Context) (err error) {
+		if byProviderID && known.ProviderID != "" {
+			m, found, err = finder.FindKnown(ctx, known)
+			return err
+		}
+		m, found, err = p.api.Find(ctx, id)
+		return err
+	})
+	return m, found, err
 }

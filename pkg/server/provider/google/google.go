@@ -6,13 +6,25 @@
 package google
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"math"
 	"net/http"
+	"net/netip"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
+
 	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 // parallel is how many calls are made at a time for one termination.
@@ -73,3 +85,201 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 
 // Limits returns how the API may be called.
 func (a *API) Limits() cloud.Limits { return a.limits }
+
+// List returns all machines of the shard, without those that are being created: they may never
+// exist. A list that cannot be complete is an error.
+func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
+	list, err := a.list(ctx)
+	if err != nil {
+		return nil, throttled(err)
+	}
+	preempted := a.preempted(ctx, list)
+	var all []cloud.VM
+	// One that is created or deleted between two pages may shift others.
+	names := map[string]bool{}
+	for _, one := range list {
+		if names[one.Name] {
+			continue
+		}
+		names[one.Name] = true
+		identity, ours, err := a.identify(one)
+		if err != nil {
+			return nil, err
+		}
+		if ours && !one.isBeingCreated() {
+			all = append(all, preempted.explain(a.machine(one, identity), one))
+		}
+	}
+	return all, nil
+}
+
+// Find reads the machine of one instance by its name, which is the instance id. Its labels
+// do not count: a user may have changed them. Of one that is being created it is not known
+// whether it will exist.
+func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
+	m, found, err := a.find(ctx, id)
+	if found && m.creating {
+		return cloud.VM{}, false, fmt.Errorf("virtual machine %s: %w", id, errCreating)
+	}
+	return m.VM, found, err
+}
+
+var errCreating = fmt.Errorf("it is being created: %w", cloud.ErrInProgress)
+
+// foundMachine is a machine that was read.
+type foundMachine struct {
+	cloud.VM
+	creating bool
+}
+
+func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, err error) {
+	if _, err := puidv7.Parse(id); err != nil {
+		return m, false, err
+	}
+	one, err := a.get(ctx, id)
+	if isNotFound(err, id) {
+		return m, false, nil
+	}
+	if err != nil {
+		return m, false, throttled(err)
+	}
+	identity, ours, err := a.identify(one)
+	if err != nil || !ours {
+		return m, false, err
+	}
+	m.VM = a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one)
+	m.creating = one.isBeingCreated()
+	return m, true, nil
+}
+
+// throttled returns an error that wraps cloud.ErrThrottled if there were too many calls.
+func throttled(err error) error {
+	if googleapi.IsThrottled(err) {
+		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
+	}
+	return err
+}
+
+// subnetworkProject returns the project of a subnetwork.
+func (a *API) subnetworkProject(subnet Subnet) string {
+	return cmp.Or(subnet.Project, a.options.Project)
+}
+
+// reserved is how many addresses of a range no machine can have.
+const reserved = 4
+
+// Room returns how many more machines a subnet has room for: the free addresses of its
+// subnetwork.
+func (a *API) Room(ctx context.Context, subnet string) (int, error) {
+	configured, known := a.options.Subnets[subnet]
+	if !known {
+		return 0, fmt.Errorf("subnet %q is not configured", subnet)
+	}
+	one, err := a.subnetwork(ctx, configured)
+	if err != nil {
+		return 0, throttled(err)
+	}
+	if one.Utilization != nil {
+		for _, part := range one.Utilization.IPv4 {
+			if part.Range == "" && part.Free != nil { // others are secondary ranges
+				return int(min(max(*part.Free, 0), math.MaxInt32)), nil
+			}
+		}
+	}
+	// Compute Engine does not report how many are used.
+	prefix, err := netip.ParsePrefix(one.Range)
+	if err != nil || !prefix.Addr().Is4() {
+		return 0, errors.Join(fmt.Errorf("subnetwork %s has no range of IPv4 addresses", configured.Subnetwork), err)
+	}
+	return max(0, 1<<(32-prefix.Bits())-reserved), nil
+}
+
+// expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
+// part of the memory, at most an eighth.
+func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
+	return func(spec provider.Spec) *corev1.Node {
+		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU,
+			*resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI))
+	}
+}
+
+// state returns the state of a virtual machine and its reason (docs/google.md#states). One
+// that was stopped still exists, with its disks, and is to be deleted.
+func (v vm) state() (instance.State, string) {
+	switch v.Status {
+	case "PROVISIONING", "STAGING", "PENDING":
+		return instance.Pending, ""
+	case "RUNNING":
+		return instance.Running, ""
+	case "REPAIRING":
+		return instance.Impaired, v.reason("Compute Engine repairs the virtual machine")
+	case "STOPPING", "PENDING_STOP":
+		return instance.Stopped, v.reason("the virtual machine is being stopped or deleted")
+	case "DEPROVISIONING":
+		return instance.Terminating, ""
+	case "STOPPED", "TERMINATED":
+		return instance.Stopped, v.reason("the virtual machine was stopped")
+	case "SUSPENDING", "SUSPENDED":
+		return instance.Stopped, v.reason("the virtual machine is suspended")
+	}
+	return instance.Impaired, fmt.Sprintf("the virtual machine has the unknown status %q", v.Status)
+}
+
+// isBeingCreated reports whether the operation that creates a virtual machine has not finished:
+// it may fail for lack of capacity, and then the machine does not exist any more. One that a
+// user has started again has stopped before.
+func (v vm) isBeingCreated() bool { return v.Status == "PROVISIONING" && v.LastStop == "" }
+
+func (v vm) reason(text string) string {
+	if v.StatusMessage != "" {
+		return text + ": " + v.StatusMessage
+	}
+	return text
+}
+
+// isStopped reports whether a virtual machine has been stopped, by a user or because its
+// capacity was needed.
+func (v vm) isStopped() bool { return v.Status == "TERMINATED" || v.Status == "STOPPED" }
+
+// preemptions are the ids of virtual machines that were preempted.
+type preemptions map[string]bool
+
+// operationPreempted is the type of the operation that stops a spot machine because its
+// capacity is needed.
+const operationPreempted = "compute.instances.preempted"
+
+// isSpot reports whether the capacity of a virtual machine may be taken away.
+func (v vm) isSpot() bool { return v.Scheduling != nil && v.Scheduling.ProvisioningModel == spot }
+
+// preempted returns which of the virtual machines were preempted. Compute Engine reports that
+// by an operation only, which is read if a spot machine has stopped. The reason is not worth
+// a list: if it cannot be read, preempted returns nil.
+func (a *API) preempted(ctx context.Context, list []vm) preemptions {
+	if !slices.ContainsFunc(list, func(one vm) bool { return one.isStopped() && one.isSpot() }) {
+		return nil
+	}
+	operations, err := a.operations(ctx, fmt.Sprintf("operationType = %q", operationPreempted))
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read which spot machines were preempted")
+		return nil
+	}
+	found := preemptions{}
+	for _, one := range operations {
+		if one.OperationType == operationPreempted {
+			found[one.TargetID] = true
+		}
+	}
+	return found
+}
+
+// explain adds to a spot machine that has stopped why it has.
+func (p preemptions) explain(m cloud.VM, one vm) cloud.VM {
+	switch {
+	case !one.isStopped() || !one.isSpot():
+	case p == nil:
+		m.Reason = "the spot machine was stopped or preempted"
+	case p[one.ID]:
+		m.Reason = "the spot machine was preempted"
+	}
+	return m
+}

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -159,4 +161,182 @@ func (a *API) afterOperation(ctx context.Context, p plan, err error) (cloud.VM, 
 		return m, nil
 	}
 	return cloud.VM{}, &cloud.Rejection{Scope: p.narrow(), RetryAfter: retryAfter, Err: err}
+}
+
+// userdataKey is the metadata in which cloud-init and other programs look for the userdata.
+const userdataKey = "user-data"
+
+// cloudPlatform is the scope that a service account has unless arguments have others. The
+// roles of the account limit it.
+const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
+
+// body returns the virtual machine of a spec, as it is requested.
+func (a *API) body(spec provider.Spec, args arguments) (vm, error) {
+	subnet, known := a.options.Subnets[spec.Subnet]
+	if !known {
+		return vm{}, fmt.Errorf("subnet %q is not configured", spec.Subnet)
+	}
+	description, err := newIdentity(a.shard, spec).description()
+	if err != nil {
+		return vm{}, err
+	}
+	labels := a.labels(spec, args.labels)
+	one := vm{
+		Name:        spec.ID,
+		Description: description,
+		MachineType: fmt.Sprintf("zones/%s/machineTypes/%s", a.shard.Zone, spec.Type.Name),
+		Labels:      labels,
+		Metadata:    newMetadata(spec, args),
+		NetworkInterfaces: []networkInterface{{
+			Subnetwork: fmt.Sprintf("projects/%s/regions/%s/subnetworks/%s", a.subnetworkProject(subnet), a.shard.Region, subnet.Subnetwork),
+		}},
+	}
+	if args.externalIP {
+		one.NetworkInterfaces[0].AccessConfigs = []accessConfig{{Name: "external", Type: "ONE_TO_ONE_NAT"}}
+	}
+	if len(args.networkTags) > 0 {
+		one.Tags = &networkTags{Items: args.networkTags}
+	}
+	if args.image != "" {
+		one.Disks = []disk{a.bootDisk(args, labels)}
+	}
+	if args.serviceAccount != "" {
+		scopes := args.scopes
+		if len(scopes) == 0 {
+			scopes = []string{cloudPlatform}
+		}
+		one.ServiceAccounts = []serviceAccount{{Email: args.serviceAccount, Scopes: scopes}}
+	}
+	switch args.provisioning {
+	case spot:
+		// A machine that is preempted is stopped and not deleted, so that its instance can be
+		// reported as preempted. The server deletes it.
+		one.Scheduling = &scheduling{
+			ProvisioningModel: spot, InstanceTerminationAction: "STOP", OnHostMaintenance: "TERMINATE", AutomaticRestart: new(bool),
+		}
+	case standard:
+		one.Scheduling = &scheduling{ProvisioningModel: standard}
+	}
+	return one, nil
+}
+
+// bootDisk returns a disk that is deleted with its machine.
+func (a *API) bootDisk(args arguments, labels map[string]string) disk {
+	params := &diskParams{SourceImage: args.image, DiskSizeGB: args.diskGB, Labels: labels}
+	if args.diskType != "" {
+		params.DiskType = fmt.Sprintf("zones/%s/diskTypes/%s", a.shard.Zone, args.diskType)
+	}
+	return disk{Boot: true, AutoDelete: true, InitializeParams: params}
+}
+
+// newMetadata returns the metadata of a machine, nil if there is none.
+func newMetadata(spec provider.Spec, args arguments) *metadata {
+	var items []metadataItem
+	if len(spec.Userdata) > 0 {
+		items = append(items, metadataItem{Key: userdataKey, Value: string(spec.Userdata)})
+	}
+	for _, key := range slices.Sorted(maps.Keys(args.metadata)) {
+		items = append(items, metadataItem{Key: key, Value: args.metadata[key]})
+	}
+	if len(items) == 0 {
+		return nil
+	}
+	return &metadata{Items: items}
+}
+
+const (
+	// retryAfter is when a request that was rejected may succeed: something has to change.
+	retryAfter = 30 * time.Second
+	// capacityRetryAfter is the same for one for which there was no capacity.
+	capacityRetryAfter = 3 * time.Minute
+	// quotaRetryAfter is the same for one that exceeds a quota, which machines that are
+	// deleted make room in.
+	quotaRetryAfter = 2 * time.Minute
+)
+
+// rejectGroup rejects what the arguments of a group cause.
+func rejectGroup(spec provider.Spec, err error) error {
+	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
+}
+
+// narrow returns the scope of requests that are like this one.
+func (p plan) narrow() cloud.Scope {
+	return cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
+}
+
+// market returns the scope of requests for the same type in the same market. That of spot
+// machines is known by the group, which has its arguments.
+func (p plan) market() cloud.Scope {
+	s := cloud.Scope{Type: p.spec.Type.Name}
+	if p.args.provisioning == spot {
+		s.Group = p.spec.Group
+	}
+	return s
+}
+
+// Codes of operations that have created nothing, without the ending _WITH_DETAILS.
+var (
+	noCapacity   = []string{"ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED", "STOCKOUT"}
+	noAddresses  = []string{"IP_SPACE_EXHAUSTED"}
+	overQuota    = []string{"QUOTA_EXCEEDED", "LIMIT_EXCEEDED"}
+	invalidCodes = []string{"INVALID", "RESOURCE_NOT_FOUND", "PERMISSIONS_ERROR", "UNSUPPORTED_OPERATION", "BAD_REQUEST"}
+)
+
+// rejectCodes returns the rejection that the failure of an operation means, nil if it does not
+// say that nothing was created.
+func (p plan) rejectCodes(failed *operationFailure) error {
+	switch {
+	case failed.has(noCapacity...):
+		return p.outOfCapacity(failed)
+	case failed.has(noAddresses...):
+		return p.outOfAddresses(failed)
+	case failed.has(overQuota...):
+		return p.outOfQuota(failed)
+	case failed.has(invalidCodes...):
+		return rejectGroup(p.spec, failed)
+	}
+	return nil
+}
+
+func (p plan) outOfCapacity(err error) error {
+	kind := ""
+	if p.args.provisioning == spot {
+		kind = "spot "
+	}
+	return &cloud.Rejection{Scope: p.market(), RetryAfter: capacityRetryAfter, Err: fmt.Errorf("%w: %w",
+		provider.OutOfCapacity("the zone has no %smachine of type %s", kind, p.spec.Type.Name), err)}
+}
+
+func (p plan) outOfAddresses(err error) error {
+	return &cloud.Rejection{Scope: cloud.Scope{Subnet: p.spec.Subnet}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
+		provider.OutOfCapacity("no address left in subnet %s", p.spec.Subnet), err)}
+}
+
+func (p plan) outOfQuota(err error) error {
+	return &cloud.Rejection{Scope: cloud.Scope{Type: p.spec.Type.Name}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
+		provider.OutOfCapacity("a quota of the project has no room for type %s", p.spec.Type.Name), err)}
+}
+
+// rejectResponse returns what the error of a request means: a rejection, or the error itself
+// if the machine may exist or the same request may succeed.
+func (p plan) rejectResponse(err error) error {
+	response, ok := googleapi.AsError(err)
+	if !ok {
+		return err
+	}
+	switch {
+	case googleapi.IsThrottled(err):
+		return throttled(err)
+	case len(response.Reasons) == 0:
+		return err // not of the API
+	case response.Has("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"):
+		return p.outOfQuota(err)
+	case response.Status == http.StatusForbidden:
+		return &cloud.Rejection{RetryAfter: retryAfter, Err: err}
+	case response.Status == http.StatusNotFound && strings.Contains(response.Message, "/subnetworks/"):
+		return &cloud.Rejection{Scope: cloud.Scope{Subnet: p.spec.Subnet}, RetryAfter: retryAfter, Err: err}
+	case response.Status == http.StatusNotFound, response.Status == http.StatusBadRequest && !response.Has("resourceNotReady"):
+		return rejectGroup(p.spec, err)
+	}
+	return err
 }

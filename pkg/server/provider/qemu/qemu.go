@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
@@ -174,4 +176,14 @@ func (a *API) reserve(f folder, spec provider.Spec) error {
 		}
 	}
 	return f.writeJSON(identityFile, newIdentity(a.shard, spec))
+}
+
+// expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
+// part of the memory, at most an eighth.
+func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
+	return func(spec provider.Spec) *corev1.Node {
+		return cloud.LinuxNode(shard, spec.Type,
+			*resource.NewQuantity(int64(cpus(spec.Type)), resource.DecimalSI),
+			*resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI))
+	}
 }

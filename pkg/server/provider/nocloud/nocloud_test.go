@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package iso9660_test
+package nocloud
 
 import (
 	"bytes"
@@ -11,8 +11,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"nstance.dev/operator/pkg/server/provider/iso9660"
 )
 
 // That Linux mounts such an image is tested by TestGuest of package qemu.
@@ -23,7 +21,7 @@ func TestFilesAreFoundFromTheVolumeDescriptor(t *testing.T) {
 		"empty":     {},
 		"sector":    make([]byte, 2048),
 	}
-	image, err := iso9660.New("cidata", files)
+	image, err := newISO9660("cidata", files)
 	require.NoError(t, err)
 	volume := image[16*2048:]
 	assert.Equal(t, "\x01CD001\x01\x00", string(volume[:8]))
@@ -57,9 +55,9 @@ func TestWhatDoesNotFitIsAnError(t *testing.T) {
 	for name, files := range map[string]map[string][]byte{
 		"a folder in a name": {"a/b": nil}, "no name": {"": nil}, "a long name": {strings.Repeat("x", 29): nil}, "many files": many,
 	} {
-		_, err := iso9660.New("cidata", files)
+		_, err := newISO9660("cidata", files)
 		require.Error(t, err, name)
 	}
-	_, err := iso9660.New(strings.Repeat("x", 33), nil)
+	_, err := newISO9660(strings.Repeat("x", 33), nil)
 	require.Error(t, err)
 }

@@ -8,12 +8,23 @@ package metadata
 
 import (
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -166,4 +177,154 @@ func Serve(ctx context.Context, listener net.Listener, source Source) error {
 		return err
 	}
 	return nil
+}
+
+// versions are the first folders of all paths. They have the same content. AWS has more of
+// them; these are what cloud-init queries.
+var versions = []string{"2009-04-04", "2016-09-02", "2018-09-24", "2021-03-23", "latest"}
+
+// Paths in meta-data of a termination notice.
+const (
+	pathAction          = "spot/instance-action"
+	pathTerminationTime = "spot/termination-time"
+)
+
+// actionTerminate is the action of a notice with a termination time.
+const actionTerminate = "terminate"
+
+// content returns what is at a path.
+func (s *service) content(ctx context.Context, i *Instance, path string) (content []byte, found bool, err error) {
+	path = strings.TrimPrefix(path, "/")
+	if path == "" {
+		return []byte(strings.Join(versions, "\n")), true, nil
+	}
+	version, path, _ := strings.Cut(path, "/")
+	if !slices.Contains(versions, version) {
+		return nil, false, nil
+	}
+	switch category, rest, _ := strings.Cut(path, "/"); category {
+	case "":
+		return []byte("meta-data\nuser-data"), true, nil
+	case "user-data":
+		if rest != "" {
+			return nil, false, nil
+		}
+		content, err = s.source.Userdata(ctx, i)
+		return content, content != nil, err
+	case "meta-data":
+		values, err := s.values(i)
+		if err != nil {
+			return nil, false, err
+		}
+		text, found := lookUp(values, rest)
+		return []byte(text), found, nil
+	default:
+		return nil, false, nil
+	}
+}
+
+// values returns the entries of meta-data by path. Those of a notice exist only with one.
+func (s *service) values(i *Instance) (map[string]string, error) {
+	notice, err := s.source.Notice(i)
+	if err != nil || notice == nil {
+		return i.Values, err
+	}
+	values := maps.Clone(i.Values)
+	at := notice.Time.UTC().Format(time.RFC3339)
+	action, err := json.Marshal(struct {
+		Action string `json:"action"`
+		Time   string `json:"time"`
+	}{notice.Action, at})
+	if err != nil {
+		return nil, fmt.Errorf("encode the notice of instance %s: %w", i.ID, err)
+	}
+	values[pathAction] = string(action)
+	if notice.Action == actionTerminate {
+		values[pathTerminationTime] = at
+	}
+	return values, nil
+}
+
+// lookUp returns a value, or the names in a folder, those of folders with a slash.
+func lookUp(values map[string]string, path string) (text string, found bool) {
+	if value, found := values[path]; found {
+		return value, true
+	}
+	folder := strings.TrimSuffix(path, "/")
+	if folder != "" {
+		folder += "/"
+	}
+	names := map[string]bool{}
+	for entry := range values {
+		if name, ok := strings.CutPrefix(entry, folder); ok {
+			first, _, isFolder := strings.Cut(name, "/")
+			if isFolder {
+				first += "/"
+			}
+			names[first] = true
+		}
+	}
+	return strings.Join(slices.Sorted(maps.Keys(names)), "\n"), len(names) > 0
+}
+
+// Path and headers of tokens, as AWS has them.
+const (
+	tokenPath      = "/latest/api/token"
+	tokenHeader    = "X-Aws-Ec2-Metadata-Token"
+	lifetimeHeader = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
+)
+
+// maxLifetime is the longest life of a token, 6 hours.
+const maxLifetime = 21600
+
+// tokens issues tokens and checks them. A token is its expiry with a code of authentication
+// that covers the machine too, so that nothing is stored. After a restart of the server
+// the tokens of before are invalid.
+type tokens struct {
+	key [sha256.Size]byte
+}
+
+func newTokens() tokens {
+	var t tokens
+	// It never returns an error.
+	_, _ = rand.Read(t.key[:])
+	return t
+}
+
+func (t *tokens) issue(machine string, expiry time.Time) string {
+	token := binary.BigEndian.AppendUint64(nil, uint64(expiry.Unix()))
+	return base64.RawURLEncoding.EncodeToString(append(token, t.code(machine, token)...))
+}
+
+func (t *tokens) valid(token, machine string, now time.Time) bool {
+	decoded, err := base64.RawURLEncoding.DecodeString(token)
+	if err != nil || len(decoded) != 8+sha256.Size {
+		return false
+	}
+	expiry, code := decoded[:8], decoded[8:]
+	return hmac.Equal(code, t.code(machine, expiry)) && now.Unix() < int64(binary.BigEndian.Uint64(expiry))
+}
+
+func (t *tokens) code(machine string, expiry []byte) []byte {
+	code := hmac.New(sha256.New, t.key[:])
+	code.Write(expiry)
+	_, _ = io.WriteString(code, machine)
+	return code.Sum(nil)
+}
+
+// serveToken issues a token for as long as the client wants.
+func (s *service) serveToken(w http.ResponseWriter, r *http.Request, i *Instance) {
+	if r.Method != http.MethodPut {
+		w.Header().Set("Allow", "OPTIONS, PUT")
+		refuse(w, http.StatusMethodNotAllowed)
+		return
+	}
+	lifetime, err := strconv.Atoi(r.Header.Get(lifetimeHeader))
+	if err != nil || lifetime < 1 || lifetime > maxLifetime {
+		refuse(w, http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain")
+	w.Header().Set(lifetimeHeader, strconv.Itoa(lifetime))
+	_, _ = io.WriteString(w, s.tokens.issue(i.Machine, time.Now().Add(time.Duration(lifetime)*time.Second)))
 }
