@@ -36,6 +36,17 @@ func selectBalancers(c *config.Config, keys []string) ([]provider.LoadBalancer, 
 	return selected, nil
 }
 
+// partsOf returns the parts of an entry in the order of their names: the provider's calls take
+// one part each.
+func partsOf(balancer provider.LoadBalancer) []provider.LoadBalancer {
+	parts := balancer.Settings.Parts()
+	list := make([]provider.LoadBalancer, 0, len(parts))
+	for _, name := range slices.Sorted(maps.Keys(parts)) {
+		list = append(list, provider.LoadBalancer{Key: balancer.Key, Settings: parts[name]})
+	}
+	return list
+}
+
 // register registers an instance with all load balancers, and waits until all list it.
 func (c *check) register(ctx context.Context, id string) (string, error) {
 	vm := c.existing[id]
@@ -47,13 +58,15 @@ func (c *check) register(ctx context.Context, id string) (string, error) {
 	c.targets[id] = vm
 	var keys []string
 	for _, balancer := range c.balancers {
-		if err := api.Register(ctx, balancer, []instance.VM{vm}); err != nil {
-			return "", fmt.Errorf("load balancer %s: %w", balancer.Key, err)
-		}
-		if err := awaitTarget(ctx, api, balancer, vm, func(state provider.TargetState, listed bool) bool {
-			return listed && state == provider.Registered
-		}); err != nil {
-			return "", err
+		for _, part := range partsOf(balancer) {
+			if err := api.Register(ctx, part, []instance.VM{vm}); err != nil {
+				return "", fmt.Errorf("load balancer %s: %w", balancer.Key, err)
+			}
+			if err := awaitTarget(ctx, api, part, vm, func(state provider.TargetState, listed bool) bool {
+				return listed && state == provider.Registered
+			}); err != nil {
+				return "", err
+			}
 		}
 		keys = append(keys, balancer.Key)
 	}
@@ -73,14 +86,16 @@ func (c *check) deregister(ctx context.Context) error {
 	list := slices.Collect(maps.Values(c.targets))
 	var errs []error
 	for _, balancer := range c.balancers {
-		if err := api.Deregister(ctx, balancer, list); err != nil {
-			errs = append(errs, fmt.Errorf("load balancer %s: %w", balancer.Key, err))
-			continue
-		}
-		for _, vm := range list {
-			errs = append(errs, awaitTarget(ctx, api, balancer, vm, func(state provider.TargetState, listed bool) bool {
-				return !listed || state == provider.Draining
-			}))
+		for _, part := range partsOf(balancer) {
+			if err := api.Deregister(ctx, part, list); err != nil {
+				errs = append(errs, fmt.Errorf("load balancer %s: %w", balancer.Key, err))
+				continue
+			}
+			for _, vm := range list {
+				errs = append(errs, awaitTarget(ctx, api, part, vm, func(state provider.TargetState, listed bool) bool {
+					return !listed || state == provider.Draining
+				}))
+			}
 		}
 	}
 	err = errors.Join(errs...)

@@ -218,14 +218,14 @@ func parseError(status int, data []byte) *Error {
 	if body.Error.Code == status {
 		e.StatusName = body.Error.Status
 	}
-	for _, one := range body.Error.Errors {
-		if one.Reason != "" {
-			e.Reasons = append(e.Reasons, one.Reason)
+	for _, item := range body.Error.Errors {
+		if item.Reason != "" {
+			e.Reasons = append(e.Reasons, item.Reason)
 		}
 	}
-	for _, one := range body.Error.Details {
-		if one.Reason != "" {
-			e.Reasons = append(e.Reasons, one.Reason)
+	for _, detail := range body.Error.Details {
+		if detail.Reason != "" {
+			e.Reasons = append(e.Reasons, detail.Reason)
 		}
 	}
 	return e

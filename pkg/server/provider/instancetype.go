@@ -106,3 +106,11 @@ func (c Catalogue) Validate(path *field.Path) field.ErrorList {
 	}
 	return errs
 }
+
+// ValidateAMD64 reports a type of another architecture, for providers without ARM hosts.
+func ValidateAMD64(path *field.Path, t InstanceType) field.ErrorList {
+	if t.Arch == ArchARM64 {
+		return field.ErrorList{field.NotSupported(path.Child("arch"), t.Arch, []string{ArchAMD64})}
+	}
+	return nil
+}

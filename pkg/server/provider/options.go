@@ -5,6 +5,9 @@ package provider
 
 import (
 	"context"
+	"maps"
+	"regexp"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -12,18 +15,18 @@ import (
 
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
 )
 
-// Registry has a function by the name of each provider. It reads the options of
-// the provider, shard.infra.options in the configuration, and reports members of
-// the wrong name or type. Options are the rest of the provider's part in the
-// configuration; package registry lists the providers that a server has.
+// Registry has a function for each provider, by the provider's name. The function reads the
+// options of the provider, shard.infra.options in the configuration, and reports members of
+// the wrong name or type. Package registry lists the providers that a server has.
 type Registry map[string]func(*jsonc.Object) Options
 
-// Options are the options of one provider.
+// Options configure a provider.
 type Options interface {
-	// Validate returns every rule that the options at path break. Subnets are
-	// those of the shard.
+	// Validate returns every rule that the options at path break, given the names of the
+	// shard's subnets.
 	Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList
 	// ValidateArgs returns every rule that the arguments of a template or group
 	// break, as far as it is known before strings in them are rendered.
@@ -37,7 +40,7 @@ type Options interface {
 	NewProvider(shard Shard, callContext CallContextFunc) (Provider, error)
 }
 
-// Shard is the shard that a provider works for.
+// Shard identifies the shard of a provider, and its place in the cloud.
 type Shard struct {
 	ClusterID string
 	ID        string
@@ -46,10 +49,11 @@ type Shard struct {
 }
 
 // CallContextFunc returns the context of one call that changes something outside
-// of the server. It is done at the latest when this server no longer leads.
+// of the server. The context ends at the latest when this server no longer leads.
 type CallContextFunc = func(context.Context) (context.Context, context.CancelFunc)
 
-// ImmutableField is a value that a server has for as long as it runs.
+// ImmutableField is a value that a server keeps as long as it runs. A configuration with
+// another value is rejected.
 type ImmutableField struct {
 	Path  *field.Path
 	Value string
@@ -63,23 +67,102 @@ type AgentOptions interface {
 	RunsAgent() bool
 }
 
-// RunsAgent reports whether the instances of a provider run an agent. Options that do not
-// implement AgentOptions are of a provider whose instances run none.
+// RunsAgent reports whether the instances of a provider run an agent. They run no agent if
+// the options do not implement AgentOptions.
 func RunsAgent(o Options) bool {
 	agents, ok := o.(AgentOptions)
 	return ok && agents.RunsAgent()
 }
 
+// CommonOptions are embedded in the options of the providers of virtual machines and
+// containers.
+type CommonOptions struct {
+	// Agent is true if each instance runs an agent, for which the server waits.
+	Agent bool
+	// InstanceTypes are the built-in and the configured types, with their quotas.
+	InstanceTypes Catalogue
+}
+
+// ReadCommonOptions reads agent, instance_types and quota. The configured types replace
+// built-in types of the same name.
+func ReadCommonOptions(o *jsonc.Object, builtIn Catalogue) CommonOptions {
+	options := CommonOptions{Agent: o.Bool("agent", true), InstanceTypes: builtIn}
+	ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	ReadQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+// Catalogue returns the instance types.
+func (o *CommonOptions) Catalogue() Catalogue { return o.InstanceTypes }
+
+// RunsAgent reports whether each instance runs an agent.
+func (o *CommonOptions) RunsAgent() bool { return o.Agent }
+
+// ValidateTypes returns every rule that the instance types at path break. It requires at least
+// one type, and calls check for the rules of the provider.
+func (o *CommonOptions) ValidateTypes(path *field.Path, check func(path *field.Path, t InstanceType) field.ErrorList) field.ErrorList {
+	errs := o.InstanceTypes.Validate(path)
+	if len(o.InstanceTypes) == 0 {
+		errs = append(errs, field.Required(path, "must have at least one instance type"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		errs = append(errs, check(path.Child(name), o.InstanceTypes[name])...)
+	}
+	return errs
+}
+
+// ValidateSubnets returns every rule that the configured subnets at path break. It reports
+// subnets that the shard does not have, and calls check for the rules of the provider.
+// Unless missing is empty, it requires each subnet of the shard with this message.
+func ValidateSubnets[T any](
+	path *field.Path, configured map[string]T, ofShard sets.Set[string], missing string, check func(path *field.Path, subnet T) field.ErrorList,
+) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(configured)) {
+		path := path.Child(name)
+		if !ofShard.Has(name) {
+			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(ofShard)))
+		}
+		errs = append(errs, check(path, configured[name])...)
+	}
+	for _, name := range sets.List(ofShard) {
+		if _, found := configured[name]; !found && missing != "" {
+			errs = append(errs, field.Required(path.Child(name), missing))
+		}
+	}
+	return errs
+}
+
+// ImmutableSubnets returns the configured subnets at path as one ImmutableField. describe
+// returns a text that differs if a subnet differs.
+func ImmutableSubnets[T any](path *field.Path, configured map[string]T, describe func(subnet T) string) ImmutableField {
+	var subnets []string
+	for _, name := range slices.Sorted(maps.Keys(configured)) {
+		subnets = append(subnets, name+": "+describe(configured[name]))
+	}
+	return ImmutableField{Path: path, Value: strings.Join(subnets, "; ")}
+}
+
+// ValidateName reports a value that is empty, or does not match pattern. The rule describes
+// the pattern for users.
+func ValidateName(path *field.Path, value string, pattern *regexp.Regexp, rule string) field.ErrorList {
+	errs := validation.Required(path, value)
+	if len(errs) == 0 && !pattern.MatchString(value) {
+		errs = field.ErrorList{field.Invalid(path, value, rule)}
+	}
+	return errs
+}
+
 // CheckPrefix is the prefix of the cluster, the tenant and the group of the instances that
 // nstance-admin provider check creates (docs/providers.md#check-a-provider). No server and no
-// operator can have such a name, because no identifier contains the separator: a provider that
-// lists the instances of one cluster and shard never lists those of a server and of a check
-// together.
+// operator can have such a name, because no identifier contains the separator. A provider
+// lists the instances of one cluster and shard, and so never mixes the instances of a server
+// and of a check.
 const CheckPrefix = "check" + identifier.Separator
 
-// ValidateID returns nil if value is an identifier, or one after CheckPrefix, and otherwise an
-// error with the rule that it violates. Providers validate the names of clusters, tenants and
-// groups with it, which configurations and operators may not have with the prefix.
+// ValidateID returns an error if value is neither an identifier nor CheckPrefix and an
+// identifier. Providers validate the names of clusters, tenants and groups with it.
+// Configurations and operators reject names with the prefix.
 func ValidateID(value string) error {
 	return identifier.Validate(strings.TrimPrefix(value, CheckPrefix))
 }

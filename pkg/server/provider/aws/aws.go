@@ -143,9 +143,9 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	}
 	var list []cloud.VM
 	for n := range all {
-		one := &all[n]
+		i := &all[n]
 		// One whose tags were changed by hand is found by its provider id.
-		if m, ours := a.identify(one); ours && a.setState(&m, one, impaired) {
+		if m, ours := a.identify(i); ours && a.setState(&m, i, impaired) {
 			list = append(list, m)
 		}
 	}

@@ -151,7 +151,7 @@ func TestPages(t *testing.T) {
 		assert.Len(t, w.list(), 30)
 		assert.Equal(t, 5, w.Calls()["DescribeInstances"])
 		for page := range 5 {
-			w.SetFaults(&ec2test.Fault{Action: "DescribeInstances", Skip: page, Before: true, Status: 500, Code: "InternalError"})
+			w.SetFaults(&ec2test.Fault{Call: "DescribeInstances", Skip: page, Before: true, Status: 500, Code: "InternalError"})
 			list, err := w.api.List(t.Context())
 			require.Error(t, err, "page %d", page)
 			assert.Empty(t, list)
@@ -175,7 +175,7 @@ func TestFindIsCertain(t *testing.T) {
 			"expired":         {Status: 400, Code: "ExpiredToken"},
 			"not found":       {Status: 400, Code: "InvalidInstanceID.NotFound", Message: "The instance ID does not exist"},
 		} {
-			fault.Before, fault.Action = true, "DescribeInstances"
+			fault.Before, fault.Call = true, "DescribeInstances"
 			w.SetFaults(fault)
 			_, found, err := w.api.Find(t.Context(), r.ID)
 			require.Error(t, err, name)
@@ -185,7 +185,7 @@ func TestFindIsCertain(t *testing.T) {
 			assert.False(t, found, name)
 		}
 		// Without an instance, the response says nothing of it.
-		w.SetFaults(&ec2test.Fault{Action: "DescribeInstances", Before: true, Status: 200})
+		w.SetFaults(&ec2test.Fault{Call: "DescribeInstances", Before: true, Status: 200})
 		_, _, err := w.api.FindKnown(t.Context(), m)
 		require.Error(t, err)
 		w.SetFaults()

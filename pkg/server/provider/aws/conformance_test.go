@@ -120,7 +120,7 @@ func randomFault(random *rand.Rand) *ec2test.Fault {
 		{Before: true, Status: http.StatusBadRequest, Code: "ExpiredToken"},
 	}
 	f := &faults[random.IntN(len(faults))]
-	f.Action, f.Times = actions[random.IntN(len(actions))], 1+random.IntN(4)
+	f.Call, f.Times = actions[random.IntN(len(actions))], 1+random.IntN(4)
 	f.Before = f.Before || random.IntN(2) == 0
 	return f
 }

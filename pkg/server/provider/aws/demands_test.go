@@ -56,7 +56,7 @@ func (r *wanted) during(d time.Duration) {
 func TestDemandOneVMForOneRequest(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()
-		w.SetFaults(&ec2test.Fault{Action: "RunInstances", Times: 3})
+		w.SetFaults(&ec2test.Fault{Call: "RunInstances", Times: 3})
 		id := h.MustRun(spec())
 		w.expectMade(id)
 		assert.Equal(t, id, w.Made()[0].Token)
@@ -68,7 +68,7 @@ func TestDemandTheRulesOfTokens(t *testing.T) {
 	t.Run("a new nonce finds the instance of the old one", func(t *testing.T) {
 		inBubble(t, newRegion(), func(t *testing.T, w *world) {
 			h := w.startProvider()
-			w.SetFaults(&ec2test.Fault{Action: "RunInstances"})
+			w.SetFaults(&ec2test.Fault{Call: "RunInstances"})
 			s := spec()
 			s.ID = providertest.NewID(t)
 			h.MustCreate(s)
@@ -87,7 +87,7 @@ func TestDemandTheRulesOfTokens(t *testing.T) {
 	t.Run("a token whose instance was terminated needs a new id", func(t *testing.T) {
 		inBubble(t, newRegion(), func(t *testing.T, w *world) {
 			h := w.startProvider()
-			w.SetFaults(&ec2test.Fault{Action: "RunInstances"}, &ec2test.Fault{Action: "DescribeInstances", Before: true})
+			w.SetFaults(&ec2test.Fault{Call: "RunInstances"}, &ec2test.Fault{Call: "DescribeInstances", Before: true})
 			r := &wanted{Harness: h, world: w, spec: spec()}
 			r.during(10 * time.Second)
 			first := r.id

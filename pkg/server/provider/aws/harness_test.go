@@ -69,7 +69,7 @@ func newRegion() *ec2test.Server {
 func testOptions(s *ec2test.Server) *Options {
 	return &Options{
 		Endpoint: s.URL, Image: testImage,
-		InstanceTypes: provider.Catalogue{testType.Name: testType, otherType.Name: otherType},
+		CommonOptions: provider.CommonOptions{InstanceTypes: provider.Catalogue{testType.Name: testType, otherType.Name: otherType}},
 	}
 }
 

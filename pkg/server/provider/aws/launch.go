@@ -196,7 +196,7 @@ func (a *API) image(ctx context.Context, spec provider.Spec, args arguments) (im
 	now := time.Now()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	maps.DeleteFunc(a.images, func(_ string, one cachedImage) bool { return now.Sub(one.at) > imageAge })
+	maps.DeleteFunc(a.images, func(_ string, cached cachedImage) bool { return now.Sub(cached.at) > imageAge })
 	a.images[key] = cachedImage{image: result, at: now}
 	return result, nil
 }
@@ -232,8 +232,8 @@ func imageFilters(arch string, users map[string][]string) []types.Filter {
 
 func describeFilters(filters []types.Filter) string {
 	var texts []string
-	for _, one := range filters {
-		texts = append(texts, awssdk.ToString(one.Name)+" "+strings.Join(one.Values, "|"))
+	for _, filter := range filters {
+		texts = append(texts, awssdk.ToString(filter.Name)+" "+strings.Join(filter.Values, "|"))
 	}
 	return strings.Join(texts, ", ")
 }

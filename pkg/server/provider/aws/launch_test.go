@@ -191,7 +191,7 @@ func TestRejections(t *testing.T) {
 	} {
 		t.Run(tc.code, func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {
-				w.SetFaults(&ec2test.Fault{Before: true, Action: "RunInstances", Status: tc.status, Code: tc.code, Message: "because"})
+				w.SetFaults(&ec2test.Fault{Before: true, Call: "RunInstances", Status: tc.status, Code: tc.code, Message: "because"})
 				r := request(t)
 				if tc.spot {
 					r.Args = map[string]any{"market": "spot"}
@@ -225,7 +225,7 @@ func TestRejections(t *testing.T) {
 	} {
 		t.Run(fmt.Sprint(tc.code, tc.status), func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {
-				w.SetFaults(&ec2test.Fault{Before: true, Action: "RunInstances", Status: tc.status, Code: tc.code})
+				w.SetFaults(&ec2test.Fault{Before: true, Call: "RunInstances", Status: tc.status, Code: tc.code})
 				_, err := w.api.Launch(t.Context(), request(t))
 				require.Error(t, err)
 				var rejection *cloud.Rejection

@@ -99,14 +99,14 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 		return err
 	}
 	for {
-		one, err := n.read(ctx, network.InterfaceID)
+		nic, err := n.read(ctx, network.InterfaceID)
 		if err != nil {
 			return err
 		}
-		if !slices.Contains(privateAddresses(one), network.IP) {
+		if !slices.Contains(privateAddresses(nic), network.IP) {
 			return fmt.Errorf("interface %s does not have the address %s", network.InterfaceID, network.IP)
 		}
-		done, err := n.step(ctx, one, own)
+		done, err := n.step(ctx, nic, own)
 		switch {
 		case err != nil:
 			return err
@@ -115,7 +115,7 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("attach interface %s to this instance, %s; its state is %s: %w", network.InterfaceID, own, describeAttachment(one), ctx.Err())
+			return fmt.Errorf("attach interface %s to this instance, %s; its state is %s: %w", network.InterfaceID, own, describeAttachment(nic), ctx.Err())
 		case <-time.After(attachmentInterval):
 		}
 	}
@@ -123,11 +123,11 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 
 // step makes the call that is due. It returns true if the interface is attached to this
 // instance.
-func (n *leaderNetwork) step(ctx context.Context, one *types.NetworkInterface, own string) (done bool, err error) {
-	id, a := awssdk.ToString(one.NetworkInterfaceId), one.Attachment
+func (n *leaderNetwork) step(ctx context.Context, nic *types.NetworkInterface, own string) (done bool, err error) {
+	id, a := awssdk.ToString(nic.NetworkInterfaceId), nic.Attachment
 	switch {
 	case a == nil || a.Status == types.AttachmentStatusDetached:
-		if one.Status != types.NetworkInterfaceStatusAvailable {
+		if nic.Status != types.NetworkInterfaceStatusAvailable {
 			return false, nil
 		}
 		return false, n.attach(ctx, id, own)
@@ -203,11 +203,11 @@ func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) e
 	if err != nil {
 		return err
 	}
-	one, err := n.read(ctx, network.InterfaceID)
+	nic, err := n.read(ctx, network.InterfaceID)
 	if err != nil {
 		return err
 	}
-	a := one.Attachment
+	a := nic.Attachment
 	if a == nil || awssdk.ToString(a.InstanceId) != own || awssdk.ToInt32(a.DeviceIndex) == 0 ||
 		a.Status == types.AttachmentStatusDetaching || a.Status == types.AttachmentStatusDetached {
 		return nil
@@ -264,10 +264,10 @@ func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error
 		return 0, fmt.Errorf("read the interfaces of this instance, %s: the response has %d instances", own, len(all))
 	}
 	used := map[int32]bool{0: true} // that of the primary one
-	for _, one := range all[0].NetworkInterfaces {
+	for _, nic := range all[0].NetworkInterfaces {
 		// Other network cards have indexes of their own.
-		if one.Attachment != nil && awssdk.ToInt32(one.Attachment.NetworkCardIndex) == 0 {
-			used[awssdk.ToInt32(one.Attachment.DeviceIndex)] = true
+		if nic.Attachment != nil && awssdk.ToInt32(nic.Attachment.NetworkCardIndex) == 0 {
+			used[awssdk.ToInt32(nic.Attachment.DeviceIndex)] = true
 		}
 	}
 	index := int32(1)
@@ -278,12 +278,12 @@ func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error
 }
 
 // privateAddresses returns the addresses of an interface in its subnet.
-func privateAddresses(one *types.NetworkInterface) []netip.Addr {
+func privateAddresses(nic *types.NetworkInterface) []netip.Addr {
 	var texts []string
-	for _, address := range one.PrivateIpAddresses {
+	for _, address := range nic.PrivateIpAddresses {
 		texts = append(texts, awssdk.ToString(address.PrivateIpAddress))
 	}
-	for _, address := range one.Ipv6Addresses {
+	for _, address := range nic.Ipv6Addresses {
 		texts = append(texts, awssdk.ToString(address.Ipv6Address))
 	}
 	var all []netip.Addr
@@ -296,9 +296,9 @@ func privateAddresses(one *types.NetworkInterface) []netip.Addr {
 }
 
 // describeAttachment returns the state of an interface for people.
-func describeAttachment(one *types.NetworkInterface) string {
-	if one.Attachment == nil {
-		return string(one.Status)
+func describeAttachment(nic *types.NetworkInterface) string {
+	if nic.Attachment == nil {
+		return string(nic.Status)
 	}
-	return fmt.Sprintf("%s, attachment to %s %s", one.Status, awssdk.ToString(one.Attachment.InstanceId), one.Attachment.Status)
+	return fmt.Sprintf("%s, attachment to %s %s", nic.Status, awssdk.ToString(nic.Attachment.InstanceId), nic.Attachment.Status)
 }

@@ -194,9 +194,9 @@ func TestFailedReads(t *testing.T) {
 		require.NoError(t, b.assign("a"))
 		b.Changes()
 		for _, fault := range []*ec2test.Fault{
-			{Action: "DescribeNetworkInterfaces", Times: 2, Status: http.StatusServiceUnavailable},
-			{Action: "DescribeNetworkInterfaces", Times: 2, Status: http.StatusOK},
-			{Action: "DescribeNetworkInterfaces", Times: 2},
+			{Call: "DescribeNetworkInterfaces", Times: 2, Status: http.StatusServiceUnavailable},
+			{Call: "DescribeNetworkInterfaces", Times: 2, Status: http.StatusOK},
+			{Call: "DescribeNetworkInterfaces", Times: 2},
 		} {
 			b.SetFaults(fault)
 			require.ErrorContains(t, b.assign("b"), "read interface "+leaderInterface)

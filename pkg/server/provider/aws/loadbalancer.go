@@ -30,11 +30,11 @@ var targetGroupARNs = regexp.MustCompile(`^arn:(aws[a-z-]*):elasticloadbalancing
 // aTargetGroupARN describes an ARN of a target group.
 const aTargetGroupARN = "the ARN of a target group, such as arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef"
 
-// balancerSettings are the fields of an entry of load_balancers.
+// balancerSettings are the fields of an entry of load_balancers, or of one of its parts.
 type balancerSettings struct {
-	// arns are those of the target groups.
+	// arns identify target groups. A part has one.
 	arns []string
-	// port is that of the targets, nil for that of each target group.
+	// port is the port of the targets, nil for the port of each target group.
 	port *int32
 }
 
@@ -45,18 +45,11 @@ func (*Options) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings 
 	return balancerSettings{arns: o.Strings("target_group_arns"), port: o.Int32("port")}
 }
 
-// Parts returns the target groups, each with the port: a target is one of a target group and
-// a port.
+// Parts returns the settings of each target group.
 func (s balancerSettings) Parts() map[string]provider.LoadBalancerSettings {
-	parts := map[string]provider.LoadBalancerSettings{}
-	for _, arn := range s.arns {
-		name := arn
-		if s.port != nil {
-			name += fmt.Sprintf(" port %d", *s.port)
-		}
-		parts[name] = balancerSettings{arns: []string{arn}, port: s.port}
-	}
-	return parts
+	return provider.TargetGroupParts(s.arns, s.port, func(arn string) provider.LoadBalancerSettings {
+		return balancerSettings{arns: []string{arn}, port: s.port}
+	})
 }
 
 // Validate requires target groups of one region and account.
@@ -77,10 +70,7 @@ func (s balancerSettings) Validate(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Invalid(list.Index(n), arn, "must have the region and the account of the others"))
 		}
 	}
-	if s.port != nil && (*s.port < 1 || *s.port > 65535) {
-		errs = append(errs, field.Invalid(path.Child("port"), *s.port, "must be between 1 and 65535"))
-	}
-	return errs
+	return append(errs, provider.ValidatePort(path.Child("port"), s.port)...)
 }
 
 const (
@@ -130,9 +120,31 @@ func (c connection) newTargetGroups(o *Options) *targetGroups {
 	}
 }
 
-// Register registers instances with all target groups of an entry.
+// targetGroup is a target group, with the port at which targets are registered.
+type targetGroup struct {
+	arn string
+	// port is nil for the port of the target group.
+	port *int32
+}
+
+// targetGroup returns the target group of a part of a load balancer. It must be in the region
+// of the shard, because the service of another region does not know it.
+func (g *targetGroups) targetGroup(balancer provider.LoadBalancer) (targetGroup, error) {
+	settings, ok := balancer.Settings.(balancerSettings)
+	if !ok || len(settings.arns) != 1 {
+		return targetGroup{}, fmt.Errorf("load balancer %s has no single target group", balancer.Key)
+	}
+	arn := settings.arns[0]
+	if match := targetGroupARNs.FindStringSubmatch(arn); match == nil || match[2] != g.shard.Region {
+		return targetGroup{}, fmt.Errorf("load balancer %s: %q is not the ARN of a target group in region %s", balancer.Key, arn, g.shard.Region)
+	}
+	return targetGroup{arn: arn, port: settings.port}, nil
+}
+
+// Register registers instances with a target group. The call repeats safely
+// (https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_RegisterTargets.html).
 func (g *targetGroups) Register(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM) error {
-	settings, err := g.settings(balancer)
+	group, err := g.targetGroup(balancer)
 	if err != nil {
 		return err
 	}
@@ -144,18 +156,21 @@ func (g *targetGroups) Register(ctx context.Context, balancer provider.LoadBalan
 		}
 		ids = append(ids, id)
 	}
-	return settings.each(ctx, ids, func(arn string, ids []string) error {
-		_, err := g.register(ctx, &elb.RegisterTargetsInput{TargetGroupArn: &arn, Targets: settings.targets(ids)})
-		if err != nil {
-			return fmt.Errorf("register %d instances with %s: %w", len(ids), arn, classify(err))
+	var errs []error
+	for batch := range slices.Chunk(ids, targetBatch) {
+		if err := deadline.Check(ctx); err != nil {
+			return errors.Join(append(errs, err)...)
 		}
-		return nil
-	})
+		if _, err := g.register(ctx, &elb.RegisterTargetsInput{TargetGroupArn: &group.arn, Targets: group.targets(batch)}); err != nil {
+			errs = append(errs, fmt.Errorf("register %d instances with %s: %w", len(batch), group.arn, classify(err)))
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// Deregister begins to deregister instances from all target groups of an entry.
+// Deregister begins to deregister instances from a target group.
 func (g *targetGroups) Deregister(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM) error {
-	settings, err := g.settings(balancer)
+	group, err := g.targetGroup(balancer)
 	if err != nil {
 		return err
 	}
@@ -170,69 +185,68 @@ func (g *targetGroups) Deregister(ctx context.Context, balancer provider.LoadBal
 		}
 		ids = append(ids, id)
 	}
-	return settings.each(ctx, ids, func(arn string, ids []string) error { return g.deregisterAll(ctx, settings, arn, ids) })
+	var errs []error
+	for batch := range slices.Chunk(ids, targetBatch) {
+		if err := deadline.Check(ctx); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, g.deregisterBatch(ctx, group, batch))
+	}
+	return errors.Join(errs...)
 }
 
-// deregisterAll deregisters instances from one target group. If the service refuses a call
-// because of some of them, it has deregistered none.
-func (g *targetGroups) deregisterAll(ctx context.Context, settings balancerSettings, arn string, ids []string) error {
+// deregisterBatch deregisters instances with one request. If the service refuses the request,
+// it has deregistered none of them, so the others are requested again without the ones that
+// the error names.
+func (g *targetGroups) deregisterBatch(ctx context.Context, group targetGroup, ids []string) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err
 	}
-	_, err := g.deregister(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: &arn, Targets: settings.targets(ids)})
+	_, err := g.deregister(ctx, &elb.DeregisterTargetsInput{TargetGroupArn: &group.arn, Targets: group.targets(ids)})
 	switch {
 	case err == nil:
 		return nil
 	case codeOf(err) == codeInvalidTarget && len(ids) == 1:
-		return nil // what does not exist is no target
+		return nil // an instance that does not exist is no target
 	case codeOf(err) == codeInvalidTarget:
-		bad, others := named(err, ids)
-		return errors.Join(g.deregisterAll(ctx, settings, arn, bad), g.deregisterAll(ctx, settings, arn, others))
+		bad, others := splitNamed(err, ids)
+		return errors.Join(g.deregisterBatch(ctx, group, bad), g.deregisterBatch(ctx, group, others))
 	}
-	return fmt.Errorf("deregister %d instances from %s: %w", len(ids), arn, classify(err))
+	return fmt.Errorf("deregister %d instances from %s: %w", len(ids), group.arn, classify(err))
 }
 
-// Targets lists the targets of all target groups of an entry.
+// Targets lists the targets of a target group. The service reports the state of each target
+// (https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_TargetHealth.html).
 func (g *targetGroups) Targets(ctx context.Context, balancer provider.LoadBalancer) ([]provider.Target, error) {
-	settings, err := g.settings(balancer)
+	group, err := g.targetGroup(balancer)
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]membership{}
-	for _, arn := range settings.arns {
-		output, err := g.describe(ctx, &elb.DescribeTargetHealthInput{TargetGroupArn: &arn})
-		if err != nil {
-			return nil, fmt.Errorf("list the targets of %s: %w", arn, classify(err))
+	output, err := g.describe(ctx, &elb.DescribeTargetHealthInput{TargetGroupArn: &group.arn})
+	if err != nil {
+		return nil, fmt.Errorf("list the targets of %s: %w", group.arn, classify(err))
+	}
+	states := map[string]provider.TargetState{}
+	for _, health := range output.TargetHealthDescriptions {
+		if health.Target == nil || awssdk.ToString(health.Target.Id) == "" || health.TargetHealth == nil || health.TargetHealth.State == "" {
+			return nil, fmt.Errorf("list the targets of %s: the response has a target without id or state", group.arn)
 		}
-		registered, draining := map[string]bool{}, map[string]bool{}
-		for _, one := range output.TargetHealthDescriptions {
-			if one.Target == nil || awssdk.ToString(one.Target.Id) == "" || one.TargetHealth == nil || one.TargetHealth.State == "" {
-				return nil, fmt.Errorf("list the targets of %s: the response has a target without id or state", arn)
+		switch id := *health.Target.Id; {
+		case group.port != nil && awssdk.ToInt32(health.Target.Port) != *group.port:
+			// Another part, or another client, has registered it.
+		case health.TargetHealth.Reason == types.TargetHealthReasonEnumNotRegistered:
+		case health.TargetHealth.State != types.TargetHealthStateEnumDraining:
+			states[id] = provider.Registered
+		default:
+			// The instance may also be registered at another port.
+			if _, known := states[id]; !known {
+				states[id] = provider.Draining
 			}
-			switch id := *one.Target.Id; {
-			case settings.port != nil && awssdk.ToInt32(one.Target.Port) != *settings.port:
-				// Another entry, or another client, has registered it.
-			case one.TargetHealth.Reason == types.TargetHealthReasonEnumNotRegistered:
-			case one.TargetHealth.State == types.TargetHealthStateEnumDraining:
-				draining[id] = true
-			default:
-				registered[id] = true
-			}
-		}
-		for id := range draining {
-			m := all[id]
-			m.draining++
-			all[id] = m
-		}
-		for id := range registered {
-			m := all[id]
-			m.registered++
-			all[id] = m
 		}
 	}
 	var list []provider.Target
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		target := provider.Target{State: all[id].state(len(settings.arns))}
+	for _, id := range slices.Sorted(maps.Keys(states)) {
+		target := provider.Target{State: states[id]}
 		// Addresses, functions and load balancers can be targets, too.
 		if instances.MatchString(id) {
 			target.ProviderID = providerID(g.shard.Zone, id)
@@ -242,56 +256,11 @@ func (g *targetGroups) Targets(ctx context.Context, balancer provider.LoadBalanc
 	return list, nil
 }
 
-// membership counts the target groups that have a target.
-type membership struct{ registered, draining int }
-
-func (m membership) state(groups int) provider.TargetState {
-	switch m.registered {
-	case 0:
-		return provider.Draining
-	case groups:
-		return provider.Registered
-	}
-	return provider.Partial
-}
-
-// settings returns the fields of an entry, if its target groups are in the region of the
-// shard: another one does not know them.
-func (g *targetGroups) settings(balancer provider.LoadBalancer) (balancerSettings, error) {
-	settings, ok := balancer.Settings.(balancerSettings)
-	if !ok || len(settings.arns) == 0 {
-		return balancerSettings{}, fmt.Errorf("load balancer %s has no target groups", balancer.Key)
-	}
-	for _, arn := range settings.arns {
-		if match := targetGroupARNs.FindStringSubmatch(arn); match == nil || match[2] != g.shard.Region {
-			return balancerSettings{}, fmt.Errorf("load balancer %s: %q is not the ARN of a target group in region %s", balancer.Key, arn, g.shard.Region)
-		}
-	}
-	return settings, nil
-}
-
-// each calls do for batches of ids with each target group. A target group for which that
-// fails does not keep the others.
-func (s balancerSettings) each(ctx context.Context, ids []string, do func(arn string, ids []string) error) error {
-	var errs []error
-	for _, arn := range s.arns {
-		for batch := range slices.Chunk(ids, targetBatch) {
-			if err := deadline.Check(ctx); err != nil {
-				return errors.Join(append(errs, err)...)
-			}
-			if err := do(arn, batch); err != nil {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// targets returns instances as targets.
-func (s balancerSettings) targets(ids []string) []types.TargetDescription {
+// targets returns instances as targets of the group.
+func (g targetGroup) targets(ids []string) []types.TargetDescription {
 	list := make([]types.TargetDescription, len(ids))
 	for n := range ids {
-		list[n] = types.TargetDescription{Id: &ids[n], Port: s.port}
+		list[n] = types.TargetDescription{Id: &ids[n], Port: g.port}
 	}
 	return list
 }

@@ -43,7 +43,7 @@ func newELBBackend(t *testing.T) *elbBackend {
 	s.AddGroup(adminARN, 8080)
 	p, err := (&Options{LoadBalancerEndpoint: s.URL}).newProvider(testShard, nil, nil)
 	require.NoError(t, err)
-	return &elbBackend{Server: s, t: t, balancers: p.(provider.LoadBalancers), settings: balancerSettings{arns: []string{webARN, adminARN}}}
+	return &elbBackend{Server: s, t: t, balancers: p.(provider.LoadBalancers), settings: balancerSettings{arns: []string{webARN}}}
 }
 
 func (b *elbBackend) LoadBalancers() provider.LoadBalancers { return b.balancers }
@@ -101,44 +101,37 @@ func TestLoadBalancers(t *testing.T) {
 	})
 }
 
-// TestSeveralTargetGroups: an instance is registered when it is with all, and none when it
-// is with none.
-func TestSeveralTargetGroups(t *testing.T) {
+// TestTargetStates: an instance is registered unless all its targets in the group drain.
+func TestTargetStates(t *testing.T) {
 	b := newELBBackend(t)
 	vm := b.NewInstance()
 	id := b.id(vm)
+	registered := map[string]provider.TargetState{vm.ProviderID: provider.Registered}
 	for _, tc := range []struct {
-		name, web, admin string
-		want             map[string]provider.TargetState
+		name, state, otherPort string
+		want                   map[string]provider.TargetState
 	}{
-		{"in none", "", "", map[string]provider.TargetState{}},
-		{"registered with one", elbtest.Healthy, "", map[string]provider.TargetState{vm.ProviderID: provider.Partial}},
-		{"registered with the other", "", elbtest.Initial, map[string]provider.TargetState{vm.ProviderID: provider.Partial}},
-		{"registered with both", elbtest.Healthy, "unhealthy", map[string]provider.TargetState{vm.ProviderID: provider.Registered}},
-		{"unhealthy, not deregistered", "unhealthy.draining", "unused", map[string]provider.TargetState{vm.ProviderID: provider.Registered}},
-		{"registered with one, drains in the other", elbtest.Healthy, elbtest.Draining, map[string]provider.TargetState{vm.ProviderID: provider.Partial}},
-		{"drains in both", elbtest.Draining, elbtest.Draining, map[string]provider.TargetState{vm.ProviderID: provider.Draining}},
-		{"drains in one", elbtest.Draining, "", map[string]provider.TargetState{vm.ProviderID: provider.Draining}},
+		{"not registered", "", "", map[string]provider.TargetState{}},
+		{"healthy", elbtest.Healthy, "", registered},
+		{"being registered", elbtest.Initial, "", registered},
+		{"unhealthy, not deregistered", "unhealthy.draining", "", registered},
+		{"unused", "unused", "", registered},
+		{"registered at one port, drains at the other", elbtest.Draining, elbtest.Healthy, registered},
+		{"registered at the other port", elbtest.Healthy, elbtest.Draining, registered},
+		{"drains", elbtest.Draining, elbtest.Draining, map[string]provider.TargetState{vm.ProviderID: provider.Draining}},
 	} {
-		b.Put(webARN, id, 80, tc.web)
-		b.Put(adminARN, id, 8080, tc.admin)
+		b.Put(webARN, id, 80, tc.state)
+		b.Put(webARN, id, 81, tc.otherPort)
 		assert.Equal(t, tc.want, b.list(), tc.name)
 	}
 }
 
-// TestATargetGroupThatFails does not keep the others, and makes the list an error.
-func TestATargetGroupThatFails(t *testing.T) {
+// TestAnEntryIsNoPart: nothing is sent for several target groups at once.
+func TestAnEntryIsNoPart(t *testing.T) {
 	b := newELBBackend(t)
-	vm := b.NewInstance()
-	b.settings.arns = []string{unknownARN, webARN}
-	require.ErrorContains(t, b.balancers.Register(t.Context(), b.Balancer(), []instance.VM{vm}), "TargetGroupNotFound")
-	assert.Equal(t, map[int]string{80: elbtest.Initial}, b.States(webARN, b.id(vm)))
-	require.ErrorContains(t, b.balancers.Deregister(t.Context(), b.Balancer(), []instance.VM{vm}), "TargetGroupNotFound")
-	assert.Equal(t, map[int]string{80: elbtest.Draining}, b.States(webARN, b.id(vm)))
-	b.settings.arns = []string{webARN, unknownARN}
-	targets, err := b.balancers.Targets(t.Context(), b.Balancer())
-	require.ErrorContains(t, err, "TargetGroupNotFound")
-	assert.Empty(t, targets)
+	b.settings.arns = []string{webARN, adminARN}
+	require.ErrorContains(t, b.balancers.Register(t.Context(), b.Balancer(), []instance.VM{b.NewInstance()}), "load balancer web has no single target group")
+	assert.Empty(t, b.Calls())
 }
 
 // TestPort: with a port, only targets with this port are those of the entry.
@@ -179,7 +172,7 @@ func TestTargetsThatAreNoInstances(t *testing.T) {
 	b.Put(webARN, "10.0.0.1", 80, elbtest.Healthy)
 	targets, err := b.balancers.Targets(t.Context(), b.Balancer())
 	require.NoError(t, err)
-	assert.Equal(t, []provider.Target{{State: provider.Partial}}, targets)
+	assert.Equal(t, []provider.Target{{State: provider.Registered}}, targets)
 	b.Put(webARN, "10.0.0.2", 80, elbtest.Unknown)
 	targets, err = b.balancers.Targets(t.Context(), b.Balancer())
 	require.ErrorContains(t, err, "the response has a target without id or state")
@@ -206,7 +199,7 @@ func TestInstancesThatDoNotRun(t *testing.T) {
 	for _, n := range []int{1, 3, 4} {
 		want[all[n].ProviderID] = provider.Draining
 	}
-	assert.Len(t, b.Calls(), 2*3, "with each target group: all, the one that does not exist, the others")
+	assert.Len(t, b.Calls(), 3, "all, the one that does not exist, the others")
 	assert.Equal(t, want, b.list())
 
 	pending := instance.VM{ID: providertest.NewID(t)}
@@ -237,7 +230,7 @@ func second[T any](_ T, err error) error { return err }
 func TestAnotherRegion(t *testing.T) {
 	b := newELBBackend(t)
 	vm := b.NewInstance()
-	b.settings.arns = []string{webARN, strings.Replace(webARN, "us-test-1", "us-test-2", 1)}
+	b.settings.arns = []string{strings.Replace(webARN, "us-test-1", "us-test-2", 1)}
 	for name, err := range map[string]error{
 		"register":   b.balancers.Register(t.Context(), b.Balancer(), []instance.VM{vm}),
 		"deregister": b.balancers.Deregister(t.Context(), b.Balancer(), []instance.VM{vm}),

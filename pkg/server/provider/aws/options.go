@@ -24,16 +24,14 @@ const Name = "aws"
 
 // Options are the options of the provider in the configuration.
 type Options struct {
+	provider.CommonOptions
+
 	// Endpoint is the address of the API, empty for that of the region.
 	Endpoint string
 	// LoadBalancerEndpoint is that of the API of load balancers.
 	LoadBalancerEndpoint string
 	// Image is that of instances whose arguments have neither an image nor a launch template.
 	Image string
-	// Agent is true if each machine runs an agent, for which the server waits.
-	Agent bool
-	// InstanceTypes are the built-in and the configured types, with their quotas.
-	InstanceTypes provider.Catalogue
 }
 
 var (
@@ -44,16 +42,12 @@ var (
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	options := &Options{
+	return &Options{
+		CommonOptions:        provider.ReadCommonOptions(o, defaultInstanceTypes()),
 		Endpoint:             o.String("endpoint"),
 		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
 		Image:                o.String(argImage),
-		Agent:                o.Bool("agent", true),
-		InstanceTypes:        defaultInstanceTypes(),
 	}
-	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
-	return options
 }
 
 // typeNames are names of instance types.
@@ -92,12 +86,6 @@ func validateEndpoint(path *field.Path, endpoint, example string) field.ErrorLis
 	}
 	return nil
 }
-
-// Catalogue returns the instance types.
-func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
-
-// RunsAgent reports whether each machine runs an agent.
-func (o *Options) RunsAgent() bool { return o.Agent }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
 // quotas come with each Spec.

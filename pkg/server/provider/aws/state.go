@@ -109,12 +109,12 @@ func (a *API) statuses(ctx context.Context, all []types.Instance) (map[string]st
 			if err != nil {
 				return nil, classify(err)
 			}
-			for _, one := range output.InstanceStatuses {
+			for _, status := range output.InstanceStatuses {
 				// Imitations of the service may ignore a filter.
-				switch id := awssdk.ToString(one.InstanceId); {
-				case isImpaired(one.SystemStatus):
+				switch id := awssdk.ToString(status.InstanceId); {
+				case isImpaired(status.SystemStatus):
 					impaired[id] = "the system status check fails"
-				case isImpaired(one.InstanceStatus):
+				case isImpaired(status.InstanceStatus):
 					impaired[id] = "the instance status check fails"
 				}
 			}

@@ -173,8 +173,8 @@ func (a *API) machine(i *types.Instance, id string) cloud.VM {
 // addresses returns those of an instance in its network, IPv4 first.
 func addresses(i *types.Instance) []netip.Addr {
 	texts := []string{awssdk.ToString(i.PrivateIpAddress)}
-	for _, one := range i.NetworkInterfaces {
-		for _, address := range one.Ipv6Addresses {
+	for _, nic := range i.NetworkInterfaces {
+		for _, address := range nic.Ipv6Addresses {
 			texts = append(texts, awssdk.ToString(address.Ipv6Address))
 		}
 	}

@@ -117,9 +117,9 @@ func mentioned(err error, ids []string) map[string]bool {
 	return found
 }
 
-// named divides ids in those that an error names and the others. If it names none or all,
-// they are two halves.
-func named(err error, ids []string) (bad, others []string) {
+// splitNamed divides ids into the ids that an error names and the others. If the error names
+// no id or all ids, it returns two halves.
+func splitNamed(err error, ids []string) (bad, others []string) {
 	found := mentioned(err, ids)
 	for _, id := range ids {
 		if found[id] {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package cloud has what all providers of remote machines share. Such a provider
+// Package cloud has the parts that all providers of remote VMs share. Such a provider
 // implements API, the calls to its cloud, without state or goroutines. Provider decides
 // which calls to make and when, and how far a response can be trusted
-// (docs/providers.md#remote-machines).
+// (docs/providers.md#remote-VMs).
 package cloud
 
 import (
@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,51 +22,49 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// API are the calls to a cloud, for the machines of one shard. A call blocks until it
-// has its response.
+// API calls a cloud for the VMs of one shard. A call blocks until it has its response.
 type API interface {
-	// Launch creates the machine of a request. It returns when the machine certainly
-	// exists, whether or not it runs. Requests with the same token and the same content
-	// give the same machine. The error wraps ErrTokenUsed if the token was used with
-	// other content, and is a *Rejection if the request has certainly created nothing.
-	// It wraps ErrInProgress if the launch has begun and takes longer than a call may: the
-	// next call with the same token continues it. After any other error the machine may
-	// exist.
+	// Launch creates the VM of a request. It returns when the VM certainly exists, whether or
+	// not it runs. Requests with the same token and the same content give the same VM. The
+	// error wraps ErrTokenUsed if the token was used with other content, and is a *Rejection
+	// if the request has certainly created nothing. It wraps ErrInProgress if the launch has
+	// begun and takes longer than a call may: the next call with the same token continues it.
+	// After any other error the VM may exist.
 	Launch(ctx context.Context, r Request) (VM, error)
-	// Terminate deletes machines. That a machine is being deleted is no error. It returns
-	// an error by instance id for each machine that is not being deleted. The error wraps
-	// ErrNotFound if the cloud does not know the machine, ErrRefused if it has refused the
-	// call because of this machine, and ErrRefusedTogether if others of the call may be the
+	// Terminate deletes VMs. It is no error if a VM is being deleted already. It returns
+	// an error by instance id for each VM that is not being deleted. The error wraps
+	// ErrNotFound if the cloud does not know the VM, ErrRefused if the cloud has refused the
+	// call because of this VM, and ErrRefusedTogether if another VM of the call may be the
 	// reason.
 	Terminate(ctx context.Context, machines []VM) map[string]error
-	// List returns all machines, or an error: never a part of them.
+	// List returns all VMs. It never returns an incomplete list.
 	List(ctx context.Context) ([]VM, error)
-	// Find reads the machine of one instance, as consistently as the cloud can. It
-	// returns false only if the cloud has responded that there is no such machine.
+	// Find reads the VM of one instance, as consistently as the cloud can. It returns false
+	// only if the cloud has responded that there is no such VM.
 	Find(ctx context.Context, id string) (VM, bool, error)
-	// Room returns how many more machines a subnet has room for.
+	// Room returns how many more VMs a subnet has room for.
 	Room(ctx context.Context, subnet string) (int, error)
-	// Limits returns how the cloud may be called. They never change.
+	// Limits returns the limits of the calls, which never change.
 	Limits() Limits
 }
 
-// KnownFinder is implemented by an API that can read a machine by its provider id.
+// KnownFinder is implemented by an API that can read a VM by its provider id.
 type KnownFinder interface {
-	// FindKnown does what Find does for a machine that was listed before. What the cloud
-	// does not report of it is as it was.
+	// FindKnown does the same as Find for a VM that was listed before. Fields that the cloud
+	// does not report stay as in known.
 	FindKnown(ctx context.Context, known VM) (VM, bool, error)
 }
 
-// Request is a request to launch one machine.
+// Request is a request to launch one VM.
 type Request struct {
 	provider.Spec
 	// Token identifies the request at the cloud. It has at most 64 characters.
 	Token string
 }
 
-// VM is one machine as its cloud reports it.
+// VM is a virtual VM, or a container, as its cloud reports it.
 type VM struct {
-	// ID is the instance id, which the cloud stores as metadata of the machine.
+	// ID is the instance id, which the cloud stores as metadata of the VM.
 	ID         string
 	ProviderID string
 	Group      instance.GroupKey
@@ -74,25 +73,25 @@ type VM struct {
 	Type string
 	// State is never Missing.
 	State instance.State
-	// Reason is why the machine is impaired, stopped or failed, in words for people.
+	// Reason says why the VM is impaired, stopped or failed, for users.
 	Reason string
-	// Addresses are those of the machine, the one to prefer first.
+	// Addresses are the addresses of the VM, the preferred address first.
 	Addresses []netip.Addr
 }
 
-// Limits are how a cloud may be called.
+// Limits limit the calls to a cloud, and say how soon its responses are up to date.
 type Limits struct {
-	// Reads limits the calls of List, Find and Room, Writes those of Launch and Terminate.
+	// Reads limits the calls of List, Find and Room, Writes the calls of Launch and Terminate.
 	Reads, Writes Budget
 	// Launches is how many calls of Launch may run at a time.
 	Launches int
-	// Batch is how many machines one call of Terminate may have.
+	// Batch is how many VMs one call of Terminate may have.
 	Batch int
-	// VisibilityDelay is how long List and Find may take to show a machine that was
-	// launched, and Terminate to know it. Zero means no time.
+	// VisibilityDelay is how long List and Find may fail to show a launched VM, and
+	// Terminate may not know it. Zero means no time.
 	VisibilityDelay time.Duration
-	// EmptyDelay is how long lists prove nothing that show none of the machines that were
-	// known: they may be of other credentials. Zero means no time.
+	// EmptyDelay is how long a list proves nothing if it shows none of the known VMs: it may
+	// have been made with other credentials. Zero means no time.
 	EmptyDelay time.Duration
 	// PollInterval is the time between two calls of List while something is in progress,
 	// and IdleInterval while nothing is.
@@ -110,29 +109,31 @@ var (
 	// ErrTokenUsed means that a token was used for a request with other content.
 	ErrTokenUsed = errors.New("the token was used for another request")
 	// ErrThrottled means that the cloud rejected a call because there were too many. The
-	// call has changed nothing. It is repeated and not reported as a failure.
+	// call has changed nothing. Provider repeats it and does not report it as a failure.
 	ErrThrottled = errors.New("the cloud throttles calls")
-	// ErrNotFound means that the cloud does not know a machine that it shall terminate. The
-	// machine may only be invisible, so lists and Find decide whether it exists. It is not
-	// reported as a failure.
+	// ErrNotFound means that the cloud does not know a VM that it should terminate. The VM
+	// may only be invisible, so lists and Find decide whether it exists. Provider does not
+	// report this error as a failure.
 	ErrNotFound = errors.New("the machine was not found")
-	// ErrRefused means that the cloud has refused to terminate a machine, and that the same
-	// call will fail until a user changes something there.
+	// ErrRefused means that the cloud has refused to terminate a VM, and will refuse the same
+	// call until a user changes something there.
 	ErrRefused = errors.New("the cloud refused the call")
-	// ErrRefusedTogether means that the cloud has refused to terminate several machines, and
-	// has terminated none, maybe because of others than this one. Calls for a part of them
-	// follow.
+	// ErrRefusedTogether means that the cloud has refused to terminate several VMs and has
+	// terminated none of them, maybe because of another VM than this one. Provider then
+	// divides the call.
 	ErrRefusedTogether = errors.New("the cloud refused the call for several machines")
-	// ErrInProgress means that a launch has begun and takes longer than one call. It is
-	// continued by another call, maybe with other userdata, and not reported as a failure.
+	// ErrInProgress means that a launch has begun and takes longer than one call. Provider
+	// continues it with another call, maybe with other userdata, and does not report a
+	// failure.
 	ErrInProgress = errors.New("the launch is in progress")
 )
 
-// podsPerNode is the limit that a kubelet has without configuration.
+// podsPerNode is the kubelet's default for maxPods
+// (https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/).
 const podsPerNode = 110
 
-// LinuxNode returns the Node of a machine that runs Linux and has as much of the processors
-// and the memory of its type.
+// LinuxNode returns the Node of a VM that runs Linux with this much of the processors and
+// the memory of its type.
 func LinuxNode(shard provider.Shard, t provider.InstanceType, cpu, memory resource.Quantity) *corev1.Node {
 	size := corev1.ResourceList{
 		corev1.ResourceCPU:    cpu,
@@ -153,4 +154,31 @@ func LinuxNode(shard provider.Shard, t provider.InstanceType, cpu, memory resour
 			NodeInfo:    corev1.NodeSystemInfo{Architecture: t.Arch, OperatingSystem: "linux"},
 		},
 	}
+}
+
+// Collect calls read for each item, at most limit calls at a time, and returns the VMs that
+// exist in the order of the items. It returns the first error. The caller decides by the kind
+// of group whether an error cancels the other calls.
+func Collect[T any](group *errgroup.Group, limit int, items []T, read func(item T) (vm VM, exists bool, err error)) ([]VM, error) {
+	found := make([]*VM, len(items))
+	group.SetLimit(limit)
+	for n, item := range items {
+		group.Go(func() error {
+			vm, exists, err := read(item)
+			if exists {
+				found[n] = &vm
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	var vms []VM
+	for _, vm := range found {
+		if vm != nil {
+			vms = append(vms, *vm)
+		}
+	}
+	return vms, nil
 }

@@ -8,61 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
-	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Get returns an instance that was requested or whose machine is known.
-func (p *Provider) Get(id string) (instance.VM, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e, known := p.table[id]
-	if !known {
-		return instance.VM{}, false
-	}
-	return e.vm(), true
-}
-
-// List returns the instances of a group.
-func (p *Provider) List(group instance.GroupKey) []instance.VM {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	var vms []instance.VM
-	for _, e := range p.table {
-		if e.group == group {
-			vms = append(vms, e.vm())
-		}
-	}
-	return vms
-}
-
-// Groups returns the groups of all instances, also of those that are being deleted.
-func (p *Provider) Groups() []instance.GroupKey {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	groups := map[instance.GroupKey]struct{}{}
-	for _, e := range p.table {
-		groups[e.group] = struct{}{}
-	}
-	return slices.Collect(maps.Keys(groups))
-}
-
-// ExpectedNode returns what the options say.
-func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
-	if p.options.ExpectedNode == nil {
-		return nil
-	}
-	return p.options.ExpectedNode(spec)
-}
-
-// Create requests a machine. It rejects a request that exceeds a quota or the room of the
-// subnet, because several callers may have read the same room, and one like others that
-// the cloud has rejected recently.
+// Create requests a VM. It rejects a request that exceeds a quota or the room of the
+// subnet, because several callers may have read the same room. It also rejects a request if
+// the cloud has recently rejected one of the same Scope.
 func (p *Provider) Create(ctx context.Context, spec provider.Spec) error {
 	if err := p.create(ctx, spec); err != nil {
 		return fmt.Errorf("create instance %s: %w", spec.ID, err)
@@ -101,14 +54,13 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 }
 
 // CheckCapacity returns an error while the quota of the type is used up, the subnet is full
-// as far as its room was read, or the cloud has rejected requests like this one for lack of
-// capacity.
+// according to its last known room, or the cloud rejects such requests for lack of capacity.
 func (p *Provider) CheckCapacity(spec provider.Spec) error {
 	spec.Market = p.market(spec)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, read := p.rooms[spec.Subnet]; !read {
-		// Create reads it.
+		// Create reads the room.
 		return nil
 	}
 	if err := p.checkCapacity(spec); err != nil {
@@ -137,8 +89,8 @@ func (p *Provider) market(spec provider.Spec) string {
 	return p.options.Market(spec)
 }
 
-// searchFormer makes a request search for its machine first: another process may have
-// launched it, with another token than the first.
+// searchFormer makes a request search for its VM first: another process may have launched
+// it, with another token than the first.
 func (p *Provider) searchFormer(r *request) {
 	r.search, r.hiddenUntil = true, p.started.Add(p.limits.VisibilityDelay)
 }
@@ -148,15 +100,15 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, known := p.table[id]
-	vm, unrequested := p.former[id]
+	former, unrequested := p.former[id]
 	if !unrequested {
-		vm, unrequested = p.renewed[id]
+		former, unrequested = p.renewed[id]
 		delete(p.renewed, id)
 	}
 	if unrequested && !known {
-		// Its machine may appear later, when nothing is known of its deletion any more.
-		spec := provider.Spec{ID: id, Group: vm.Group, Origin: vm.Origin}
-		e, known = &entry{id: id, group: vm.Group, origin: vm.Origin, request: &request{spec: spec}}, true
+		// The VM may appear later, when the deletion would be forgotten.
+		spec := provider.Spec{ID: id, Group: former.Group, Origin: former.Origin}
+		e, known = &entry{id: id, group: former.Group, origin: former.Origin, request: &request{spec: spec}}, true
 		p.searchFormer(e.request)
 		p.table[id] = e
 	}
@@ -164,7 +116,7 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 		return nil
 	}
 	e.delete = true
-	if e.machine == nil {
+	if e.vm == nil {
 		p.launches.Add(id)
 		return nil
 	}
@@ -173,10 +125,10 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 	return nil
 }
 
-// roomAge is how long the room of a subnet is not read again.
+// roomAge is how long the known room of a subnet is used without reading it again.
 const roomAge = 30 * time.Second
 
-// room is how many more machines a subnet had room for at some time.
+// room is how many more VMs a subnet had room for at a time.
 type room struct {
 	free int
 	at   time.Time
@@ -197,7 +149,7 @@ func (p *Provider) Capacity(ctx context.Context, subnet string) (int, error) {
 	return p.room(subnet), nil
 }
 
-// refreshRoom reads the room of a subnet if what is known of it is old.
+// refreshRoom reads the room of a subnet if the known room is old.
 func (p *Provider) refreshRoom(ctx context.Context, subnet string) error {
 	now := time.Now()
 	p.mu.Lock()
@@ -213,7 +165,7 @@ func (p *Provider) refreshRoom(ctx context.Context, subnet string) error {
 	})
 	switch {
 	case errors.Is(err, ErrThrottled) && found:
-		return nil // what is known must do
+		return nil // use the known room
 	case err != nil:
 		return fmt.Errorf("read the room of subnet %s: %w", subnet, err)
 	}
@@ -223,26 +175,26 @@ func (p *Provider) refreshRoom(ctx context.Context, subnet string) error {
 	return nil
 }
 
-// room returns the room of a subnet less the machines that it does not show yet. mu must
-// be locked.
+// room returns the known room of a subnet minus the VMs that it does not include yet. mu
+// must be locked.
 func (p *Provider) room(subnet string) int {
 	known := p.rooms[subnet]
 	return max(0, known.free-p.table.countUnseen(subnet, known.at))
 }
 
-// usedTokensAge is how long the number of used tokens of an instance is kept. No
-// instance is requested for so long.
+// usedTokensAge is how long the number of used tokens of an instance is kept. The server
+// gives up a request long before that.
 const usedTokensAge = 24 * time.Hour
 
-// usedTokens is how many tokens of an instance were used up, and when the last one was.
+// usedTokens counts the used tokens of an instance. last is when the latest was used up.
 type usedTokens struct {
 	count int
 	last  time.Time
 }
 
 // token returns the token of the next request for an instance. The same request has the
-// same token until it was certainly rejected: a repetition whose first response was lost
-// creates no second machine, in this process or another.
+// same token until it was certainly rejected. So a repeated request creates no second VM, if
+// the first response was lost, in this process or another.
 func (p *Provider) token(id string) string {
 	if used := p.tokens[id].count; used > 0 {
 		return fmt.Sprintf("%s.%d", id, used)

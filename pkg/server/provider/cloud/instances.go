@@ -14,37 +14,36 @@ import (
 // table has an entry for each instance, by id.
 type table map[string]*entry
 
-// entry is what is known about one instance.
+// entry has the known facts about one instance.
 type entry struct {
 	id     string
 	group  instance.GroupKey
 	origin instance.Origin
-	// request is nil once the machine is known.
+	// request is nil once the VM is known.
 	request *request
-	// machine is what the cloud reported last. It is nil until the machine is known.
-	machine *VM
-	// spec is what the machine was launched with by this process, without secrets. It is
-	// nil for other machines.
+	// vm is the VM as the cloud last reported it. It is nil until the VM is known.
+	vm *VM
+	// spec is the spec, without secrets, with which this process launched the VM. It is nil if
+	// another process launched it.
 	spec *provider.Spec
-	// launched is when this process learned of its launch, the zero time for a machine
-	// that was found at the start.
+	// launched is when this process learned of the launch, or the zero time if the VM was
+	// found at the start.
 	launched time.Time
-	// listed is true once List or Find has shown the machine, or would show it.
+	// listed is true once List or Find has shown the VM, or would show it.
 	listed bool
-	// leftOut is true while lists leave out the machine, and unlisted until Find has found it.
+	// leftOut is true while lists leave out the VM, and unlisted until Find has found it.
 	leftOut, unlisted bool
-	// expected is true of an instance from Expect until this process has found its
-	// machine.
+	// expected is true for an instance from Expect until this process has found its VM.
 	expected bool
-	// refresh is true until a list after Refresh shows the machine.
+	// refresh is true until a list after Refresh shows the VM.
 	refresh bool
-	// ran is true once the machine has been running.
+	// ran is true once the VM has been running.
 	ran bool
-	// absences is how many times in succession Find did not find the machine.
+	// absences is how many times in succession Find did not find the VM.
 	absences int
-	// lookedUp is when Find was last called because a list has left out the machine.
+	// lookedUp is when Find was last called because a list has left out the VM.
 	lookedUp time.Time
-	// delete is true once the instance shall be deleted.
+	// delete is true once the deletion of the instance was requested.
 	delete bool
 	// terminated is when Terminate last succeeded.
 	terminated time.Time
@@ -52,47 +51,47 @@ type entry struct {
 	// failure.
 	due     time.Time
 	backoff time.Duration
-	// refused is when the cloud has last refused to terminate the machine alone, the zero
-	// time if it has not.
+	// refused is when the cloud last refused a call to terminate only this VM, or the zero
+	// time.
 	refused time.Time
 }
 
-// request is a request that has not given a machine yet.
+// request is a request whose VM is not known yet.
 type request struct {
 	spec provider.Spec
-	// created is when it was requested.
+	// created is when the caller requested the instance.
 	created time.Time
-	// launching is true during a call of Launch. Its result counts, and not what a list
-	// shows meanwhile: the launch may fail and undo what it did.
+	// launching is true during a call of Launch. Then the result of the call counts, and not
+	// a list made meanwhile: the launch may fail and undo its work.
 	launching bool
-	// uncertain is true when the machine may exist: an attempt to launch it has failed in
-	// an unknown way.
+	// uncertain is true if an attempt to launch the VM has failed in an unknown way: the VM
+	// may exist.
 	uncertain bool
-	// search is true when the machine may exist although its launch has failed or was not
-	// tried by this process. Then it is searched for first.
+	// search is true if the VM must be searched for before it is launched: it may exist
+	// although its launch has failed, or another process may have launched it.
 	search bool
-	// tokenUsed is true when the search is because the token was used.
+	// tokenUsed is true if the search began because the token was used.
 	tokenUsed bool
-	// hiddenUntil is how long a machine that exists may not be found.
+	// hiddenUntil is until when an existing VM may not be found.
 	hiddenUntil time.Time
 }
 
-// vm returns the instance of an entry. An instance that was not listed yet has no provider
-// id and does not run: the next process, which may not see it in its first list, would
-// take an instance whose provider id is known for one that is missing.
-func (e *entry) vm() instance.VM {
-	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending, Expected: e.expected, Unlisted: e.unlisted}
-	switch m := e.machine; {
-	case m == nil:
+// instanceVM returns the instance of an entry. Until its VM is listed, it has no provider id
+// and does not run. The next process may not see the VM in its first list, and would count
+// an instance with a known provider id as missing.
+func (e *entry) instanceVM() instance.VM {
+	i := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending, Expected: e.expected, Unlisted: e.unlisted}
+	switch {
+	case e.vm == nil:
 	case e.listed:
-		vm.ProviderID, vm.State, vm.Reason, vm.Addresses = m.ProviderID, m.State, m.Reason, m.Addresses
-	case m.State != instance.Running:
-		vm.State, vm.Reason = m.State, m.Reason
+		i.ProviderID, i.State, i.Reason, i.Addresses = e.vm.ProviderID, e.vm.State, e.vm.Reason, e.vm.Addresses
+	case e.vm.State != instance.Running:
+		i.State, i.Reason = e.vm.State, e.vm.Reason
 	}
 	if e.delete {
-		vm.State = instance.Terminating
+		i.State = instance.Terminating
 	}
-	return vm
+	return i
 }
 
 // typeName returns the name of the instance type.
@@ -100,30 +99,30 @@ func (e *entry) typeName() string {
 	switch {
 	case e.request != nil:
 		return e.request.spec.Type.Name
-	case e.machine.Type == "" && e.spec != nil:
+	case e.vm.Type == "" && e.spec != nil:
 		return e.spec.Type.Name
 	default:
-		return e.machine.Type
+		return e.vm.Type
 	}
 }
 
 // leaving reports whether the instance is being deleted.
 func (e *entry) leaving() bool {
-	return e.delete || e.machine != nil && e.machine.State == instance.Terminating
+	return e.delete || e.vm != nil && e.vm.State == instance.Terminating
 }
 
 // inProgress reports whether a list is expected to show a change soon.
 func (e *entry) inProgress() bool {
-	if e.machine == nil {
+	if e.vm == nil {
 		return e.request.uncertain
 	}
-	return !e.listed || e.expected || e.refresh || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
+	return !e.listed || e.expected || e.refresh || e.absences > 0 || e.vm.State == instance.Pending || e.leaving()
 }
 
-// update replaces what is known about the machine.
-func (e *entry) update(m VM) {
-	e.machine, e.group, e.origin = &m, m.Group, m.Origin
-	e.ran = e.ran || m.State == instance.Running
+// update stores a VM that the cloud has reported.
+func (e *entry) update(vm VM) {
+	e.vm, e.group, e.origin = &vm, vm.Group, vm.Origin
+	e.ran = e.ran || vm.State == instance.Running
 }
 
 // countType returns how many instances of a type are pending or running.
@@ -137,8 +136,8 @@ func (t table) countType(name string) int {
 	return count
 }
 
-// countUnseen returns how many machines of a subnet are requested, or were launched after
-// the subnet's room was read or too shortly before for that to show them.
+// countUnseen returns how many VMs of a subnet are requested, or were launched so late that
+// the room read at since may not include them.
 func (t table) countUnseen(subnet string, since time.Time) int {
 	count := 0
 	for _, e := range t {
@@ -154,7 +153,7 @@ func (t table) countUnseen(subnet string, since time.Time) int {
 	return count
 }
 
-// outcome collects what to report after the table is unlocked.
+// outcome collects the changes and failures to report after the table is unlocked.
 type outcome struct {
 	groups   map[instance.GroupKey]struct{}
 	failures []failure
@@ -177,7 +176,7 @@ func (o *outcome) fail(e *entry, err error) {
 	o.failures = append(o.failures, failure{e.group, e.id, err})
 }
 
-// reportOutcome reports failures and changes. During the first list there are none.
+// reportOutcome reports failures and changes. It reports nothing during the first list.
 func (p *Provider) reportOutcome(ctx context.Context, o outcome) {
 	select {
 	case <-p.synced:

@@ -15,11 +15,11 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// renewAfter is how long after its request a launch in progress needs another one: the nonce
+// renewAfter is how long after its request a launch in progress needs a new request: the nonce
 // in the userdata is valid for a few minutes only.
 const renewAfter = 2 * time.Minute
 
-// work works on one request. It returns false when the queue has shut down.
+// work makes the next step of one request. It returns false when the queue has shut down.
 func (p *Provider) work(ctx context.Context) bool {
 	id, shutdown := p.launches.Get()
 	if shutdown {
@@ -47,7 +47,7 @@ func (p *Provider) work(ctx context.Context) bool {
 	return true
 }
 
-// pending returns a copy of the request for an instance, nil if there is none.
+// pending returns a copy of the request for an instance, or nil if it has no request.
 func (p *Provider) pending(id string) (group instance.GroupKey, r *request, deleted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -60,17 +60,17 @@ func (p *Provider) pending(id string) (group instance.GroupKey, r *request, dele
 	return e.group, r, e.delete
 }
 
-// advance makes the next step of a request. It returns when the one after it is due, or
-// zero. The queue never gives an id to two workers, so a deletion cannot overtake a
-// running launch.
+// advance makes the next step of a request. It returns the delay until the step after it,
+// or zero if no step follows. The queue never gives an id to two workers, so a deletion
+// cannot overtake a running launch.
 func (p *Provider) advance(ctx context.Context, id string, r request, deleted bool) (again time.Duration, err error) {
 	if r.search || deleted && r.uncertain {
-		m, found, err := p.find(ctx, id)
+		vm, found, err := p.find(ctx, id)
 		switch {
 		case err != nil:
 			return 0, fmt.Errorf("find the machine of instance %s: %w", id, err)
 		case found:
-			p.settle(ctx, id, m, true)
+			p.settle(ctx, id, vm, true)
 			return 0, nil
 		case time.Now().Before(r.hiddenUntil):
 			return p.limits.PollInterval, nil
@@ -85,7 +85,7 @@ func (p *Provider) advance(ctx context.Context, id string, r request, deleted bo
 	return p.launch(ctx, id, r)
 }
 
-// endSearch notes that the machine of a request does not exist.
+// endSearch stores that the VM of a request does not exist.
 func (p *Provider) endSearch(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -100,7 +100,7 @@ func (p *Provider) endSearch(id string) {
 	e.request.search, e.request.tokenUsed, e.request.uncertain = false, false, false
 }
 
-// remove removes the request of an instance that shall be deleted and has no machine.
+// remove removes the request of an instance that was deleted before it had a VM.
 func (p *Provider) remove(id string) {
 	p.mu.Lock()
 	e, known := p.table[id]
@@ -124,42 +124,42 @@ func (p *Provider) drop(e *entry) {
 	}
 }
 
-// launch launches the machine of a request. It returns when the call is to be repeated
-// because the launch is in progress, or zero.
+// launch launches the VM of a request. If the launch is in progress, it returns when to repeat
+// the call, or else zero.
 func (p *Provider) launch(ctx context.Context, id string, r request) (again time.Duration, err error) {
 	spec := r.spec
 	p.mu.Lock()
 	rejected := p.rejections.check(spec, time.Now())
 	token := p.token(id)
 	p.mu.Unlock()
-	// A machine that may exist is not given up.
+	// A VM that may exist is not given up.
 	if rejected != nil && !r.uncertain {
 		p.giveUp(ctx, spec, rejected, nil)
 		return 0, nil
 	}
-	var m VM
+	var vm VM
 	called := false
 	err = p.write(ctx, func(ctx context.Context) (err error) {
 		called = true
 		p.setLaunching(id, true)
 		defer p.setLaunching(id, false)
-		m, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
+		vm, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
 		return err
 	})
 	rejection, isRejection := asRejection(err)
 	switch {
 	case err == nil:
-		p.settle(ctx, id, m, false)
+		p.settle(ctx, id, vm, false)
 		return 0, nil
 	case isRejection && r.uncertain:
-		// What was rejected is this call. An earlier one had no response.
+		// The cloud has rejected this call. An earlier call got no response.
 		p.searchRejected(id, rejection)
 		return 0, nil
 	case isRejection:
 		p.giveUp(ctx, spec, err, rejection)
 		return 0, nil
 	case errors.Is(err, ErrTokenUsed):
-		// An earlier launch was accepted, by this process or another.
+		// This process or another one has launched the VM before.
 		p.searchLaunched(id)
 		return 0, nil
 	case errors.Is(err, ErrInProgress) && time.Since(r.created) > renewAfter:
@@ -174,7 +174,7 @@ func (p *Provider) launch(ctx context.Context, id string, r request) (again time
 	return 0, fmt.Errorf("launch the machine of instance %s: %w", id, err)
 }
 
-// setLaunching notes whether a call for the request of an instance is in progress.
+// setLaunching stores whether a call for the request of an instance is in progress.
 func (p *Provider) setLaunching(id string, launching bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -186,16 +186,16 @@ func (p *Provider) setLaunching(id string, launching bool) {
 	}
 }
 
-// settle stores the machine of a request.
-func (p *Provider) settle(ctx context.Context, id string, m VM, listed bool) {
+// settle stores the VM of a request as the result of a launch or a search.
+func (p *Provider) settle(ctx context.Context, id string, vm VM, listed bool) {
 	now := time.Now()
 	p.mu.Lock()
 	e, known := p.table[id]
 	if !known || e.request == nil {
 		p.mu.Unlock()
-		return // a list was faster
+		return // a list has shown the VM before
 	}
-	p.adopt(e, m, now)
+	p.adopt(e, vm, now)
 	e.listed = listed || p.limits.VisibilityDelay == 0
 	deleted, group, failure := e.delete, e.group, p.judge(e)
 	p.mu.Unlock()
@@ -209,24 +209,24 @@ func (p *Provider) settle(ctx context.Context, id string, m VM, listed bool) {
 	p.changed(group)
 }
 
-// adopt makes a machine the one of an entry that has a request. mu must be locked.
-func (p *Provider) adopt(e *entry, m VM, now time.Time) {
+// adopt assigns a VM to an entry that has a request. mu must be locked.
+func (p *Provider) adopt(e *entry, vm VM, now time.Time) {
 	spec, found := e.request.spec, e.request.search
 	spec.Userdata, spec.Args = nil, nil
 	e.spec, e.request, e.launched = &spec, nil, now
-	e.update(m)
+	e.update(vm)
 	if !found {
 		p.rejections.launched(spec)
 	}
 }
 
-// judge draws conclusions from the state of a machine that was launched by this process.
-// It returns why the machine has failed before it has run. mu must be locked.
+// judge updates the rejections by the state of a VM that this process has launched. It
+// returns the reason if the VM has failed before it was running. mu must be locked.
 func (p *Provider) judge(e *entry) error {
 	if e.spec == nil {
 		return nil
 	}
-	switch e.machine.State {
+	switch e.vm.State {
 	case instance.Running:
 		p.rejections.running(*e.spec)
 	case instance.Failed:
@@ -236,14 +236,14 @@ func (p *Provider) judge(e *entry) error {
 		// The next call must not report it again.
 		spec := *e.spec
 		e.spec = nil
-		err := fmt.Errorf("the machine has failed before it was running: %s", e.machine.Reason)
+		err := fmt.Errorf("the machine has failed before it was running: %s", e.vm.Reason)
 		p.rejections.failedToRun(spec, err, time.Now())
 		return err
 	}
 	return nil
 }
 
-// searchLaunched notes that a machine was launched with the token of the request.
+// searchLaunched starts a search because a VM was launched with the token of the request.
 func (p *Provider) searchLaunched(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -254,8 +254,8 @@ func (p *Provider) searchLaunched(id string) {
 	}
 }
 
-// searchRejected notes that a request was rejected whose machine may exist. If it is not
-// found, the request is given up.
+// searchRejected stores a rejection of a request whose VM may exist. If the search does not
+// find the VM, the request is given up.
 func (p *Provider) searchRejected(id string, rejection *Rejection) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -266,7 +266,7 @@ func (p *Provider) searchRejected(id string, rejection *Rejection) {
 	}
 }
 
-// markUncertain notes that the machine of a request may exist.
+// markUncertain stores that the VM of a request may exist.
 func (p *Provider) markUncertain(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -277,19 +277,19 @@ func (p *Provider) markUncertain(id string) {
 	p.poll.send()
 }
 
-// renew removes a request whose launch is in progress. The caller makes it again, with the
-// same id and other userdata, which continues the launch, or deletes the instance.
+// renew removes a request whose launch is in progress. The caller requests the instance again,
+// with the same id and other userdata, which continues the launch, or deletes the instance.
 func (p *Provider) renew(id string) {
 	p.mu.Lock()
 	if e, known := p.table[id]; known {
-		p.renewed[id] = e.vm()
+		p.renewed[id] = e.instanceVM()
 	}
 	p.mu.Unlock()
 	p.remove(id)
 }
 
-// giveUp removes a request that is rejected. The caller makes another, maybe a different
-// one. rejection is nil if the request was not made.
+// giveUp removes a rejected request. The caller may create another instance instead.
+// rejection is nil if the cloud was not called.
 func (p *Provider) giveUp(ctx context.Context, spec provider.Spec, err error, rejection *Rejection) {
 	klog.FromContext(ctx).Info("Instance was rejected, will not retry", "instance", spec.ID, "reason", err)
 	p.failed(spec.Group, spec.ID, fmt.Errorf("launch the machine of instance %s: %w", spec.ID, err))

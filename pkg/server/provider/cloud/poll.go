@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// absencesToConfirm is how many times in succession Find must not find a machine that
-	// lists leave out before it is missing.
+	// absencesToConfirm is how many times in succession Find must not find a VM that lists
+	// leave out before it is missing.
 	absencesToConfirm = 2
-	// maxConfirmations is how many machines are confirmed between two lists. If many are
-	// missing at once, the next lists may show that only the lists were wrong.
+	// maxConfirmations is how many VMs are confirmed between two lists. If many are missing at
+	// once, the next list may show that only the last list was wrong.
 	maxConfirmations = 20
-	// maxUnconfirmed is how many of them may fail before the others wait for the next list.
+	// maxUnconfirmed is how many confirmations may fail before the rest waits for the next list.
 	maxUnconfirmed = 3
 )
 
-// sync lists the machines for the first time. It returns false when ctx is done.
+// sync lists the VMs for the first time. It returns false when ctx is done.
 func (p *Provider) sync(ctx context.Context) bool {
 	for backoff := p.limits.PollInterval; ; backoff = min(2*backoff, p.limits.IdleInterval) {
 		err := p.pollOnce(ctx)
@@ -45,7 +45,7 @@ func (p *Provider) sync(ctx context.Context) bool {
 	}
 }
 
-// pollRegularly lists the machines until ctx is done.
+// pollRegularly lists the VMs until ctx is done.
 func (p *Provider) pollRegularly(ctx context.Context) {
 	last, failures := time.Now(), 0
 	for {
@@ -54,7 +54,7 @@ func (p *Provider) pollRegularly(ctx context.Context) {
 			interval = min(2*interval, p.limits.IdleInterval)
 		}
 		if !p.sleepUntil(ctx, last.Add(interval)) {
-			// Something is in progress now, which shortens the interval.
+			// A request or deletion has begun, which shortens the interval.
 			if ctx.Err() != nil {
 				return
 			}
@@ -73,7 +73,7 @@ func (p *Provider) pollRegularly(ctx context.Context) {
 	}
 }
 
-// sleepUntil returns true at a time, and false when poll was signaled or ctx is done.
+// sleepUntil returns true at a time, and false if poll was signaled or ctx is done before.
 func (p *Provider) sleepUntil(ctx context.Context, at time.Time) bool {
 	select {
 	case <-ctx.Done():
@@ -85,7 +85,7 @@ func (p *Provider) sleepUntil(ctx context.Context, at time.Time) bool {
 	}
 }
 
-// pollInterval returns the time between two lists at present.
+// pollInterval returns the current time between two lists.
 func (p *Provider) pollInterval() time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,8 +97,8 @@ func (p *Provider) pollInterval() time.Duration {
 	return p.limits.IdleInterval
 }
 
-// pollOnce lists the machines and confirms which are missing. After an error nothing is
-// known: a machine that was not read is not missing.
+// pollOnce lists the VMs and confirms which are missing. An error changes nothing: a VM that
+// could not be read is not missing.
 func (p *Provider) pollOnce(ctx context.Context) error {
 	began := time.Now()
 	var list []VM
@@ -119,7 +119,7 @@ func (p *Provider) pollOnce(ctx context.Context) error {
 		if errors.Is(err, ErrThrottled) {
 			return fmt.Errorf("find the machine of instance %s: %w", id, err)
 		}
-		// The list has succeeded: one lookup that fails delays neither the others nor lists.
+		// The list has succeeded: one failed lookup delays neither other lookups nor lists.
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to find a machine that was not listed, will retry", "instance", id)
 			failures++
@@ -131,37 +131,37 @@ func (p *Provider) pollOnce(ctx context.Context) error {
 	return nil //nolint:nilerr // the list has succeeded
 }
 
-// apply updates the table from a complete list that began at a time. It returns the
-// instances whose machines are left out and are to be confirmed.
+// apply updates the table from a complete list that began at a time. It returns the ids of
+// the instances whose VMs the list leaves out, which have to be confirmed.
 func (p *Provider) apply(ctx context.Context, list []VM, began time.Time) (absent []string) {
-	machines, duplicates := byID(list)
+	vms, duplicates := byID(list)
 	var o outcome
 	p.mu.Lock()
-	shown := p.showsKnown(machines)
-	for id, m := range machines {
+	shown := p.showsKnown(vms)
+	for id, vm := range vms {
 		if p.launchEnds[id].After(began) {
-			continue // the launch has the result that counts
+			continue // the result of the launch counts
 		}
 		if e, known := p.table[id]; known && e.leftOut {
-			// Terminate may have failed to find the machine, too.
+			// Terminate may not have found the VM either.
 			e.leftOut, e.due = false, time.Time{}
 		}
-		p.show(m, &o)
+		p.show(vm, &o)
 		if count := duplicates[id]; count > 0 {
 			o.fail(p.table[id], fmt.Errorf("there are %d machines of one instance", count+1))
 		}
 	}
 	for id, e := range p.table {
-		if _, listed := machines[id]; listed || e.machine == nil || p.mayBeHidden(e, began) {
+		if _, listed := vms[id]; listed || e.vm == nil || p.mayBeHidden(e, began) {
 			continue
 		}
 		if e.terminated.IsZero() || !e.terminated.Before(began) {
 			absent = append(absent, id)
-			// The reconciler counts them before it gives up the first one.
+			// The reconciler counts unlisted instances before it gives up the first one.
 			e.leftOut, e.unlisted = true, true
 			continue
 		}
-		// Its deletion was accepted, and the list confirms it.
+		// The deletion was accepted, and the list confirms it.
 		p.drop(e)
 		o.change(e.group)
 	}
@@ -181,88 +181,87 @@ func (p *Provider) apply(ctx context.Context, list []VM, began time.Time) (absen
 	return absent
 }
 
-// byID returns the machines by instance id. If there are several of one instance, it is the
-// one with the first provider id, and how many others there are is in duplicates.
-func byID(list []VM) (machines map[string]VM, duplicates map[string]int) {
-	machines, duplicates = make(map[string]VM, len(list)), map[string]int{}
-	for _, m := range slices.SortedFunc(slices.Values(list), func(a, b VM) int { return strings.Compare(a.ProviderID, b.ProviderID) }) {
-		if _, found := machines[m.ID]; found {
-			duplicates[m.ID]++
+// byID returns the VMs by instance id. If an instance has several VMs, it returns the VM with
+// the first provider id, and the number of other VMs in duplicates.
+func byID(list []VM) (vms map[string]VM, duplicates map[string]int) {
+	vms, duplicates = make(map[string]VM, len(list)), map[string]int{}
+	for _, vm := range slices.SortedFunc(slices.Values(list), func(a, b VM) int { return strings.Compare(a.ProviderID, b.ProviderID) }) {
+		if _, found := vms[vm.ID]; found {
+			duplicates[vm.ID]++
 			continue
 		}
-		machines[m.ID] = m
+		vms[vm.ID] = vm
 	}
-	return machines, duplicates
+	return vms, duplicates
 }
 
-// Expect adds the instances with a provider id, which lists are expected to show. Until one
-// does, or they are confirmed to be missing, they count as running: nothing else is known.
-// The others are searched for when they are requested or deleted.
+// Expect adds the instances with a provider id. Until a list shows their VMs, or they are
+// confirmed to be missing, they count as running, because nothing else is known. The VMs of
+// the other instances are searched for when the instances are requested or deleted.
 func (p *Provider) Expect(instances []instance.VM) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, vm := range instances {
-		if _, known := p.table[vm.ID]; known {
+	for _, i := range instances {
+		if _, known := p.table[i.ID]; known {
 			continue
 		}
-		if vm.ProviderID == "" {
-			p.former[vm.ID] = vm
+		if i.ProviderID == "" {
+			p.former[i.ID] = i
 			continue
 		}
-		p.table[vm.ID] = &entry{
-			id: vm.ID, group: vm.Group, origin: vm.Origin, listed: true, expected: true,
-			machine: &VM{ID: vm.ID, ProviderID: vm.ProviderID, Group: vm.Group, Origin: vm.Origin, State: instance.Running},
+		p.table[i.ID] = &entry{
+			id: i.ID, group: i.Group, origin: i.Origin, listed: true, expected: true,
+			vm: &VM{ID: i.ID, ProviderID: i.ProviderID, Group: i.Group, Origin: i.Origin, State: instance.Running},
 		}
 	}
 	p.poll.send()
 }
 
-// Refresh requests that the machines are listed soon, because something seems to be wrong
-// with that of an instance.
+// Refresh requests a list soon, because the VM of an instance seems to have a problem.
 func (p *Provider) Refresh(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if e, known := p.table[id]; known && e.machine != nil && !e.refresh {
+	if e, known := p.table[id]; known && e.vm != nil && !e.refresh {
 		e.refresh = true
 		p.poll.send()
 	}
 }
 
-// mayBeHidden reports whether a list that began at a time need not show a machine. mu must
-// be locked.
+// mayBeHidden reports whether a list that began at a time need not show the VM. mu must be
+// locked.
 func (p *Provider) mayBeHidden(e *entry, began time.Time) bool {
 	return began.Before(e.launched) || !e.listed && began.Before(e.launched.Add(p.limits.VisibilityDelay))
 }
 
-// show updates the table with a machine that exists. mu must be locked.
-func (p *Provider) show(m VM, o *outcome) {
-	e, known := p.table[m.ID]
+// show updates the table with an existing VM. mu must be locked.
+func (p *Provider) show(vm VM, o *outcome) {
+	e, known := p.table[vm.ID]
 	if !known {
-		e = &entry{id: m.ID}
-		p.table[m.ID] = e
+		e = &entry{id: vm.ID}
+		p.table[vm.ID] = e
 	}
-	delete(p.former, m.ID)
+	delete(p.former, vm.ID)
 	if e.request != nil && e.request.launching {
 		return
 	}
-	before := e.vm()
+	before := e.instanceVM()
 	if e.request != nil {
-		p.adopt(e, m, time.Now())
+		p.adopt(e, vm, time.Now())
 	}
 	if !e.listed {
-		// Terminate may not have known the machine yet.
+		// Terminate may not have known the VM yet.
 		e.due = time.Time{}
 	}
 	e.listed, e.expected, e.refresh, e.unlisted = true, false, false, false
 	e.absences = 0
-	e.update(m)
+	e.update(vm)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)
 	}
 	if e.delete {
 		p.terminate.send()
 	}
-	if known && before.Equal(e.vm()) {
+	if known && before.Equal(e.instanceVM()) {
 		return
 	}
 	if known && before.Group != e.group {
@@ -271,9 +270,9 @@ func (p *Provider) show(m VM, o *outcome) {
 	o.change(e.group)
 }
 
-// confirm looks for the machine of one instance that a list has left out.
+// confirm searches the VM of an instance that a list has left out.
 func (p *Provider) confirm(ctx context.Context, id string) error {
-	m, found, err := p.find(ctx, id)
+	vm, found, err := p.find(ctx, id)
 	var o outcome
 	p.mu.Lock()
 	e, known := p.table[id]
@@ -283,11 +282,11 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	switch {
 	case err != nil:
 	case found:
-		p.show(m, &o)
-	case !known || e.machine == nil:
+		p.show(vm, &o)
+	case !known || e.vm == nil:
 	default:
 		if e.absences++; e.absences >= absencesToConfirm {
-			klog.FromContext(ctx).Info("The machine of an instance does not exist any more", "instance", id, "providerID", e.machine.ProviderID)
+			klog.FromContext(ctx).Info("The machine of an instance does not exist any more", "instance", id, "providerID", e.vm.ProviderID)
 			p.drop(e)
 			o.change(e.group)
 		}
@@ -297,10 +296,10 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	return err
 }
 
-// showsKnown reports whether a list shows a machine that was known before, or before lists began
-// to show none. mu must be locked.
-func (p *Provider) showsKnown(machines map[string]VM) bool {
-	for id := range machines {
+// showsKnown reports whether a list shows a VM that was known before, or before lists began
+// to be empty. mu must be locked.
+func (p *Provider) showsKnown(vms map[string]VM) bool {
+	for id := range vms {
 		if e := p.table[id]; e != nil && e.listed && (p.emptySince.IsZero() || e.launched.Before(p.emptySince)) {
 			return true
 		}
@@ -308,8 +307,8 @@ func (p *Provider) showsKnown(machines map[string]VM) bool {
 	return false
 }
 
-// isEmpty reports whether a list that has left out machines, and has shown none that was known,
-// proves nothing yet. mu must be locked.
+// isEmpty reports whether a list proves nothing yet because it has left out VMs and has shown
+// no known VM. mu must be locked.
 func (p *Provider) isEmpty(shown, absent bool) bool {
 	if shown || !absent {
 		p.emptySince = time.Time{}
@@ -321,8 +320,8 @@ func (p *Provider) isEmpty(shown, absent bool) bool {
 	return time.Since(p.emptySince) < p.limits.EmptyDelay
 }
 
-// restartEmptyDelay begins the time anew in which lists have shown nothing, because one has
-// failed.
+// restartEmptyDelay restarts the EmptyDelay because a list has failed: only lists that succeed
+// count.
 func (p *Provider) restartEmptyDelay() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -333,34 +332,34 @@ func (p *Provider) restartEmptyDelay() {
 
 var _ provider.Finder = (*Provider)(nil)
 
-// Find reads the machine of one instance from the cloud. The table stays as it is.
+// Find reads the VM of one instance from the cloud. It does not update the table.
 func (p *Provider) Find(ctx context.Context, id string) (instance.VM, bool, error) {
-	m, found, err := p.find(ctx, id)
+	vm, found, err := p.find(ctx, id)
 	if err != nil {
 		return instance.VM{}, false, fmt.Errorf("find the machine of instance %s: %w", id, err)
 	}
 	if !found {
 		return instance.VM{}, false, nil
 	}
-	return (&entry{id: id, group: m.Group, origin: m.Origin, machine: &m, listed: true}).vm(), true, nil
+	return (&entry{id: id, group: vm.Group, origin: vm.Origin, vm: &vm, listed: true}).instanceVM(), true, nil
 }
 
-// find reads the machine of an instance.
-func (p *Provider) find(ctx context.Context, id string) (m VM, found bool, err error) {
+// find reads the VM of an instance, by its provider id if that is known and the API can.
+func (p *Provider) find(ctx context.Context, id string) (vm VM, found bool, err error) {
 	var known VM
 	p.mu.Lock()
-	if e := p.table[id]; e != nil && e.machine != nil {
-		known = *e.machine
+	if e := p.table[id]; e != nil && e.vm != nil {
+		known = *e.vm
 	}
 	p.mu.Unlock()
 	finder, byProviderID := p.api.(KnownFinder)
 	err = p.read(ctx, func(ctx context.Context) (err error) {
 		if byProviderID && known.ProviderID != "" {
-			m, found, err = finder.FindKnown(ctx, known)
+			vm, found, err = finder.FindKnown(ctx, known)
 			return err
 		}
-		m, found, err = p.api.Find(ctx, id)
+		vm, found, err = p.api.Find(ctx, id)
 		return err
 	})
-	return m, found, err
+	return vm, found, err
 }

@@ -6,6 +6,8 @@ package cloud
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,41 +15,35 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
 const (
-	// readTimeout bounds a call that only reads.
-	readTimeout = time.Minute
 	// minRetryDelay and maxRetryDelay bound the backoff after a failed call.
 	minRetryDelay = 200 * time.Millisecond
 	maxRetryDelay = 30 * time.Second
 )
 
-// errNotLeading means that a call was not made, because only the leader may make it.
-var errNotLeading = errors.New("this server does not lead the shard")
-
-// Options are the parts of a Provider that differ by cloud.
+// Options configure the parts of a Provider that differ by cloud.
 type Options struct {
-	// CallContext returns the context of each call that changes something, so that a
-	// server that no longer leads makes none. Default: the context of Run.
+	// CallContext returns the context of each call that changes something, so that a server
+	// that no longer leads makes no such call. Default: the context of Run.
 	CallContext provider.CallContextFunc
-	// ExpectedNode is that of provider.Provider. Default: nothing is certain.
+	// ExpectedNode implements provider.Provider. Default: it returns nil, nothing is certain.
 	ExpectedNode func(provider.Spec) *corev1.Node
 	// Market returns the market of a request, whose arguments may not be rendered yet, or
-	// an empty text if it is not known. Default: there is only one.
+	// an empty text if it is not known yet. Default: the cloud has only one market.
 	Market func(provider.Spec) string
 }
 
-// Provider is a provider.Provider of the machines of a cloud. All its state is in one
-// table, with an entry for each instance. Four kinds of goroutines work on it:
+// Provider is a provider.Provider of the VMs of a cloud. All its state is in one table, with
+// an entry for each instance. Four kinds of goroutines work on it:
 //
-//   - Workers launch the machines of requests (launch.go).
-//   - One terminates machines (terminate.go).
-//   - One lists the machines and confirms which are missing (poll.go).
-//   - Callers add requests and read (request.go).
+//   - Workers launch the VMs of requests (launch.go).
+//   - One goroutine terminates VMs (terminate.go).
+//   - One goroutine lists the VMs and confirms which are missing (poll.go).
+//   - Callers add requests and read (create.go).
 //
 // The table is never locked during a call.
 type Provider struct {
@@ -56,12 +52,12 @@ type Provider struct {
 	limits  Limits
 
 	reads, writes *budget
-	// launches are the ids of the requests to work on.
+	// launches has the ids of the requests to work on.
 	launches workqueue.TypedRateLimitingInterface[string]
-	// poll and terminate wake their goroutines.
+	// poll and terminate wake the goroutines of pollRegularly and terminateDue.
 	poll, terminate signal
 	synced          chan struct{}
-	// changed and failed are those of Run.
+	// changed and failed are the arguments of Run.
 	changed func(instance.GroupKey)
 	failed  provider.FailureFunc
 
@@ -70,19 +66,19 @@ type Provider struct {
 	// started is when Run began.
 	started time.Time
 	table   table
-	// former are the instances that another process may have requested, until their machines
+	// former has the instances that another process may have requested, until their VMs
 	// are found or certainly do not exist.
 	former map[string]instance.VM
-	// renewed are the instances whose launch is in progress and needs a new request.
+	// renewed has the instances whose launch is in progress and needs a new request.
 	renewed map[string]instance.VM
-	// emptySince is when lists began to show none of the machines that were known.
+	// emptySince is when lists began to show none of the known VMs.
 	emptySince time.Time
-	// launchEnds is when calls of Launch have ended since the last list.
+	// launchEnds is when calls of Launch have ended since the last list, by instance id.
 	launchEnds map[string]time.Time
 	rejections rejections
 	// tokens counts the tokens that a rejected request has used up.
 	tokens map[string]usedTokens
-	// rooms by subnet.
+	// rooms has the known rooms by subnet.
 	rooms map[string]room
 }
 
@@ -91,7 +87,7 @@ var (
 	_ provider.Expecter = (*Provider)(nil)
 )
 
-// New returns a provider of the machines of api.
+// New returns a provider of the VMs of api.
 func New(api API, o Options) *Provider {
 	limits := api.Limits()
 	return &Provider{
@@ -114,7 +110,7 @@ func New(api API, o Options) *Provider {
 	}
 }
 
-// Run follows the machines and carries out requests until ctx is done.
+// Run follows the VMs and carries out requests until ctx is done.
 func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey), failed provider.FailureFunc) error {
 	defer p.launches.ShutDown()
 	p.changed, p.failed = changed, failed
@@ -144,41 +140,54 @@ func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey), fai
 	return nil
 }
 
-// Synced is closed when all machines are known.
+// Synced is closed when all VMs are known.
 func (p *Provider) Synced() <-chan struct{} { return p.synced }
 
-// read makes a call that only reads.
-func (p *Provider) read(ctx context.Context, call func(context.Context) error) error {
-	if err := p.reads.wait(ctx); err != nil {
-		return err
+// Get returns an instance that was requested or whose VM is known.
+func (p *Provider) Get(id string) (instance.VM, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	if !known {
+		return instance.VM{}, false
 	}
-	ctx, cancel := context.WithTimeout(ctx, readTimeout)
-	defer cancel()
-	err := call(ctx)
-	p.reads.report(err)
-	return err
+	return e.instanceVM(), true
 }
 
-// write makes a call that changes something, if this server leads.
-func (p *Provider) write(ctx context.Context, call func(context.Context) error) error {
-	if err := p.writes.wait(ctx); err != nil {
-		return err
-	}
-	if p.options.CallContext != nil {
-		callCtx, cancel := p.options.CallContext(ctx)
-		defer cancel()
-		if err := deadline.Check(callCtx); err != nil {
-			return errors.Join(errNotLeading, err)
+// List returns the instances of a group.
+func (p *Provider) List(group instance.GroupKey) []instance.VM {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var vms []instance.VM
+	for _, e := range p.table {
+		if e.group == group {
+			vms = append(vms, e.instanceVM())
 		}
-		ctx = callCtx
 	}
-	err := call(ctx)
-	p.writes.report(err)
-	return err
+	return vms
 }
 
-// reportFailure logs an error of an instance and reports it, unless the call was not made
-// and is repeated soon.
+// Groups returns the groups of all instances, including instances that are being deleted.
+func (p *Provider) Groups() []instance.GroupKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	groups := map[instance.GroupKey]struct{}{}
+	for _, e := range p.table {
+		groups[e.group] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(groups))
+}
+
+// ExpectedNode returns the Node of Options.ExpectedNode, or nil without that function.
+func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
+	if p.options.ExpectedNode == nil {
+		return nil
+	}
+	return p.options.ExpectedNode(spec)
+}
+
+// reportFailure logs and reports an error of an instance. If the call was not made, and is
+// repeated soon, it only logs.
 func (p *Provider) reportFailure(ctx context.Context, group instance.GroupKey, id string, err error) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "instance", id, "tenant", group.Tenant, "group", group.Group)
 	if errors.Is(err, ErrThrottled) || errors.Is(err, errNotLeading) {
@@ -189,7 +198,7 @@ func (p *Provider) reportFailure(ctx context.Context, group instance.GroupKey, i
 	p.failed(group, id, err)
 }
 
-// signal wakes one goroutine. Signals that it has not seen yet are one.
+// signal wakes one goroutine. Several signals before it wakes count as one.
 type signal chan struct{}
 
 func newSignal() signal { return make(signal, 1) }

@@ -10,13 +10,50 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"nstance.dev/operator/pkg/server/deadline"
 )
 
 const (
+	// readTimeout bounds a call that only reads.
+	readTimeout = time.Minute
 	// minPause and maxPause bound the growing pause after throttled calls.
 	minPause = time.Second
 	maxPause = time.Minute
 )
+
+// errNotLeading means that a call was not made, because only the leader may make it.
+var errNotLeading = errors.New("this server does not lead the shard")
+
+// read makes a call that only reads.
+func (p *Provider) read(ctx context.Context, call func(context.Context) error) error {
+	if err := p.reads.wait(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	err := call(ctx)
+	p.reads.report(err)
+	return err
+}
+
+// write makes a call that changes something, if this server leads.
+func (p *Provider) write(ctx context.Context, call func(context.Context) error) error {
+	if err := p.writes.wait(ctx); err != nil {
+		return err
+	}
+	if p.options.CallContext != nil {
+		callCtx, cancel := p.options.CallContext(ctx)
+		defer cancel()
+		if err := deadline.Check(callCtx); err != nil {
+			return errors.Join(errNotLeading, err)
+		}
+		ctx = callCtx
+	}
+	err := call(ctx)
+	p.writes.report(err)
+	return err
+}
 
 // budget limits the rate of calls, and pauses them all while the cloud throttles.
 type budget struct {

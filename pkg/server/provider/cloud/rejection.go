@@ -16,7 +16,7 @@ import (
 // Rejection is the response to a request that has created nothing, and would get the same
 // response if it were repeated soon.
 type Rejection struct {
-	// Scope is what else would be rejected.
+	// Scope is the set of requests that the cloud would reject too.
 	Scope Scope
 	// RetryAfter is when a request of the scope may succeed.
 	RetryAfter time.Duration
@@ -30,12 +30,12 @@ func (r *Rejection) Error() string { return r.Err.Error() }
 // Unwrap returns the error of the cloud.
 func (r *Rejection) Unwrap() error { return r.Err }
 
-// Scope is a set of requests: those that have all of its fields that are not empty.
+// Scope is a set of requests: all requests that match its fields. An empty field matches all.
 type Scope struct {
 	Group  instance.GroupKey
 	Type   string
 	Subnet string
-	// Market is that of provider.Spec.
+	// Market is the market of a provider.Spec.
 	Market string
 }
 
@@ -52,10 +52,10 @@ func (s Scope) contains(spec provider.Spec) bool {
 }
 
 const (
-	// defaultRetryAfter is that of a Rejection without one.
+	// defaultRetryAfter is the default of Rejection.RetryAfter.
 	defaultRetryAfter = time.Minute
 	// minFailedDelay and maxFailedDelay bound the growing time between two launches of a
-	// scope whose machines fail before they have run.
+	// scope whose VMs fail before they have run.
 	minFailedDelay = 30 * time.Second
 	maxFailedDelay = 10 * time.Minute
 	// unusedAge is how long a scope is remembered after its requests may succeed.
@@ -67,15 +67,15 @@ type remembered struct {
 	scope Scope
 	err   error
 	until time.Time
-	// probe is the id of the only request that may be made after that time, until its
-	// outcome is known. It is empty if there is none.
+	// probe is the id of the only request that may be made after until. It is cleared once
+	// the result of the request is known.
 	probe string
-	// failed is how many machines of the scope have failed one after another, zero if the
+	// failed is how many VMs of the scope have failed one after another, or zero if the
 	// cloud has rejected the request.
 	failed int
 }
 
-// rejections are the scopes that are rejected at present.
+// rejections has the scopes that are rejected at present.
 type rejections struct {
 	list []*remembered
 }
@@ -84,26 +84,26 @@ type rejections struct {
 // is over, the request becomes the probe.
 func (r *rejections) check(spec provider.Spec, now time.Time) error {
 	var probed []*remembered
-	for _, one := range r.list {
-		if !one.scope.contains(spec) {
+	for _, known := range r.list {
+		if !known.scope.contains(spec) {
 			continue
 		}
-		if now.Before(one.until) || one.probe != "" && one.probe != spec.ID {
-			return fmt.Errorf("was rejected before: %w", one.err)
+		if now.Before(known.until) || known.probe != "" && known.probe != spec.ID {
+			return fmt.Errorf("was rejected before: %w", known.err)
 		}
-		probed = append(probed, one)
+		probed = append(probed, known)
 	}
-	for _, one := range probed {
-		one.probe = spec.ID
+	for _, known := range probed {
+		known.probe = spec.ID
 	}
 	return nil
 }
 
-// outOfCapacity returns the lack of capacity for which a request is rejected without a
-// call, nil if there is none.
+// outOfCapacity returns the CapacityError with which a request is rejected without a call, or
+// nil.
 func (r *rejections) outOfCapacity(spec provider.Spec, now time.Time) error {
-	for _, one := range r.list {
-		if err, ok := provider.AsCapacityError(one.err); ok && one.scope.contains(spec) && now.Before(one.until) {
+	for _, known := range r.list {
+		if err, ok := provider.AsCapacityError(known.err); ok && known.scope.contains(spec) && now.Before(known.until) {
 			return err
 		}
 	}
@@ -112,37 +112,37 @@ func (r *rejections) outOfCapacity(spec provider.Spec, now time.Time) error {
 
 // full reports whether all requests for a subnet are rejected.
 func (r *rejections) full(subnet string, now time.Time) bool {
-	return slices.ContainsFunc(r.list, func(one *remembered) bool {
-		return one.scope == Scope{Subnet: subnet} && now.Before(one.until)
+	return slices.ContainsFunc(r.list, func(known *remembered) bool {
+		return known.scope == Scope{Subnet: subnet} && now.Before(known.until)
 	})
 }
 
 // rejected remembers a rejection.
 func (r *rejections) rejected(rejection *Rejection, now time.Time) {
-	one := r.remember(rejection.Scope, rejection.Err, now)
-	one.failed = 0
-	one.until = now.Add(defaultRetryAfter)
+	known := r.remember(rejection.Scope, rejection.Err, now)
+	known.failed = 0
+	known.until = now.Add(defaultRetryAfter)
 	if rejection.RetryAfter > 0 {
-		one.until = now.Add(rejection.RetryAfter)
+		known.until = now.Add(rejection.RetryAfter)
 	}
 }
 
-// failedToRun remembers that a machine has failed before it has run. The next one would
-// probably fail too.
+// failedToRun stores that a VM has failed before it was running. The next VM of its scope
+// would probably fail too.
 func (r *rejections) failedToRun(spec provider.Spec, err error, now time.Time) {
-	one := r.remember(scopeOf(spec), err, now)
-	one.failed++
+	known := r.remember(scopeOf(spec), err, now)
+	known.failed++
 	delay := minFailedDelay
-	for n := 1; n < one.failed && delay < maxFailedDelay; n++ {
+	for n := 1; n < known.failed && delay < maxFailedDelay; n++ {
 		delay *= 2
 	}
-	one.until = now.Add(min(delay, maxFailedDelay))
+	known.until = now.Add(min(delay, maxFailedDelay))
 }
 
 func (r *rejections) remember(scope Scope, err error, now time.Time) *remembered {
-	// Nothing was requested for long. The group may have been deleted.
-	r.list = slices.DeleteFunc(r.list, func(one *remembered) bool { return now.Sub(one.until) > unusedAge })
-	at := slices.IndexFunc(r.list, func(one *remembered) bool { return one.scope == scope })
+	// After a long time without a request the group may have been deleted.
+	r.list = slices.DeleteFunc(r.list, func(known *remembered) bool { return now.Sub(known.until) > unusedAge })
+	at := slices.IndexFunc(r.list, func(known *remembered) bool { return known.scope == scope })
 	if at < 0 {
 		r.list = append(r.list, &remembered{scope: scope})
 		at = len(r.list) - 1
@@ -151,21 +151,21 @@ func (r *rejections) remember(scope Scope, err error, now time.Time) *remembered
 	return r.list[at]
 }
 
-// launched forgets the rejections that a launched machine disproves.
+// launched forgets the rejections that a launched VM disproves.
 func (r *rejections) launched(spec provider.Spec) {
-	r.list = slices.DeleteFunc(r.list, func(one *remembered) bool { return one.failed == 0 && one.scope.contains(spec) })
+	r.list = slices.DeleteFunc(r.list, func(known *remembered) bool { return known.failed == 0 && known.scope.contains(spec) })
 }
 
-// running forgets the failures that a running machine disproves.
+// running forgets the failures that a running VM disproves.
 func (r *rejections) running(spec provider.Spec) {
-	r.list = slices.DeleteFunc(r.list, func(one *remembered) bool { return one.scope.contains(spec) })
+	r.list = slices.DeleteFunc(r.list, func(known *remembered) bool { return known.scope.contains(spec) })
 }
 
-// release lets another request be the probe, because that of an instance has no outcome.
+// release lets another request be the probe, because the request of an instance has no result.
 func (r *rejections) release(id string) {
-	for _, one := range r.list {
-		if one.probe == id {
-			one.probe = ""
+	for _, known := range r.list {
+		if known.probe == id {
+			known.probe = ""
 		}
 	}
 }

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// gatherDelay is how long Terminate waits for further machines.
+	// gatherDelay is how long a call waits for further VMs.
 	gatherDelay = 100 * time.Millisecond
-	// confirmTimeout is how long the cloud may report that a machine runs after Terminate
-	// has succeeded, or has not found it. Then the call is repeated.
+	// confirmTimeout is how long the cloud may report that a VM runs after Terminate has
+	// succeeded, or has not found it. Then the call is repeated.
 	confirmTimeout = time.Minute
-	// maxAlone is how many machines that were refused alone before get a call of their own
+	// maxAlone is how many VMs that were refused alone before get a call of their own
 	// after each call for many of them.
 	maxAlone = 4
 )
 
-// terminateDue terminates machines, many with one call, until ctx is done.
+// terminateDue terminates VMs, many with one call, until ctx is done.
 func (p *Provider) terminateDue(ctx context.Context) {
 	for {
 		batch, wait := p.dueTerminations(time.Now())
@@ -55,15 +55,15 @@ func (p *Provider) terminateDue(ctx context.Context) {
 	}
 }
 
-// dueTerminations returns the machines to terminate now, as many as one call may have, or
-// else when the next one is due, zero for never. Machines that were refused alone are not
-// together with others, and those that were refused least recently are the first.
+// dueTerminations returns the VMs to terminate now, as many as one call may have. If there are
+// no such VMs, it returns the time until the next is due, or zero for never. VMs that were
+// refused alone are not mixed with others, and the least recently refused VMs come first.
 func (p *Provider) dueTerminations(now time.Time) (batch []VM, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var due []*entry
 	for _, e := range p.table {
-		if !e.delete || e.machine == nil || e.machine.State == instance.Terminating {
+		if !e.delete || e.vm == nil || e.vm.State == instance.Terminating {
 			continue
 		}
 		if delay := e.due.Sub(now); delay <= 0 {
@@ -77,20 +77,20 @@ func (p *Provider) dueTerminations(now time.Time) (batch []VM, wait time.Duratio
 		if e.refused.IsZero() != due[0].refused.IsZero() {
 			break
 		}
-		batch = append(batch, *e.machine)
+		batch = append(batch, *e.vm)
 	}
 	return batch, wait
 }
 
-// terminateBatch terminates machines with one call, and with further ones those of them whose
-// termination was refused, maybe because of others.
+// terminateBatch terminates VMs in one call. If the cloud refuses the call, it retries in
+// smaller batches, because a single VM may be the reason.
 func (p *Provider) terminateBatch(ctx context.Context, batch []VM) {
 	refused := p.terminateSome(ctx, batch)
 	if len(refused) > 0 && len(refused) < len(batch) {
-		refused = p.terminateSome(ctx, refused) // without those that the error has named
+		refused = p.terminateSome(ctx, refused) // without the VMs that the error has named
 	}
 	if p.wereRefused(refused) {
-		// Each was refused alone before: maybe all are, so that there are few more calls.
+		// All were refused alone before, so maybe all still are: make few further calls.
 		alone := refused[:min(len(refused), maxAlone)]
 		for n := range alone {
 			p.terminateSome(ctx, alone[n:n+1])
@@ -102,7 +102,7 @@ func (p *Provider) terminateBatch(ctx context.Context, batch []VM) {
 	p.poll.send()
 }
 
-// terminateHalves terminates machines of a call that was refused.
+// terminateHalves terminates the VMs of a refused call in two halves.
 func (p *Provider) terminateHalves(ctx context.Context, refused []VM) {
 	if len(refused) == 0 {
 		return
@@ -115,8 +115,8 @@ func (p *Provider) terminateHalves(ctx context.Context, refused []VM) {
 	}
 }
 
-// terminateSome terminates machines with one call. It returns those whose termination may have
-// been refused because of others, none if there is one machine only.
+// terminateSome terminates VMs in one call. If there are several, it returns the VMs whose
+// termination may have been refused because of others.
 func (p *Provider) terminateSome(ctx context.Context, batch []VM) (refused []VM) {
 	var errs map[string]error
 	err := p.write(ctx, func(ctx context.Context) error {
@@ -126,53 +126,53 @@ func (p *Provider) terminateSome(ctx context.Context, batch []VM) (refused []VM)
 	if ctx.Err() != nil {
 		return nil
 	}
-	for _, m := range batch {
-		failure := errs[m.ID]
+	for _, vm := range batch {
+		failure := errs[vm.ID]
 		if errs == nil {
 			failure = err // the call was not made
 		}
 		if len(batch) > 1 && errors.Is(failure, ErrRefusedTogether) {
-			refused = append(refused, m)
+			refused = append(refused, vm)
 			continue
 		}
-		p.terminatedOne(ctx, m, failure)
+		p.terminatedOne(ctx, vm, failure)
 	}
 	return refused
 }
 
-// wereRefused reports whether machines, which are of one batch, were refused alone before.
+// wereRefused reports whether VMs of one batch were refused alone before.
 func (p *Provider) wereRefused(batch []VM) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.ContainsFunc(batch, func(m VM) bool {
-		e, known := p.table[m.ID]
+	return slices.ContainsFunc(batch, func(vm VM) bool {
+		e, known := p.table[vm.ID]
 		return known && !e.refused.IsZero()
 	})
 }
 
-// postpone delays the next calls for machines without a call for each. Their last failure was
+// postpone delays the next calls for VMs without calling the cloud. Their last failure was
 // reported.
 func (p *Provider) postpone(list []VM) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, m := range list {
-		if e, known := p.table[m.ID]; known {
+	for _, vm := range list {
+		if e, known := p.table[vm.ID]; known {
 			e.delay(time.Now())
 		}
 	}
 }
 
-// terminatedOne stores the result of a call for one machine.
-func (p *Provider) terminatedOne(ctx context.Context, m VM, err error) {
+// terminatedOne stores the result of a call for one VM.
+func (p *Provider) terminatedOne(ctx context.Context, vm VM, err error) {
 	now := time.Now()
 	p.mu.Lock()
-	e, known := p.table[m.ID]
+	e, known := p.table[vm.ID]
 	switch {
 	case !known:
 	case err == nil:
 		e.terminated, e.due, e.backoff, e.refused = now, now.Add(confirmTimeout), 0, time.Time{}
 	case errors.Is(err, ErrNotFound):
-		// The machine may be invisible to this call. Lists and Find decide whether it exists.
+		// The VM may be invisible to this call. Lists and Find decide whether it exists.
 		e.due, e.backoff = now.Add(confirmTimeout), 0
 	default:
 		if errors.Is(err, ErrRefused) || errors.Is(err, ErrRefusedTogether) {
@@ -182,12 +182,12 @@ func (p *Provider) terminatedOne(ctx context.Context, m VM, err error) {
 	}
 	p.mu.Unlock()
 	if err != nil && !errors.Is(err, ErrNotFound) {
-		p.reportFailure(ctx, m.Group, m.ID, err)
+		p.reportFailure(ctx, vm.Group, vm.ID, err)
 	}
 }
 
-// delay delays the next call for the machine, each time longer. Those that were refused are
-// due at the same times, so that one call has many of them.
+// delay delays the next call for the VM, each time longer. VMs that were refused are due at
+// the same times, so that one call has many of them.
 func (e *entry) delay(now time.Time) {
 	e.backoff = min(max(minRetryDelay, 2*e.backoff), maxRetryDelay)
 	e.due = now.Add(e.backoff)

@@ -30,6 +30,8 @@ const maxStopTimeout = 20 * time.Second
 
 // Options are the options of the provider in the configuration.
 type Options struct {
+	provider.CommonOptions
+
 	// Host is the address of the Docker daemon, such as unix:///var/run/docker.sock. If it
 	// is empty, DOCKER_HOST and the other variables of Docker's clients apply.
 	Host string
@@ -37,37 +39,28 @@ type Options struct {
 	Image string
 	// StopTimeout is how long a container may take to stop before it is killed.
 	StopTimeout time.Duration
-	// Agent is true if every container runs an agent.
-	Agent bool
 	// MetadataAddress is where containers get their metadata, host:port, empty for nowhere.
 	MetadataAddress string
 	// Notices is a folder with the termination notices of instances, empty for none.
 	Notices string
-	// InstanceTypes are the built-in types and those configured, with their quotas.
-	InstanceTypes provider.Catalogue
 }
 
 var (
-	_ provider.Options = (*Options)(nil)
-	// The server waits for the agents of the instances of such a provider.
-	_ interface{ RunsAgent() bool } = (*Options)(nil)
+	_ provider.Options      = (*Options)(nil)
+	_ provider.AgentOptions = (*Options)(nil)
 )
 
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	options := &Options{
+	return &Options{
+		CommonOptions:   provider.ReadCommonOptions(o, defaultInstanceTypes()),
 		Host:            o.String("host"),
 		Image:           o.String("image"),
 		StopTimeout:     o.Duration("stop_timeout", defaultStopTimeout),
-		Agent:           o.Bool("agent", true),
 		MetadataAddress: o.String("metadata_addr"),
 		Notices:         o.String("notices"),
-		InstanceTypes:   defaultInstanceTypes(),
 	}
-	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
-	return options
 }
 
 // defaultInstanceTypes returns sizes that fit on a laptop, for both architectures.
@@ -110,12 +103,6 @@ func (o *Options) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList
 	errs = append(errs, o.validateMetadata(path)...)
 	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
 }
-
-// Catalogue returns the instance types.
-func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
-
-// RunsAgent reports whether every instance runs an agent.
-func (o *Options) RunsAgent() bool { return o.Agent }
 
 // ImmutableFields returns the options that need a restart to change.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {

@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// vm is a virtual machine, as far as the provider sends and reads it.
-type vm struct {
+// virtualMachine is a virtual machine, as far as the provider sends and reads it.
+type virtualMachine struct {
 	ID                string             `json:"id,omitempty"`
 	Name              string             `json:"name"`
 	Description       string             `json:"description,omitempty"`
@@ -92,7 +92,7 @@ type scheduling struct {
 }
 
 // addresses returns those of the machine, private ones first.
-func (v vm) addresses() []netip.Addr {
+func (v virtualMachine) addresses() []netip.Addr {
 	var private, public []netip.Addr
 	add := func(list []netip.Addr, text string) []netip.Addr {
 		if address, err := netip.ParseAddr(text); err == nil {
@@ -100,9 +100,9 @@ func (v vm) addresses() []netip.Addr {
 		}
 		return list
 	}
-	for _, one := range v.NetworkInterfaces {
-		private = add(add(private, one.NetworkIP), one.IPv6Address)
-		for _, config := range one.AccessConfigs {
+	for _, nic := range v.NetworkInterfaces {
+		private = add(add(private, nic.NetworkIP), nic.IPv6Address)
+		for _, config := range nic.AccessConfigs {
 			public = add(public, config.NATIP)
 		}
 	}
@@ -144,7 +144,7 @@ func (a *API) zonePath(parts ...string) []string {
 }
 
 // insert requests a virtual machine. The same request id gives the same operation.
-func (a *API) insert(ctx context.Context, body vm, requestID, template string) (op operation, err error) {
+func (a *API) insert(ctx context.Context, body virtualMachine, requestID, template string) (op operation, err error) {
 	query := url.Values{"requestId": {requestID}}
 	if template != "" {
 		query.Set("sourceInstanceTemplate", template)
@@ -155,14 +155,14 @@ func (a *API) insert(ctx context.Context, body vm, requestID, template string) (
 }
 
 // get reads a virtual machine.
-func (a *API) get(ctx context.Context, name string) (one vm, err error) {
+func (a *API) get(ctx context.Context, name string) (vm virtualMachine, err error) {
 	err = a.client.DoJSON(ctx, googleapi.Call{
 		Name: "compute.instances.get", Method: http.MethodGet, Path: a.zonePath("instances", name), Query: url.Values{"fields": {vmFields}},
-	}, &one)
-	if err == nil && one.Name != name {
-		err = fmt.Errorf("compute.instances.get: the response is of %q instead of %q", one.Name, name)
+	}, &vm)
+	if err == nil && vm.Name != name {
+		err = fmt.Errorf("compute.instances.get: the response is of %q instead of %q", vm.Name, name)
 	}
-	return one, err
+	return vm, err
 }
 
 // isNotFound reports whether the API has responded that a virtual machine does not exist. The
@@ -190,7 +190,7 @@ func checkPage(kind, want string, w *warning) error {
 }
 
 // list reads all virtual machines of the shard.
-func (a *API) list(ctx context.Context) (all []vm, err error) {
+func (a *API) list(ctx context.Context) (all []virtualMachine, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.instances.list", Path: a.zonePath("instances"), Query: url.Values{"filter": {a.filter()}},
 	}, "compute#instanceList", vmFields, all)
@@ -258,16 +258,16 @@ type subnetwork struct {
 }
 
 // subnetwork reads a subnetwork, with how many of its addresses are used.
-func (a *API) subnetwork(ctx context.Context, subnet Subnet) (one subnetwork, err error) {
+func (a *API) subnetwork(ctx context.Context, subnet Subnet) (read subnetwork, err error) {
 	err = a.client.DoJSON(ctx, googleapi.Call{
 		Name: "compute.subnetworks.get", Method: http.MethodGet,
 		Path:  []string{"projects", a.subnetworkProject(subnet), "regions", a.shard.Region, "subnetworks", subnet.Subnetwork},
 		Query: url.Values{"views": {"WITH_UTILIZATION"}, "fields": {"name,ipCidrRange,utilizationDetails"}},
-	}, &one)
-	if err == nil && one.Name != subnet.Subnetwork {
-		err = fmt.Errorf("compute.subnetworks.get: the response is of %q instead of %q", one.Name, subnet.Subnetwork)
+	}, &read)
+	if err == nil && read.Name != subnet.Subnetwork {
+		err = fmt.Errorf("compute.subnetworks.get: the response is of %q instead of %q", read.Name, subnet.Subnetwork)
 	}
-	return one, err
+	return read, err
 }
 
 const (
@@ -312,8 +312,8 @@ func isFailure(err error) bool {
 func (o operation) failure() error {
 	f := &operationFailure{name: o.Name}
 	if o.Error != nil {
-		for _, one := range o.Error.Errors {
-			f.codes, f.messages = append(f.codes, one.Code), append(f.messages, one.Message)
+		for _, failed := range o.Error.Errors {
+			f.codes, f.messages = append(f.codes, failed.Code), append(f.messages, failed.Message)
 		}
 	}
 	if len(f.codes) == 0 && o.HTTPErrorStatus >= 400 {

@@ -159,7 +159,7 @@ func randomFault(random *rand.Rand) *gcetest.Fault {
 	methods := []string{"instances.insert", "instances.get", "instances.list", "instances.delete", "zoneOperations.get", "subnetworks.get", ""}
 	statuses := []int{0, 0, 401, 404, 429, 500, 503}
 	f := &gcetest.Fault{
-		Method: methods[random.IntN(len(methods))], Times: 1 + random.IntN(4),
+		Call: methods[random.IntN(len(methods))], Times: 1 + random.IntN(4),
 		Before: random.IntN(2) == 0, Status: statuses[random.IntN(len(statuses))],
 	}
 	// A response that the call was rejected is true only if it had no effect.

@@ -169,7 +169,7 @@ func TestManyMachines(t *testing.T) {
 			want[h.MustCreate(newSpec(t))] = instance.Running
 		}
 		time.Sleep(10 * time.Second)
-		throttle := &gcetest.Fault{Before: true, Status: 403, Reason: "rateLimitExceeded", Message: "Rate Limit Exceeded"}
+		throttle := &gcetest.Fault{Before: true, Status: 403, Code: "rateLimitExceeded", Message: "Rate Limit Exceeded"}
 		w.SetFaults(throttle)
 		time.Sleep(time.Minute)
 		assert.Less(t, w.Seen(throttle), 150, "calls while they are throttled")

@@ -97,17 +97,17 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	var all []cloud.VM
 	// One that is created or deleted between two pages may shift others.
 	names := map[string]bool{}
-	for _, one := range list {
-		if names[one.Name] {
+	for _, vm := range list {
+		if names[vm.Name] {
 			continue
 		}
-		names[one.Name] = true
-		identity, ours, err := a.identify(one)
+		names[vm.Name] = true
+		identity, ours, err := a.identify(vm)
 		if err != nil {
 			return nil, err
 		}
-		if ours && !one.isBeingCreated() {
-			all = append(all, preempted.explain(a.machine(one, identity), one))
+		if ours && !vm.isBeingCreated() {
+			all = append(all, preempted.explain(a.machine(vm, identity), vm))
 		}
 	}
 	return all, nil
@@ -136,19 +136,19 @@ func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, 
 	if _, err := puidv7.Parse(id); err != nil {
 		return m, false, err
 	}
-	one, err := a.get(ctx, id)
+	vm, err := a.get(ctx, id)
 	if isNotFound(err, id) {
 		return m, false, nil
 	}
 	if err != nil {
 		return m, false, throttled(err)
 	}
-	identity, ours, err := a.identify(one)
+	identity, ours, err := a.identify(vm)
 	if err != nil || !ours {
 		return m, false, err
 	}
-	m.VM = a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one)
-	m.creating = one.isBeingCreated()
+	m.VM = a.preempted(ctx, []virtualMachine{vm}).explain(a.machine(vm, identity), vm)
+	m.creating = vm.isBeingCreated()
 	return m, true, nil
 }
 
@@ -175,19 +175,19 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if !known {
 		return 0, fmt.Errorf("subnet %q is not configured", subnet)
 	}
-	one, err := a.subnetwork(ctx, configured)
+	subnetwork, err := a.subnetwork(ctx, configured)
 	if err != nil {
 		return 0, throttled(err)
 	}
-	if one.Utilization != nil {
-		for _, part := range one.Utilization.IPv4 {
+	if subnetwork.Utilization != nil {
+		for _, part := range subnetwork.Utilization.IPv4 {
 			if part.Range == "" && part.Free != nil { // others are secondary ranges
 				return int(min(max(*part.Free, 0), math.MaxInt32)), nil
 			}
 		}
 	}
 	// Compute Engine does not report how many are used.
-	prefix, err := netip.ParsePrefix(one.Range)
+	prefix, err := netip.ParsePrefix(subnetwork.Range)
 	if err != nil || !prefix.Addr().Is4() {
 		return 0, errors.Join(fmt.Errorf("subnetwork %s has no range of IPv4 addresses", configured.Subnetwork), err)
 	}
@@ -205,7 +205,7 @@ func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 
 // state returns the state of a virtual machine and its reason (docs/google.md#states). One
 // that was stopped still exists, with its disks, and is to be deleted.
-func (v vm) state() (instance.State, string) {
+func (v virtualMachine) state() (instance.State, string) {
 	switch v.Status {
 	case "PROVISIONING", "STAGING", "PENDING":
 		return instance.Pending, ""
@@ -228,9 +228,9 @@ func (v vm) state() (instance.State, string) {
 // isBeingCreated reports whether the operation that creates a virtual machine has not finished:
 // it may fail for lack of capacity, and then the machine does not exist any more. One that a
 // user has started again has stopped before.
-func (v vm) isBeingCreated() bool { return v.Status == "PROVISIONING" && v.LastStop == "" }
+func (v virtualMachine) isBeingCreated() bool { return v.Status == "PROVISIONING" && v.LastStop == "" }
 
-func (v vm) reason(text string) string {
+func (v virtualMachine) reason(text string) string {
 	if v.StatusMessage != "" {
 		return text + ": " + v.StatusMessage
 	}
@@ -239,7 +239,7 @@ func (v vm) reason(text string) string {
 
 // isStopped reports whether a virtual machine has been stopped, by a user or because its
 // capacity was needed.
-func (v vm) isStopped() bool { return v.Status == "TERMINATED" || v.Status == "STOPPED" }
+func (v virtualMachine) isStopped() bool { return v.Status == "TERMINATED" || v.Status == "STOPPED" }
 
 // preemptions are the ids of virtual machines that were preempted.
 type preemptions map[string]bool
@@ -249,13 +249,15 @@ type preemptions map[string]bool
 const operationPreempted = "compute.instances.preempted"
 
 // isSpot reports whether the capacity of a virtual machine may be taken away.
-func (v vm) isSpot() bool { return v.Scheduling != nil && v.Scheduling.ProvisioningModel == spot }
+func (v virtualMachine) isSpot() bool {
+	return v.Scheduling != nil && v.Scheduling.ProvisioningModel == spot
+}
 
 // preempted returns which of the virtual machines were preempted. Compute Engine reports that
 // by an operation only, which is read if a spot machine has stopped. The reason is not worth
 // a list: if it cannot be read, preempted returns nil.
-func (a *API) preempted(ctx context.Context, list []vm) preemptions {
-	if !slices.ContainsFunc(list, func(one vm) bool { return one.isStopped() && one.isSpot() }) {
+func (a *API) preempted(ctx context.Context, list []virtualMachine) preemptions {
+	if !slices.ContainsFunc(list, func(vm virtualMachine) bool { return vm.isStopped() && vm.isSpot() }) {
 		return nil
 	}
 	operations, err := a.operations(ctx, fmt.Sprintf("operationType = %q", operationPreempted))
@@ -264,21 +266,21 @@ func (a *API) preempted(ctx context.Context, list []vm) preemptions {
 		return nil
 	}
 	found := preemptions{}
-	for _, one := range operations {
-		if one.OperationType == operationPreempted {
-			found[one.TargetID] = true
+	for _, op := range operations {
+		if op.OperationType == operationPreempted {
+			found[op.TargetID] = true
 		}
 	}
 	return found
 }
 
 // explain adds to a spot machine that has stopped why it has.
-func (p preemptions) explain(m cloud.VM, one vm) cloud.VM {
+func (p preemptions) explain(m cloud.VM, vm virtualMachine) cloud.VM {
 	switch {
-	case !one.isStopped() || !one.isSpot():
+	case !vm.isStopped() || !vm.isSpot():
 	case p == nil:
 		m.Reason = "the spot machine was stopped or preempted"
-	case p[one.ID]:
+	case p[vm.ID]:
 		m.Reason = "the spot machine was preempted"
 	}
 	return m

@@ -30,7 +30,7 @@ func TestStates(t *testing.T) {
 			"STOPPING": instance.Stopped, "PENDING_STOP": instance.Stopped, "STOPPED": instance.Stopped, "TERMINATED": instance.Stopped,
 			"SUSPENDING": instance.Stopped, "SUSPENDED": instance.Stopped, "DEPROVISIONING": instance.Terminating,
 		} {
-			state, _ := vm{Status: status}.state()
+			state, _ := virtualMachine{Status: status}.state()
 			assert.Equal(t, want, state, status)
 			if status == "STAGING" || status == "PROVISIONING" {
 				continue // it would run, or would be one that is being created
@@ -45,7 +45,7 @@ func TestStates(t *testing.T) {
 			assert.True(t, found, status)
 			assert.Equal(t, m, one, status)
 		}
-		state, reason := vm{Status: "MOVING"}.state()
+		state, reason := virtualMachine{Status: "MOVING"}.state()
 		assert.Equal(t, instance.Impaired, state)
 		assert.Contains(t, reason, "MOVING")
 	})
@@ -71,7 +71,7 @@ func TestAMachineThatIsBeingCreated(t *testing.T) {
 		errs := h.ExpectFailures(1, workers, id)
 		require.ErrorContains(t, errs[0], "ZONE_RESOURCE_POOL_EXHAUSTED")
 	})
-	assert.False(t, vm{Status: "PROVISIONING", LastStop: "2026-11-24T02:00:00Z"}.isBeingCreated())
+	assert.False(t, virtualMachine{Status: "PROVISIONING", LastStop: "2026-11-24T02:00:00Z"}.isBeingCreated())
 }
 
 // TestPreempted: a spot machine that was preempted is distinguished from one that a user has
@@ -108,7 +108,7 @@ func TestPreemptionsThatCannotBeRead(t *testing.T) {
 		r.Args = map[string]any{argProvisioning: spot}
 		w.launchRunning(r)
 		w.Preempt(r.ID)
-		w.SetFaults(&gcetest.Fault{Method: "zoneOperations.list", Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.zoneOperations.list' permission"})
+		w.SetFaults(&gcetest.Fault{Call: "zoneOperations.list", Before: true, Status: 403, Code: "forbidden", Message: "Required 'compute.zoneOperations.list' permission"})
 		m := w.list()[r.ID]
 		assert.Equal(t, instance.Stopped, m.State)
 		assert.Equal(t, "the spot machine was stopped or preempted", m.Reason)
@@ -131,8 +131,8 @@ func TestPages(t *testing.T) {
 		assert.Equal(t, 3, w.Calls()["compute.instances.list"])
 
 		w.SetFaults(
-			&gcetest.Fault{Method: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList", "nextPageToken": "page-2"}},
-			&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusServiceUnavailable, Reason: "backendError"})
+			&gcetest.Fault{Call: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList", "nextPageToken": "page-2"}},
+			&gcetest.Fault{Call: "instances.list", Before: true, Status: http.StatusServiceUnavailable, Code: "backendError"})
 		_, err := w.api.List(t.Context())
 		require.ErrorContains(t, err, "backendError")
 	})
@@ -144,7 +144,7 @@ func TestAMachineOnTwoPages(t *testing.T) {
 		r := request(t)
 		w.launch(r)
 		made, _ := w.Machine(r.ID)
-		w.SetFaults(&gcetest.Fault{Method: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{
+		w.SetFaults(&gcetest.Fault{Call: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{
 			"kind": "compute#instanceList", "nextPageToken": "page-0",
 			"items": []any{map[string]any{"name": r.ID, "status": "RUNNING", "description": made.Description}},
 		}})
@@ -164,14 +164,14 @@ func TestIncompleteLists(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
-				w.SetFaults(&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: body})
+				w.SetFaults(&gcetest.Fault{Call: "instances.list", Before: true, Status: http.StatusOK, Body: body})
 				_, err := w.api.List(t.Context())
 				assert.Error(t, err)
 			})
 		})
 	}
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
-		w.SetFaults(&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{
+		w.SetFaults(&gcetest.Fault{Call: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{
 			"kind": "compute#instanceList", "warning": map[string]any{"code": "NO_RESULTS_ON_PAGE"},
 		}})
 		assert.Empty(t, w.list())
@@ -187,10 +187,10 @@ func TestFindIsCertain(t *testing.T) {
 		assert.False(t, found)
 		for name, fault := range map[string]*gcetest.Fault{
 			"404 of a proxy":  {Status: 404},
-			"another message": {Status: 404, Reason: "notFound", Message: "The resource 'projects/test-project/zones/zone-a' was not found"},
-			"403":             {Status: 403, Reason: "forbidden"},
-			"401":             {Status: 401, Reason: "authError"},
-			"500":             {Status: 500, Reason: "backendError"},
+			"another message": {Status: 404, Code: "notFound", Message: "The resource 'projects/test-project/zones/zone-a' was not found"},
+			"403":             {Status: 403, Code: "forbidden"},
+			"401":             {Status: 401, Code: "authError"},
+			"500":             {Status: 500, Code: "backendError"},
 			"an empty object": {Status: 200, Body: map[string]any{}},
 			"another machine": {Status: 200, Body: map[string]any{"name": "other"}},
 			"no response":     {},
@@ -273,10 +273,10 @@ func TestTerminate(t *testing.T) {
 		time.Sleep(w.DeleteTime)
 		assert.Empty(t, w.All())
 		assert.Empty(t, w.Disks())
-		w.SetFaults(&gcetest.Fault{Method: "instances.delete", Before: true, Status: 404})
+		w.SetFaults(&gcetest.Fault{Call: "instances.delete", Before: true, Status: 404})
 		assert.Len(t, w.api.Terminate(t.Context(), []cloud.VM{m, missing}), 2, "errors")
 		w.SetFaults(&gcetest.Fault{
-			Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
+			Call: "instances.delete", Before: true, Status: 404, Code: "notFound",
 			Message: "The resource 'projects/test-project/zones/zone-a' was not found",
 		})
 		errs := w.api.Terminate(t.Context(), []cloud.VM{m, missing})

@@ -37,7 +37,7 @@ func testOptions(s *gcetest.Server) *Options {
 			"subnet": {Subnetwork: "subnet"}, "two": {Subnetwork: "two"}, "full": {Subnetwork: "full"},
 			"missing": {Subnetwork: "missing"},
 		},
-		InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType},
+		CommonOptions: provider.CommonOptions{InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType}},
 	}
 }
 

@@ -40,14 +40,12 @@ const managed = "true"
 // identity is what the description of a machine has about its instance. It is set by the
 // call that creates the machine, and Compute Engine does not let labels have all of it.
 type identity struct {
-	InstanceID      string `json:"instance_id"`
-	ClusterID       string `json:"cluster_id"`
-	Shard           string `json:"shard"`
-	Tenant          string `json:"tenant"`
-	Group           string `json:"group"`
-	OnDemand        bool   `json:"on_demand,omitempty"`
-	IdempotencyKey  string `json:"idempotency_key,omitempty"`
-	InfraConfigHash string `json:"infra_config_hash,omitempty"`
+	InstanceID string `json:"instance_id"`
+	ClusterID  string `json:"cluster_id"`
+	Shard      string `json:"shard"`
+	Tenant     string `json:"tenant"`
+	Group      string `json:"group"`
+	cloud.Origin
 }
 
 // descriptionTitle begins a description, for people.
@@ -60,7 +58,7 @@ func newIdentity(shard provider.Shard, spec provider.Spec) identity {
 	return identity{
 		InstanceID: spec.ID, ClusterID: shard.ClusterID, Shard: shard.ID,
 		Tenant: spec.Group.Tenant, Group: spec.Group.Group,
-		OnDemand: spec.Origin.OnDemand, IdempotencyKey: spec.Origin.IdempotencyKey, InfraConfigHash: spec.Origin.InfraConfigHash,
+		Origin: cloud.NewOrigin(spec.Origin),
 	}
 }
 
@@ -85,7 +83,7 @@ func parseDescription(text string) (i identity, found bool) {
 
 // isOurs reports whether a virtual machine is the one of an instance of the shard. A copy
 // that a user has made has the same labels and description, and another name.
-func (a *API) isOurs(vm vm, i identity) bool {
+func (a *API) isOurs(vm virtualMachine, i identity) bool {
 	return i.InstanceID == vm.Name && i.ClusterID == a.shard.ClusterID && i.Shard == a.shard.ID
 }
 
@@ -94,7 +92,7 @@ var errNoIdentity = errors.New("its labels are those of this shard, but its desc
 
 // identify returns the identity of a virtual machine, false if it is no instance of the
 // shard.
-func (a *API) identify(vm vm) (i identity, ours bool, err error) {
+func (a *API) identify(vm virtualMachine) (i identity, ours bool, err error) {
 	i, found := parseDescription(vm.Description)
 	if found {
 		return i, a.isOurs(vm, i), nil
@@ -111,7 +109,7 @@ func isInstanceID(name string) bool {
 }
 
 // hasLabels reports whether a virtual machine has the labels of the shard.
-func (a *API) hasLabels(vm vm) bool {
+func (a *API) hasLabels(vm virtualMachine) bool {
 	return vm.Labels[labelManaged] == managed && vm.Labels[labelClusterID] == a.shard.ClusterID && vm.Labels[labelShard] == a.shard.ID
 }
 
@@ -144,12 +142,12 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 const createdAtFormat = "2006-01-02t15-04-05z"
 
 // machine returns the machine of a virtual machine.
-func (a *API) machine(vm vm, i identity) cloud.VM {
+func (a *API) machine(vm virtualMachine, i identity) cloud.VM {
 	m := cloud.VM{
 		ID:         i.InstanceID,
 		ProviderID: fmt.Sprintf("gce://%s/%s/%s", a.options.Project, a.shard.Zone, vm.Name),
 		Group:      instance.GroupKey{Tenant: i.Tenant, Group: i.Group},
-		Origin:     instance.Origin{OnDemand: i.OnDemand, IdempotencyKey: i.IdempotencyKey, InfraConfigHash: i.InfraConfigHash},
+		Origin:     i.Instance(),
 		Type:       vm.MachineType[strings.LastIndex(vm.MachineType, "/")+1:],
 		Addresses:  vm.addresses(),
 	}

@@ -120,24 +120,24 @@ func mentionsRequestID(message string) bool {
 // adopt returns the machine that has the name of the instance, if it is the one of the
 // instance: an earlier request has created it.
 func (a *API) adopt(ctx context.Context, p plan, cause error) (cloud.VM, error) {
-	one, err := a.get(ctx, p.spec.ID)
+	vm, err := a.get(ctx, p.spec.ID)
 	switch {
 	case isNotFound(err, p.spec.ID):
 		return cloud.VM{}, fmt.Errorf("%w: %w", cloud.ErrTokenUsed, cause)
 	case err != nil:
 		return cloud.VM{}, accepted(err)
 	}
-	identity, ours, err := a.identify(one)
+	identity, ours, err := a.identify(vm)
 	switch {
 	case err != nil:
 		return cloud.VM{}, err
 	case !ours:
 		return cloud.VM{}, rejectGroup(p.spec, fmt.Errorf("the name is that of a virtual machine that is no instance of this shard: %w", cause))
 	}
-	if one.isBeingCreated() {
-		return cloud.VM{}, fmt.Errorf("virtual machine %s: %w", one.Name, errCreating)
+	if vm.isBeingCreated() {
+		return cloud.VM{}, fmt.Errorf("virtual machine %s: %w", vm.Name, errCreating)
 	}
-	return a.machine(one, identity), nil
+	return a.machine(vm, identity), nil
 }
 
 // afterOperation returns what an error of the operation means. One that is not known may have
@@ -171,17 +171,17 @@ const userdataKey = "user-data"
 const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
 
 // body returns the virtual machine of a spec, as it is requested.
-func (a *API) body(spec provider.Spec, args arguments) (vm, error) {
+func (a *API) body(spec provider.Spec, args arguments) (virtualMachine, error) {
 	subnet, known := a.options.Subnets[spec.Subnet]
 	if !known {
-		return vm{}, fmt.Errorf("subnet %q is not configured", spec.Subnet)
+		return virtualMachine{}, fmt.Errorf("subnet %q is not configured", spec.Subnet)
 	}
 	description, err := newIdentity(a.shard, spec).description()
 	if err != nil {
-		return vm{}, err
+		return virtualMachine{}, err
 	}
 	labels := a.labels(spec, args.labels)
-	one := vm{
+	vm := virtualMachine{
 		Name:        spec.ID,
 		Description: description,
 		MachineType: fmt.Sprintf("zones/%s/machineTypes/%s", a.shard.Zone, spec.Type.Name),
@@ -192,32 +192,32 @@ func (a *API) body(spec provider.Spec, args arguments) (vm, error) {
 		}},
 	}
 	if args.externalIP {
-		one.NetworkInterfaces[0].AccessConfigs = []accessConfig{{Name: "external", Type: "ONE_TO_ONE_NAT"}}
+		vm.NetworkInterfaces[0].AccessConfigs = []accessConfig{{Name: "external", Type: "ONE_TO_ONE_NAT"}}
 	}
 	if len(args.networkTags) > 0 {
-		one.Tags = &networkTags{Items: args.networkTags}
+		vm.Tags = &networkTags{Items: args.networkTags}
 	}
 	if args.image != "" {
-		one.Disks = []disk{a.bootDisk(args, labels)}
+		vm.Disks = []disk{a.bootDisk(args, labels)}
 	}
 	if args.serviceAccount != "" {
 		scopes := args.scopes
 		if len(scopes) == 0 {
 			scopes = []string{cloudPlatform}
 		}
-		one.ServiceAccounts = []serviceAccount{{Email: args.serviceAccount, Scopes: scopes}}
+		vm.ServiceAccounts = []serviceAccount{{Email: args.serviceAccount, Scopes: scopes}}
 	}
 	switch args.provisioning {
 	case spot:
 		// A machine that is preempted is stopped and not deleted, so that its instance can be
 		// reported as preempted. The server deletes it.
-		one.Scheduling = &scheduling{
+		vm.Scheduling = &scheduling{
 			ProvisioningModel: spot, InstanceTerminationAction: "STOP", OnHostMaintenance: "TERMINATE", AutomaticRestart: new(bool),
 		}
 	case standard:
-		one.Scheduling = &scheduling{ProvisioningModel: standard}
+		vm.Scheduling = &scheduling{ProvisioningModel: standard}
 	}
-	return one, nil
+	return vm, nil
 }
 
 // bootDisk returns a disk that is deleted with its machine.

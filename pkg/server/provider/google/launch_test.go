@@ -98,7 +98,7 @@ func TestALostResponse(t *testing.T) {
 		s := gcetest.New()
 		s.Lenient = lenient
 		inBubble(t, s, func(t *testing.T, w *world) {
-			w.SetFaults(&gcetest.Fault{Method: "instances.insert", Times: 1})
+			w.SetFaults(&gcetest.Fault{Call: "instances.insert", Times: 1})
 			r := request(t)
 			_, err := w.api.Launch(t.Context(), r)
 			require.Error(t, err)
@@ -182,7 +182,7 @@ func TestThrottledAfterTheRequest(t *testing.T) {
 	for _, method := range []string{"zoneOperations.get", "instances.get"} {
 		inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 			r := request(t)
-			w.SetFaults(&gcetest.Fault{Method: method, Before: true, Status: http.StatusForbidden, Reason: "rateLimitExceeded", Message: "Rate Limit Exceeded"})
+			w.SetFaults(&gcetest.Fault{Call: method, Before: true, Status: http.StatusForbidden, Code: "rateLimitExceeded", Message: "Rate Limit Exceeded"})
 			_, err := w.api.Launch(t.Context(), r)
 			require.ErrorIs(t, err, cloud.ErrInProgress)
 			require.NotErrorIs(t, err, cloud.ErrThrottled)
@@ -211,10 +211,10 @@ func TestRejections(t *testing.T) {
 		{"no address", func(_ *world, r *cloud.Request) { r.Subnet = "full" }, cloud.Scope{Subnet: "full"}, true, "no address left in subnet full"},
 		{"a quota", func(w *world, _ *cloud.Request) { w.SetQuota(0) }, cloud.Scope{Type: "e2-small"}, true, "Quota 'CPUS' exceeded"},
 		{"a quota of requests", func(w *world, _ *cloud.Request) {
-			w.SetFaults(&gcetest.Fault{Method: "insert", Before: true, Status: 403, Reason: "quotaExceeded", Message: "Quota 'INSTANCES' exceeded."})
+			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "quotaExceeded", Message: "Quota 'INSTANCES' exceeded."})
 		}, cloud.Scope{Type: "e2-small"}, true, "Quota 'INSTANCES' exceeded"},
 		{"no permission", func(w *world, _ *cloud.Request) {
-			w.SetFaults(&gcetest.Fault{Method: "insert", Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.instances.create' permission"})
+			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "forbidden", Message: "Required 'compute.instances.create' permission"})
 		}, cloud.Scope{}, false, "compute.instances.create"},
 		{"an image that does not exist", func(_ *world, r *cloud.Request) {
 			r.Args = map[string]any{argImage: "projects/other/global/images/none"}
@@ -248,16 +248,16 @@ func TestRejections(t *testing.T) {
 // TestUncertainErrors are no rejections: the machine may exist.
 func TestUncertainErrors(t *testing.T) {
 	for name, fault := range map[string]*gcetest.Fault{
-		"500":            {Status: 500, Reason: "backendError"},
-		"503":            {Status: 503, Reason: "backendError"},
-		"401":            {Before: true, Status: 401, Reason: "authError"},
+		"500":            {Status: 500, Code: "backendError"},
+		"503":            {Status: 503, Code: "backendError"},
+		"401":            {Before: true, Status: 401, Code: "authError"},
 		"404 of a proxy": {Before: true, Status: 404},
 		"403 of a proxy": {Before: true, Status: 403},
 		"lost":           {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
-				fault.Method = "instances.insert"
+				fault.Call = "instances.insert"
 				w.SetFaults(fault)
 				_, err := w.api.Launch(t.Context(), request(t))
 				require.Error(t, err)
@@ -272,9 +272,9 @@ func TestUncertainErrors(t *testing.T) {
 // TestThrottledCalls have changed nothing.
 func TestThrottledCalls(t *testing.T) {
 	for name, fault := range map[string]*gcetest.Fault{
-		"429":                   {Status: 429, Reason: "rateLimitExceeded"},
-		"rateLimitExceeded":     {Status: 403, Reason: "rateLimitExceeded"},
-		"userRateLimitExceeded": {Status: 403, Reason: "userRateLimitExceeded"},
+		"429":                   {Status: 429, Code: "rateLimitExceeded"},
+		"rateLimitExceeded":     {Status: 403, Code: "rateLimitExceeded"},
+		"userRateLimitExceeded": {Status: 403, Code: "userRateLimitExceeded"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {

@@ -102,9 +102,9 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 	if err != nil {
 		return err
 	}
-	for _, one := range others {
-		if err := n.change(ctx, one.machine, one.nic, one.nic.without(network.IP)); err != nil {
-			return fmt.Errorf("take the address %s from virtual machine %s: %w", network.IP, one.machine, err)
+	for _, other := range others {
+		if err := n.change(ctx, other.machine, other.nic, other.nic.without(network.IP)); err != nil {
+			return fmt.Errorf("take the address %s from virtual machine %s: %w", network.IP, other.machine, err)
 		}
 	}
 	if err := n.change(ctx, own.name, nic, nic.with(network.IP)); err != nil {
@@ -173,15 +173,15 @@ func (n *leaderNetwork) read(ctx context.Context, own self, network provider.Net
 			return networkInterface{}, fmt.Errorf("wait for a change of the network interface of this virtual machine, %s: %w", own.name, err)
 		}
 	}
-	one, err := n.api.get(ctx, own.name)
+	vm, err := n.api.get(ctx, own.name)
 	if err != nil {
 		return networkInterface{}, fmt.Errorf("read this virtual machine, %s: %w", own.name, err)
 	}
-	if one.ID != own.id {
-		return networkInterface{}, fmt.Errorf("virtual machine %s has the id %s, and this one has %s", own.name, one.ID, own.id)
+	if vm.ID != own.id {
+		return networkInterface{}, fmt.Errorf("virtual machine %s has the id %s, and this one has %s", own.name, vm.ID, own.id)
 	}
 	wanted := cmp.Or(network.InterfaceID, defaultInterface)
-	for _, nic := range one.NetworkInterfaces {
+	for _, nic := range vm.NetworkInterfaces {
 		if nic.Name == wanted {
 			return nic, nil
 		}
@@ -203,18 +203,18 @@ func (n *leaderNetwork) owners(ctx context.Context, ip netip.Addr) ([]owner, err
 		return nil, fmt.Errorf("find the virtual machine with the address %s: %w", ip, err)
 	}
 	var owners []owner
-	for _, one := range all {
-		for _, nic := range one.NetworkInterfaces {
+	for _, vm := range all {
+		for _, nic := range vm.NetworkInterfaces {
 			if nic.NetworkIP == ip.String() {
-				return nil, fmt.Errorf("%s is the primary address of virtual machine %s", ip, one.Name)
+				return nil, fmt.Errorf("%s is the primary address of virtual machine %s", ip, vm.Name)
 			}
 			for _, alias := range nic.AliasIPRanges {
 				switch prefix, ok := alias.prefix(); {
 				case !ok || !prefix.Contains(ip):
 				case !prefix.IsSingleIP():
-					return nil, fmt.Errorf("%s is an address of the alias IP range %s of virtual machine %s", ip, prefix, one.Name)
+					return nil, fmt.Errorf("%s is an address of the alias IP range %s of virtual machine %s", ip, prefix, vm.Name)
 				default:
-					owners = append(owners, owner{one.Name, nic})
+					owners = append(owners, owner{vm.Name, nic})
 				}
 			}
 		}
@@ -279,7 +279,7 @@ const interfaceFields = "id,name,networkInterfaces(name,networkIP,fingerprint,al
 
 // interfaces reads the network interfaces of all virtual machines of the zone, also of those
 // that are not of the shard.
-func (a *API) interfaces(ctx context.Context) (all []vm, err error) {
+func (a *API) interfaces(ctx context.Context) (all []virtualMachine, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.instances.list", Path: a.zonePath("instances"), Query: url.Values{},
 	}, "compute#instanceList", interfaceFields, all)

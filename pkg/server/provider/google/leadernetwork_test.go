@@ -56,7 +56,7 @@ func (b *aliasBackend) Owner() string { return b.Server.Owner(leaderAddress.Stri
 func (b *aliasBackend) DelayAttach(reads int) { b.DelayAlias(reads) }
 
 func (b *aliasBackend) LoseResponses(times int) {
-	b.SetFaults(&gcetest.Fault{Method: "updateNetworkInterface", Times: times})
+	b.SetFaults(&gcetest.Fault{Call: "updateNetworkInterface", Times: times})
 }
 
 func (b *aliasBackend) Changes() int { return b.InterfaceChanges() }
@@ -174,12 +174,12 @@ func TestChangesInProgress(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		// The address is taken from the list of others, so that the service refuses it.
-		b.SetFaults(&gcetest.Fault{Method: "instances.list", Times: 1, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
-			&gcetest.Fault{Method: "updateNetworkInterface", Times: 1})
+		b.SetFaults(&gcetest.Fault{Call: "instances.list", Times: 1, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+			&gcetest.Fault{Call: "updateNetworkInterface", Times: 1})
 		n := b.Machine("a")
 		require.Error(t, n.Assign(ctx, b.Network()))
 		assert.Contains(t, b.Aliases("a"), "10.0.200.10/32", "while the operation runs")
-		b.SetFaults(&gcetest.Fault{Method: "instances.list", Times: 1, Status: http.StatusServiceUnavailable})
+		b.SetFaults(&gcetest.Fault{Call: "instances.list", Times: 1, Status: http.StatusServiceUnavailable})
 		require.ErrorContains(t, n.Assign(ctx, b.Network()), "find the virtual machine with the address")
 		assert.Equal(t, "c", b.Owner())
 		require.NoError(t, n.Assign(ctx, b.Network()))
@@ -217,15 +217,15 @@ func TestFailedReads(t *testing.T) {
 		require.NoError(t, b.assign("a"))
 		b.Changes()
 		for _, fault := range []*gcetest.Fault{
-			{Method: "instances.get", Status: http.StatusServiceUnavailable},
-			{Method: "instances.get", Status: http.StatusOK, Body: map[string]any{"name": "b", "id": "1", "networkInterfaces": []any{map[string]string{"name": "nic0"}}}},
-			{Method: "instances.get", Status: http.StatusOK, Body: map[string]any{}},
-			{Method: "instances.list"},
-			{Method: "instances.list", Status: http.StatusOK, Body: map[string]any{}},
-			{Method: "zoneOperations.list", Status: http.StatusForbidden, Reason: "forbidden"},
+			{Call: "instances.get", Status: http.StatusServiceUnavailable},
+			{Call: "instances.get", Status: http.StatusOK, Body: map[string]any{"name": "b", "id": "1", "networkInterfaces": []any{map[string]string{"name": "nic0"}}}},
+			{Call: "instances.get", Status: http.StatusOK, Body: map[string]any{}},
+			{Call: "instances.list"},
+			{Call: "instances.list", Status: http.StatusOK, Body: map[string]any{}},
+			{Call: "zoneOperations.list", Status: http.StatusForbidden, Code: "forbidden"},
 		} {
 			b.SetFaults(fault)
-			require.Error(t, b.assign("b"), fault.Method)
+			require.Error(t, b.assign("b"), fault.Call)
 			assert.Zero(t, b.Changes())
 		}
 		assert.Equal(t, "a", b.Owner())

@@ -26,11 +26,11 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// balancerSettings are the fields of an entry of load_balancers.
+// balancerSettings are the fields of an entry of load_balancers, or of one of its parts.
 type balancerSettings struct {
-	// groups are the names of zonal network endpoint groups.
+	// groups are the names of zonal network endpoint groups. A part has one.
 	groups []string
-	// port is that of the endpoints, nil for that of each group.
+	// port is the port of the endpoints, nil for the default port of each group.
 	port *int32
 }
 
@@ -41,18 +41,11 @@ func (*Options) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings 
 	return balancerSettings{groups: o.Strings("network_endpoint_groups"), port: o.Int32("port")}
 }
 
-// Parts returns the network endpoint groups, each with the port: a target is one of a group
-// and a port.
+// Parts returns the settings of each network endpoint group.
 func (s balancerSettings) Parts() map[string]provider.LoadBalancerSettings {
-	parts := map[string]provider.LoadBalancerSettings{}
-	for _, group := range s.groups {
-		name := group
-		if s.port != nil {
-			name += fmt.Sprintf(" port %d", *s.port)
-		}
-		parts[name] = balancerSettings{groups: []string{group}, port: s.port}
-	}
-	return parts
+	return provider.TargetGroupParts(s.groups, s.port, func(group string) provider.LoadBalancerSettings {
+		return balancerSettings{groups: []string{group}, port: s.port}
+	})
 }
 
 // Validate requires network endpoint groups.
@@ -70,10 +63,7 @@ func (s balancerSettings) Validate(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Duplicate(list.Index(n), name))
 		}
 	}
-	if s.port != nil && (*s.port < 1 || *s.port > 65535) {
-		errs = append(errs, field.Invalid(path.Child("port"), *s.port, "must be between 1 and 65535"))
-	}
-	return errs
+	return append(errs, provider.ValidatePort(path.Child("port"), s.port)...)
 }
 
 // endpointBatch is how many endpoints a call may have.
@@ -96,8 +86,8 @@ var (
 type endpointGroups struct {
 	api *API
 
-	// mu guards draining, which has until when an endpoint is assumed to have connections: a
-	// list need not have it any more. Another process begins with its own call to detach it.
+	// mu guards draining: until when a detached endpoint is assumed to have connections. A list
+	// need not contain such an endpoint. Another process detaches it again, and waits again.
 	mu       sync.Mutex
 	draining map[drainingEndpoint]time.Time
 }
@@ -105,7 +95,7 @@ type endpointGroups struct {
 // drainingEndpoint is an endpoint that was detached.
 type drainingEndpoint struct {
 	group string
-	// port is zero for that of the group.
+	// port is 0 for the default port of the group.
 	port     int32
 	instance string
 }
@@ -114,27 +104,52 @@ func newEndpointGroups(api *API) *endpointGroups {
 	return &endpointGroups{api: api, draining: map[drainingEndpoint]time.Time{}}
 }
 
-// Register attaches instances to all network endpoint groups of an entry.
+// endpointGroup is a network endpoint group, with the port of the endpoints.
+type endpointGroup struct {
+	name string
+	// port is nil for the default port of the group.
+	port *int32
+}
+
+// endpointGroupOf returns the network endpoint group of a part of a load balancer.
+func endpointGroupOf(balancer provider.LoadBalancer) (endpointGroup, error) {
+	settings, ok := balancer.Settings.(balancerSettings)
+	if !ok || len(settings.groups) != 1 {
+		return endpointGroup{}, fmt.Errorf("load balancer %s has no single network endpoint group", balancer.Key)
+	}
+	return endpointGroup{name: settings.groups[0], port: settings.port}, nil
+}
+
+// draining returns the key of an instance's endpoint.
+func (g endpointGroup) draining(id string) drainingEndpoint {
+	e := drainingEndpoint{group: g.name, instance: id}
+	if g.port != nil {
+		e.port = *g.port
+	}
+	return e
+}
+
+// Register attaches instances to a network endpoint group.
 func (g *endpointGroups) Register(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM) error {
-	return g.each(ctx, balancer, list, func(s balancerSettings, group string, ids []string) error {
-		if err := g.change(ctx, s, attach, group, ids); err != nil {
-			return fmt.Errorf("attach %d instances to network endpoint group %s: %w", len(ids), group, throttled(err))
+	return g.inBatches(ctx, balancer, list, func(group endpointGroup, ids []string) error {
+		if err := g.change(ctx, attach, group, ids); err != nil {
+			return fmt.Errorf("attach %d instances to network endpoint group %s: %w", len(ids), group.name, throttled(err))
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		for _, id := range ids {
-			delete(g.draining, s.draining(group, id))
+			delete(g.draining, group.draining(id))
 		}
 		return nil
 	})
 }
 
-// Deregister detaches instances from all network endpoint groups of an entry.
+// Deregister detaches instances from a network endpoint group.
 func (g *endpointGroups) Deregister(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM) error {
-	return g.each(ctx, balancer, list, func(s balancerSettings, group string, ids []string) error {
-		// An operation that takes long has begun. Until it has finished, lists have the endpoints.
-		if err := g.change(ctx, s, detach, group, ids); err != nil && !errors.Is(err, cloud.ErrInProgress) {
-			return fmt.Errorf("detach %d instances from network endpoint group %s: %w", len(ids), group, throttled(err))
+	return g.inBatches(ctx, balancer, list, func(group endpointGroup, ids []string) error {
+		// A long operation has begun, at least. Until it has finished, lists have the endpoints.
+		if err := g.change(ctx, detach, group, ids); err != nil && !errors.Is(err, cloud.ErrInProgress) {
+			return fmt.Errorf("detach %d instances from network endpoint group %s: %w", len(ids), group.name, throttled(err))
 		}
 		if g.api.options.DrainingTimeout == 0 {
 			return nil
@@ -143,8 +158,9 @@ func (g *endpointGroups) Deregister(ctx context.Context, balancer provider.LoadB
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		for _, id := range ids {
-			// Also one that was not attached: the leader before may have detached it.
-			if key := s.draining(group, id); g.draining[key].IsZero() {
+			// This includes endpoints that were not attached: the former leader may have detached
+			// them a moment ago.
+			if key := group.draining(id); g.draining[key].IsZero() {
 				g.draining[key] = until
 			}
 		}
@@ -152,35 +168,46 @@ func (g *endpointGroups) Deregister(ctx context.Context, balancer provider.LoadB
 	})
 }
 
-// Targets lists the endpoints of all network endpoint groups of an entry.
+// inBatches calls do for batches of instances. If a batch fails, it continues with the others.
+func (g *endpointGroups) inBatches(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM, do func(group endpointGroup, ids []string) error) error {
+	group, err := endpointGroupOf(balancer)
+	if err != nil {
+		return err
+	}
+	ids := make([]string, len(list))
+	for n, vm := range list {
+		ids[n] = vm.ID
+	}
+	var errs []error
+	for batch := range slices.Chunk(ids, endpointBatch) {
+		if err := deadline.Check(ctx); err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		errs = append(errs, do(group, batch))
+	}
+	return errors.Join(errs...)
+}
+
+// Targets lists the endpoints of a network endpoint group, and the detached endpoints whose
+// draining timeout is not over.
 func (g *endpointGroups) Targets(ctx context.Context, balancer provider.LoadBalancer) ([]provider.Target, error) {
-	settings, err := balancerSettingsOf(balancer)
+	group, err := endpointGroupOf(balancer)
 	if err != nil {
 		return nil, err
 	}
-	registered, all := map[string]int{}, map[string]bool{}
-	for _, group := range settings.groups {
-		states, err := g.list(ctx, settings, group)
-		if err != nil {
-			return nil, err
-		}
-		for name, isRegistered := range states {
-			all[name] = true
-			if isRegistered {
-				registered[name]++
-			}
-		}
-		for _, name := range g.drainingOf(settings, group) {
-			all[name] = true
+	isRegistered, err := g.list(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range g.drainingIn(group) {
+		if _, listed := isRegistered[name]; !listed {
+			isRegistered[name] = false
 		}
 	}
 	var list []provider.Target
-	for _, name := range slices.Sorted(maps.Keys(all)) {
-		target := provider.Target{State: provider.Partial}
-		switch registered[name] {
-		case 0:
-			target.State = provider.Draining
-		case len(settings.groups):
+	for _, name := range slices.Sorted(maps.Keys(isRegistered)) {
+		target := provider.Target{State: provider.Draining}
+		if isRegistered[name] {
 			target.State = provider.Registered
 		}
 		// The name of the virtual machine of an instance is the id.
@@ -192,118 +219,76 @@ func (g *endpointGroups) Targets(ctx context.Context, balancer provider.LoadBala
 	return list, nil
 }
 
-// list returns the virtual machines that are endpoints of a network endpoint group by name, and
-// true for those that are not being drained.
-func (g *endpointGroups) list(ctx context.Context, s balancerSettings, group string) (map[string]bool, error) {
-	all, err := g.api.endpoints(ctx, group)
+// list returns the names of the virtual machines with an endpoint in the group. The value is
+// false if all their endpoints are being drained.
+func (g *endpointGroups) list(ctx context.Context, group endpointGroup) (map[string]bool, error) {
+	all, err := g.api.endpoints(ctx, group.name)
 	if err != nil {
-		return nil, fmt.Errorf("list network endpoint group %s: %w", group, throttled(err))
+		return nil, fmt.Errorf("list network endpoint group %s: %w", group.name, throttled(err))
 	}
-	states := map[string]bool{}
-	for _, one := range all {
-		if s.port != nil && (one.Endpoint.Port == nil || *one.Endpoint.Port != *s.port) {
-			continue // another entry, or another client, has attached it
+	isRegistered := map[string]bool{}
+	for _, listed := range all {
+		if group.port != nil && (listed.Endpoint.Port == nil || *listed.Endpoint.Port != *group.port) {
+			continue // another part, or another client, has attached it
 		}
-		name := one.Endpoint.name()
-		states[name] = states[name] || !one.isDraining()
+		name := listed.Endpoint.name()
+		isRegistered[name] = isRegistered[name] || !listed.isDraining()
 	}
-	return states, nil
+	return isRegistered, nil
 }
 
-// drainingOf returns the virtual machines of a network endpoint group whose draining timeout is
-// not over.
-func (g *endpointGroups) drainingOf(s balancerSettings, group string) []string {
+// drainingIn returns the instances of a network endpoint group whose draining timeout is not
+// over.
+func (g *endpointGroups) drainingIn(group endpointGroup) []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
 	maps.DeleteFunc(g.draining, func(_ drainingEndpoint, until time.Time) bool { return !now.Before(until) })
 	var all []string
 	for key := range g.draining {
-		if key == s.draining(group, key.instance) {
+		if key == group.draining(key.instance) {
 			all = append(all, key.instance)
 		}
 	}
 	return all
 }
 
-// change attaches or detaches endpoints. The API may refuse a call because of one of them: what
-// a list proves is done, and the others are requested again.
-func (g *endpointGroups) change(ctx context.Context, s balancerSettings, method, group string, ids []string) error {
-	err := g.call(ctx, s, method, group, ids)
+// change attaches or detaches endpoints. The API may refuse a request because of one endpoint.
+// Then change leaves out the endpoints that a list proves to be as requested, and requests the
+// others again.
+func (g *endpointGroups) change(ctx context.Context, method string, group endpointGroup, ids []string) error {
+	err := g.call(ctx, method, group, ids)
 	if err == nil || !isRefused(err) {
 		return err
 	}
-	states, listErr := g.list(ctx, s, group)
+	isRegistered, listErr := g.list(ctx, group)
 	if listErr != nil {
 		return errors.Join(err, listErr)
 	}
-	left := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return states[id] == (method == attach) })
+	left := slices.DeleteFunc(slices.Clone(ids), func(id string) bool { return isRegistered[id] == (method == attach) })
 	switch len(left) {
 	case 0:
 		return nil
 	case len(ids):
 		return err
 	}
-	return g.call(ctx, s, method, group, left)
+	return g.call(ctx, method, group, left)
 }
 
-// call makes one call, and waits until its operation has finished.
-func (g *endpointGroups) call(ctx context.Context, s balancerSettings, method, group string, ids []string) error {
+// call sends one request, and waits until its operation has finished.
+func (g *endpointGroups) call(ctx context.Context, method string, group endpointGroup, ids []string) error {
 	list := make([]endpoint, len(ids))
 	for n, id := range ids {
-		list[n] = endpoint{Instance: id, Port: s.port}
+		list[n] = endpoint{Instance: id, Port: group.port}
 	}
 	if err := deadline.Check(ctx); err != nil {
 		return err
 	}
-	op, err := g.api.changeEndpoints(ctx, method, group, list)
+	op, err := g.api.changeEndpoints(ctx, method, group.name, list)
 	if err != nil {
 		return err
 	}
 	return g.api.await(ctx, op, time.Now().Add(g.api.timeout))
-}
-
-// each calls do for batches of instances with each network endpoint group. A group for which
-// that fails does not keep the others.
-func (g *endpointGroups) each(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM, do func(s balancerSettings, group string, ids []string) error) error {
-	settings, err := balancerSettingsOf(balancer)
-	if err != nil {
-		return err
-	}
-	ids := make([]string, len(list))
-	for n, vm := range list {
-		ids[n] = vm.ID
-	}
-	var errs []error
-	for _, group := range settings.groups {
-		for batch := range slices.Chunk(ids, endpointBatch) {
-			if err := deadline.Check(ctx); err != nil {
-				return errors.Join(append(errs, err)...)
-			}
-			if err := do(settings, group, batch); err != nil {
-				errs = append(errs, err)
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// balancerSettingsOf returns the fields of an entry.
-func balancerSettingsOf(balancer provider.LoadBalancer) (balancerSettings, error) {
-	settings, ok := balancer.Settings.(balancerSettings)
-	if !ok || len(settings.groups) == 0 {
-		return balancerSettings{}, fmt.Errorf("load balancer %s has no network endpoint groups", balancer.Key)
-	}
-	return settings, nil
-}
-
-// draining returns an endpoint of the entry.
-func (s balancerSettings) draining(group, id string) drainingEndpoint {
-	e := drainingEndpoint{group: group, instance: id}
-	if s.port != nil {
-		e.port = *s.port
-	}
-	return e
 }
 
 // endpoint is an endpoint of a network endpoint group. Without an address it is the primary
@@ -330,8 +315,8 @@ type listedEndpoint struct {
 
 // isDraining reports whether the endpoint is being drained at all load balancers.
 func (e listedEndpoint) isDraining() bool {
-	for _, one := range e.Healths {
-		if one.State != statusDraining {
+	for _, health := range e.Healths {
+		if health.State != statusDraining {
 			return false
 		}
 	}
@@ -348,8 +333,8 @@ func (a *API) endpoints(ctx context.Context, group string) (all []listedEndpoint
 	if err != nil {
 		return nil, err
 	}
-	for _, one := range all {
-		if one.Endpoint == nil {
+	for _, listed := range all {
+		if listed.Endpoint == nil {
 			return nil, fmt.Errorf("%s: the response has an item without an endpoint", method)
 		}
 	}

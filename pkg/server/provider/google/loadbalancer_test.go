@@ -35,34 +35,30 @@ func inGroups(t *testing.T, test func(*testing.T, *groupBackend)) {
 	synctest.Test(t, func(t *testing.T) { test(t, newGroupBackend(t)) })
 }
 
-// TestSeveralEndpointGroups: an instance is registered when it is in all of them, and one that
-// is no instance is of another client. A group that fails does not keep the others.
-func TestSeveralEndpointGroups(t *testing.T) {
+// TestUnknownEndpointGroup: the error names the group and the call.
+func TestUnknownEndpointGroup(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		vm := b.NewInstance()
-		b.settings.groups = []string{"web"}
-		require.NoError(t, b.register(vm))
-		b.settings.groups = []string{"web", "admin"}
-		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Partial}, b.list())
-		require.NoError(t, b.register(vm), "it is attached to one of them")
-		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Registered}, b.list())
-		b.settings.groups = []string{"web"}
-		require.NoError(t, b.deregister(vm))
-		b.settings.groups = []string{"web", "admin"}
-		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Partial}, b.list())
-		b.PutOther()
-		targets, err := b.balancers.Targets(t.Context(), b.Balancer())
-		require.NoError(t, err)
-		assert.Contains(t, targets, provider.Target{State: provider.Partial})
-
-		b.settings.groups = []string{"none", "web"}
-		another := b.NewInstance()
-		require.ErrorContains(t, b.register(another), "attach 1 instances to network endpoint group none: ")
-		assert.Equal(t, []int{80}, b.Endpoints(testShard.Zone, "web", another.ID))
-		require.ErrorContains(t, b.deregister(another), "HTTP 404 notFound")
-		assert.Empty(t, b.Endpoints(testShard.Zone, "web", another.ID))
-		_, err = b.balancers.Targets(t.Context(), b.Balancer())
+		b.settings.groups = []string{"none"}
+		require.ErrorContains(t, b.register(vm), "attach 1 instances to network endpoint group none: ")
+		require.ErrorContains(t, b.deregister(vm), "HTTP 404 notFound")
+		_, err := b.balancers.Targets(t.Context(), b.Balancer())
 		require.ErrorContains(t, err, "list network endpoint group none")
+		b.settings.groups = []string{"web", "admin"}
+		require.ErrorContains(t, b.register(vm), "load balancer web has no single network endpoint group")
+		assert.Empty(t, b.Endpoints(testShard.Zone, "web", vm.ID))
+	})
+}
+
+// TestEndpointsWithoutPort belong to a group of the type GCE_VM_IP.
+func TestEndpointsWithoutPort(t *testing.T) {
+	inGroups(t, func(t *testing.T, b *groupBackend) {
+		vm := b.NewInstance()
+		b.settings.groups = []string{"admin"}
+		require.NoError(t, b.register(vm))
+		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Registered}, b.list())
+		require.NoError(t, b.deregister(vm))
+		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Draining}, b.list())
 	})
 }
 
@@ -98,26 +94,26 @@ func TestRefusedEndpoints(t *testing.T) {
 		b.Calls()
 		require.NoError(t, b.register(first, second))
 		calls := b.Calls()
-		assert.Equal(t, 4, calls["compute.networkEndpointGroups.attachNetworkEndpoints"], "all, and those that are not attached, of each group")
-		assert.Equal(t, 2, calls["compute.networkEndpointGroups.listNetworkEndpoints"])
+		assert.Equal(t, 2, calls["compute.networkEndpointGroups.attachNetworkEndpoints"], "all, and the instance that is not attached")
+		assert.Equal(t, 1, calls["compute.networkEndpointGroups.listNetworkEndpoints"])
 		b.Terminate(deleted)
 		b.Calls()
 		require.ErrorContains(t, b.register(deleted), "The referenced instance resource cannot be found")
-		assert.Equal(t, 2, b.Calls()["compute.networkEndpointGroups.attachNetworkEndpoints"], "what is refused as a whole is not requested again")
+		assert.Equal(t, 1, b.Calls()["compute.networkEndpointGroups.attachNetworkEndpoints"], "a request that is refused as a whole is not repeated")
 		require.NoError(t, b.deregister(deleted, first), "one that does not exist")
 		assert.Equal(t, map[string]provider.TargetState{
 			first.ID: provider.Draining, deleted.ID: provider.Draining, second.ID: provider.Registered,
 		}, b.list())
 
 		// The list proves nothing.
-		refused := &gcetest.Fault{Method: "NetworkEndpoints", Before: true, Status: http.StatusBadRequest, Reason: "invalid", Message: "already attached"}
+		refused := &gcetest.Fault{Call: "NetworkEndpoints", Before: true, Status: http.StatusBadRequest, Code: "invalid", Message: "already attached"}
 		b.SetFaults(refused)
 		require.Error(t, b.register(second))
 		require.Error(t, b.deregister(second))
-		refused.Method = "attachNetworkEndpoints"
+		refused.Call = "attachNetworkEndpoints"
 		b.SetFaults(refused)
 		require.ErrorContains(t, b.register(first), "already attached")
-		refused.Method = "detachNetworkEndpoints"
+		refused.Call = "detachNetworkEndpoints"
 		b.SetFaults(refused)
 		require.ErrorContains(t, b.deregister(second), "already attached")
 		b.SetFaults()
@@ -128,7 +124,6 @@ func TestRefusedEndpoints(t *testing.T) {
 // TestManyEndpoints are attached with several calls, and lists have all pages.
 func TestManyEndpoints(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
-		b.settings.groups = []string{"web"}
 		b.PageSize = 200
 		var list []instance.VM
 		for range endpointBatch + 1 {
@@ -214,26 +209,29 @@ func TestFailedEndpointLists(t *testing.T) {
 			_, err := b.balancers.Targets(t.Context(), b.Balancer())
 			require.ErrorContains(t, err, "list network endpoint group web")
 		}
-		throttled := &gcetest.Fault{Before: true, Status: http.StatusTooManyRequests, Reason: "rateLimitExceeded"}
+		throttled := &gcetest.Fault{Before: true, Status: http.StatusTooManyRequests, Code: "rateLimitExceeded"}
 		b.SetFaults(throttled)
 		require.ErrorIs(t, b.register(vm), cloud.ErrThrottled)
 		require.ErrorIs(t, b.deregister(vm), cloud.ErrThrottled)
-		assert.Equal(t, 4, b.Seen(throttled), "one call of each group")
+		assert.Equal(t, 2, b.Seen(throttled), "one request of each call")
 		_, err := b.balancers.Targets(t.Context(), b.Balancer())
 		require.ErrorIs(t, err, cloud.ErrThrottled)
 	})
 }
 
-// TestPausedBalancers: a server that loses the leadership between two groups changes only the
+// TestPausedBalancers: a server that loses the leadership between two batches changes only the
 // first.
 func TestPausedBalancers(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
-		vm := b.NewInstance()
+		var list []instance.VM
+		for range endpointBatch + 1 {
+			list = append(list, b.NewInstance())
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), b.OperationTime)
 		defer cancel()
-		require.ErrorIs(t, b.balancers.Register(ctx, b.Balancer(), []instance.VM{vm}), context.DeadlineExceeded)
+		require.ErrorIs(t, b.balancers.Register(ctx, b.Balancer(), list), context.DeadlineExceeded)
 		time.Sleep(b.OperationTime)
-		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Partial}, b.list())
+		assert.Len(t, b.list(), endpointBatch)
 	})
 }
 
@@ -272,7 +270,7 @@ func newGroupBackend(t *testing.T) *groupBackend {
 	s.AddEndpointGroup(testShard.Zone, "bare", "GCE_VM_IP_PORT", 0)
 	s.AddMachine(testShard.Zone, "other", "subnet")
 	s.StartInMemory(t)
-	b := &groupBackend{Server: s, t: t, options: testOptions(s), settings: balancerSettings{groups: []string{"web", "admin"}}}
+	b := &groupBackend{Server: s, t: t, options: testOptions(s), settings: balancerSettings{groups: []string{"web"}}}
 	b.options.DrainingTimeout = drainingTimeout
 	b.balancers = b.process()
 	return b
@@ -310,7 +308,7 @@ func (b *groupBackend) Others() int { return len(b.Endpoints(testShard.Zone, "we
 func (b *groupBackend) EndDelays() { time.Sleep(drainingTimeout) }
 
 func (b *groupBackend) Fail(times int) {
-	b.SetFaults(&gcetest.Fault{Times: times, Before: true, Status: http.StatusServiceUnavailable, Reason: "backendError"})
+	b.SetFaults(&gcetest.Fault{Times: times, Before: true, Status: http.StatusServiceUnavailable, Code: "backendError"})
 }
 
 func (b *groupBackend) LoseResponse() { b.SetFaults(&gcetest.Fault{Times: 1}) }

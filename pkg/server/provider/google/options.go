@@ -6,18 +6,14 @@ package google
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/url"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
-	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
@@ -36,20 +32,18 @@ const (
 
 // Options are the options of the provider in the configuration.
 type Options struct {
+	provider.CommonOptions // InstanceTypes are machine types
+
 	// Project is the id of the project.
 	Project string
 	// Endpoint is the address of the API, empty for that of Compute Engine.
 	Endpoint string
 	// Machine are the arguments of all machines, unless templates and groups have others.
 	Machine map[string]any
-	// Agent is true if each machine runs an agent, for which the server waits.
-	Agent bool
 	// Subnets are the subnetworks of the machines, by subnet.
 	Subnets map[string]Subnet
 	// DrainingTimeout is how long endpoints that were detached may have connections.
 	DrainingTimeout time.Duration
-	// InstanceTypes are machine types, with their quotas.
-	InstanceTypes provider.Catalogue
 }
 
 // Subnet is where machines of a subnet are connected.
@@ -69,19 +63,16 @@ var (
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
 	options := &Options{
+		CommonOptions:   provider.ReadCommonOptions(o, provider.Catalogue{}),
 		Project:         o.String("project"),
 		Endpoint:        o.String("endpoint"),
 		Machine:         o.AnyMap("machine"),
-		Agent:           o.Bool("agent", true),
 		DrainingTimeout: o.Duration("draining_timeout", 0),
 		Subnets:         map[string]Subnet{},
-		InstanceTypes:   provider.Catalogue{},
 	}
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project")}
 	})
-	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
 	return options
 }
 
@@ -97,18 +88,9 @@ const (
 	projectRule = "must be the id of a project, which is not its number"
 )
 
-// validateName reports a value that is empty or does not match a pattern.
-func validateName(path *field.Path, value string, pattern *regexp.Regexp, rule string) field.ErrorList {
-	errs := validation.Required(path, value)
-	if len(errs) == 0 && !pattern.MatchString(value) {
-		errs = field.ErrorList{field.Invalid(path, value, rule)}
-	}
-	return errs
-}
-
 // Validate returns every rule that the options break.
 func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
-	errs := validateName(path.Child("project"), o.Project, projects, projectRule)
+	errs := provider.ValidateName(path.Child("project"), o.Project, projects, projectRule)
 	if o.Endpoint != "" {
 		address, err := url.Parse(o.Endpoint)
 		if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil || address.RawQuery != "" {
@@ -119,37 +101,16 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 		errs = append(errs, field.Invalid(path.Child("draining_timeout"), o.DrainingTimeout.String(), "must be at most "+maxDrainingTimeout.String()))
 	}
 	errs = append(errs, o.ValidateArgs(path.Child("machine"), o.Machine)...)
-	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
-	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+	errs = append(errs, provider.ValidateSubnets(path.Child("subnets"), o.Subnets, subnets, "must name the subnetwork of this subnet", validateSubnet)...)
+	return append(errs, o.ValidateTypes(path.Child("instance_types"), func(path *field.Path, t provider.InstanceType) field.ErrorList {
+		return provider.ValidateName(path, t.Name, names, nameRule)
+	})...)
 }
 
-func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
-	var errs field.ErrorList
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		path, subnet := path.Child(name), o.Subnets[name]
-		if !known.Has(name) {
-			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
-		}
-		errs = append(errs, validateName(path.Child("subnetwork"), subnet.Subnetwork, names, nameRule)...)
-		if subnet.Project != "" {
-			errs = append(errs, validateName(path.Child("project"), subnet.Project, projects, projectRule)...)
-		}
-	}
-	for _, name := range sets.List(known) {
-		if _, configured := o.Subnets[name]; !configured {
-			errs = append(errs, field.Required(path.Child(name), "must name the subnetwork of this subnet"))
-		}
-	}
-	return errs
-}
-
-func (o *Options) validateTypes(path *field.Path) field.ErrorList {
-	errs := o.InstanceTypes.Validate(path)
-	if len(o.InstanceTypes) == 0 {
-		errs = append(errs, field.Required(path, "must have at least one machine type"))
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
-		errs = append(errs, validateName(path.Child(name), name, names, nameRule)...)
+func validateSubnet(path *field.Path, subnet Subnet) field.ErrorList {
+	errs := provider.ValidateName(path.Child("subnetwork"), subnet.Subnetwork, names, nameRule)
+	if subnet.Project != "" {
+		errs = append(errs, provider.ValidateName(path.Child("project"), subnet.Project, projects, projectRule)...)
 	}
 	return errs
 }
@@ -157,26 +118,18 @@ func (o *Options) validateTypes(path *field.Path) field.ErrorList {
 // endpoint returns the address of the API.
 func (o *Options) endpoint() string { return cmp.Or(o.Endpoint, defaultEndpoint) }
 
-// Catalogue returns the instance types.
-func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
-
-// RunsAgent reports whether each machine runs an agent.
-func (o *Options) RunsAgent() bool { return o.Agent }
-
 // ImmutableFields returns the options that need a restart to change. Instance types and
 // quotas come with each Spec.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
-	var subnets []string
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		subnets = append(subnets, fmt.Sprintf("%s: subnetwork %q, project %q", name, o.Subnets[name].Subnetwork, o.Subnets[name].Project))
-	}
 	return []provider.ImmutableField{
 		{Path: path.Child("project"), Value: o.Project},
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
 		{Path: path.Child("draining_timeout"), Value: o.DrainingTimeout.String()},
 		// The maps in it are printed in the order of their keys.
 		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
-		{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
+			return fmt.Sprintf("subnetwork %q, project %q", subnet.Subnetwork, subnet.Project)
+		}),
 	}
 }
 

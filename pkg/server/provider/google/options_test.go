@@ -65,7 +65,7 @@ func TestInvalidOptions(t *testing.T) {
 	assert.ElementsMatch(t, []string{
 		"options.project: Required value: must not be empty",
 		"options.subnets.subnet: Required value: must name the subnetwork of this subnet",
-		"options.instance_types: Required value: must have at least one machine type",
+		"options.instance_types: Required value: must have at least one instance type",
 	}, errs)
 	for _, tc := range []struct{ name, member, value, want string }{
 		{"a path", "project", `"a/b"`, `options.project: Invalid value: "a/b": must be the id of a project`},

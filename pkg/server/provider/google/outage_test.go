@@ -24,16 +24,16 @@ func TestAnOutage(t *testing.T) {
 	for name, fault := range map[string]*gcetest.Fault{
 		"no response":      {Before: true, Hang: true},
 		"lost connections": {Before: true},
-		"HTTP 500":         {Before: true, Status: 500, Reason: "backendError", Message: "Internal error"},
+		"HTTP 500":         {Before: true, Status: 500, Code: "backendError", Message: "Internal error"},
 		"HTTP 503":         {Before: true, Status: 503},
-		"HTTP 401":         {Before: true, Status: 401, Reason: "authError", Message: "Invalid Credentials"},
-		"HTTP 403":         {Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.instances.list' permission"},
-		"HTTP 429":         {Before: true, Status: 429, Reason: "rateLimitExceeded"},
+		"HTTP 401":         {Before: true, Status: 401, Code: "authError", Message: "Invalid Credentials"},
+		"HTTP 403":         {Before: true, Status: 403, Code: "forbidden", Message: "Required 'compute.instances.list' permission"},
+		"HTTP 429":         {Before: true, Status: 429, Code: "rateLimitExceeded"},
 		"HTTP 404":         {Before: true, Status: 404, Message: "not found"},
-		"no project":       {Before: true, Status: 404, Reason: "notFound", Message: "The resource 'projects/test-project' was not found"},
+		"no project":       {Before: true, Status: 404, Code: "notFound", Message: "The resource 'projects/test-project' was not found"},
 		"empty responses":  {Before: true, Status: http.StatusOK, Body: map[string]any{}},
 		// Single machines cannot be read then either.
-		"empty lists": {Before: true, Method: "instances.list", Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+		"empty lists": {Before: true, Call: "instances.list", Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
@@ -41,7 +41,7 @@ func TestAnOutage(t *testing.T) {
 					Start: w.startProvider,
 					Spec:  newSpec(t),
 					Begin: func() {
-						w.SetFaults(fault, &gcetest.Fault{Method: "instances.get", Before: true, Status: 500, Reason: "backendError"})
+						w.SetFaults(fault, &gcetest.Fault{Call: "instances.get", Before: true, Status: 500, Code: "backendError"})
 					},
 					End:    func() { w.SetFaults() },
 					Delete: w.Remove,
@@ -63,9 +63,9 @@ func TestADeletionThatFindsNoMachine(t *testing.T) {
 		h := w.startProvider()
 		id := h.MustRun(newSpec(t))
 		w.SetFaults(
-			&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+			&gcetest.Fault{Call: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
 			&gcetest.Fault{
-				Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
+				Call: "instances.delete", Before: true, Status: 404, Code: "notFound",
 				Message: "The resource 'projects/test-project/zones/zone-a/instances/" + id + "' was not found",
 			})
 		h.MustDelete(id)
@@ -88,7 +88,7 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 				created := h.MustCreate(newSpec(t))
 				h.MustDelete(deleted)
 				time.Sleep(pause)
-				w.SetFaults(&gcetest.Fault{Before: n%2 == 0, Status: 503 * (n % 3 % 2), Reason: "backendError"})
+				w.SetFaults(&gcetest.Fault{Before: n%2 == 0, Status: 503 * (n % 3 % 2), Code: "backendError"})
 				time.Sleep(10 * time.Minute)
 				w.SetFaults()
 				for { // the launch needs a request with another nonce
@@ -121,9 +121,9 @@ func TestNothingIsFound(t *testing.T) {
 		id := h.MustRun(newSpec(t))
 		time.Sleep(5 * time.Minute)
 		nothing := []*gcetest.Fault{
-			{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+			{Call: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
 			{
-				Method: "instances.get", Before: true, Status: http.StatusNotFound, Reason: "notFound",
+				Call: "instances.get", Before: true, Status: http.StatusNotFound, Code: "notFound",
 				Message: "The resource 'projects/test-project/zones/zone-a/instances/" + id + "' was not found",
 			},
 		}

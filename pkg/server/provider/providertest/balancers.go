@@ -28,7 +28,7 @@ var ErrUnavailable = errors.New("the cloud is not available")
 type BalancerSettings struct {
 	// Endpoint is mandatory.
 	Endpoint string
-	// Others are further endpoints. An instance is registered when it is with all.
+	// Others are further endpoints of the entry. A part has no others.
 	Others []string
 }
 
@@ -37,17 +37,13 @@ func (s BalancerSettings) Validate(path *field.Path) field.ErrorList {
 	return validation.Required(path.Child("endpoint"), s.Endpoint)
 }
 
-// Parts returns the endpoints.
+// Parts returns the settings of each endpoint.
 func (s BalancerSettings) Parts() map[string]provider.LoadBalancerSettings {
-	parts := map[string]provider.LoadBalancerSettings{}
-	for _, endpoint := range s.endpoints() {
-		parts[endpoint] = BalancerSettings{Endpoint: endpoint}
-	}
-	return parts
+	endpoints := append([]string{s.Endpoint}, s.Others...)
+	return provider.TargetGroupParts(endpoints, nil, func(endpoint string) provider.LoadBalancerSettings {
+		return BalancerSettings{Endpoint: endpoint}
+	})
 }
-
-// endpoints returns all endpoints of the entry.
-func (s BalancerSettings) endpoints() []string { return append([]string{s.Endpoint}, s.Others...) }
 
 // BalancerOptions make the options of another provider those of one with Balancers.
 type BalancerOptions struct{ provider.Options }
@@ -140,47 +136,24 @@ func (b *Balancers) Deregister(ctx context.Context, balancer provider.LoadBalanc
 
 // Targets lists the targets.
 func (b *Balancers) Targets(ctx context.Context, balancer provider.LoadBalancer) (list []provider.Target, err error) {
-	lists := 0
-	all := map[string][]provider.Target{}
 	err = b.call(ctx, "list", balancer, nil, func(targets map[string]memoryTarget) {
-		lists++
-		for id := range targets {
-			all[id] = append(all[id], targets[id].Target)
+		for _, id := range slices.Sorted(maps.Keys(targets)) {
+			list = append(list, targets[id].Target)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	for _, id := range slices.Sorted(maps.Keys(all)) {
-		target, registered := all[id][0], 0
-		for _, t := range all[id] {
-			if t.State != provider.Draining {
-				registered++
-			}
-		}
-		if registered > 0 && registered < lists {
-			target.State = provider.Partial
-		}
-		list = append(list, target)
-	}
 	return list, nil
 }
 
-// call makes one call for each endpoint.
+// call makes one call for the endpoint of a part.
 func (b *Balancers) call(ctx context.Context, operation string, balancer provider.LoadBalancer, instances []instance.VM, do func(map[string]memoryTarget)) error {
+	endpoint := balancer.Settings.(BalancerSettings).Endpoint
 	ids := make([]string, len(instances))
 	for n, vm := range instances {
 		ids[n] = vm.ID
 	}
-	for _, endpoint := range balancer.Settings.(BalancerSettings).endpoints() {
-		if err := b.callOne(ctx, operation, endpoint, ids, do); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *Balancers) callOne(ctx context.Context, operation, endpoint string, ids []string, do func(map[string]memoryTarget)) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err
 	}

@@ -181,8 +181,8 @@ func (c *client) hasImage(ctx context.Context, node, volume string) (bool, error
 	if err := c.get(ctx, path, url.Values{"content": {"iso"}}, &list); err != nil {
 		return false, err
 	}
-	for _, one := range list {
-		if one.Volume == volume {
+	for _, item := range list {
+		if item.Volume == volume {
 			return true, nil
 		}
 	}
@@ -248,8 +248,8 @@ func (c *client) hasTask(ctx context.Context, node, kind string) (bool, error) {
 	if err := c.get(ctx, "nodes/"+node+"/tasks", query, &list); err != nil {
 		return false, err
 	}
-	for _, one := range list {
-		if one.EndTime == 0 {
+	for _, task := range list {
+		if task.EndTime == 0 {
 			return true, nil
 		}
 	}

@@ -27,60 +27,60 @@ const alreadyExists = "already exists"
 const maxClaims = 20
 
 // clone claims a VMID by cloning a template with it, and waits for the clone.
-func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, until time.Time) (vm, error) {
+func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, until time.Time) (virtualMachine, error) {
 	if l.vmid == 0 {
 		placed, err := a.place(ctx, p, found)
 		if err != nil {
-			return vm{}, err
+			return virtualMachine{}, err
 		}
 		a.mu.Lock()
 		l.source, l.target, l.memory = placed.source, placed.target, p.spec.Type.Memory.Value()
 		a.mu.Unlock()
 	}
 	if err := a.reserve(ctx, l, p, until); err != nil {
-		return vm{}, err
+		return virtualMachine{}, err
 	}
 	for range maxClaims {
 		if l.vmid == 0 {
 			vmid, err := a.nextVMID(found)
 			if err != nil {
 				a.release(l)
-				return vm{}, err
+				return virtualMachine{}, err
 			}
 			a.claim(l, vmid)
 		}
-		one, err := a.cloneOnce(ctx, l, p, until)
+		vm, err := a.cloneOnce(ctx, l, p, until)
 		switch {
 		case is(err, alreadyExists), isTaskError(err, alreadyExists):
 		case l.lost:
-			return one, err // the call whose response was lost may have created it
+			return vm, err // the call whose response was lost may have created it
 		default:
-			return one, p.afterClone(err)
+			return vm, p.afterClone(err)
 		}
 		if l.lost {
 			// It may be the result of the call whose response was lost, which the next list
 			// shows.
-			return vm{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, cloud.ErrInProgress)
+			return virtualMachine{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, cloud.ErrInProgress)
 		}
 		a.claim(l, 0)
 	}
 	a.release(l)
-	return vm{}, fmt.Errorf("%d VMIDs in succession are used by others", maxClaims)
+	return virtualMachine{}, fmt.Errorf("%d VMIDs in succession are used by others", maxClaims)
 }
 
 // cloneOnce clones with the VMID that was claimed.
-func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time) (vm, error) {
+func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time) (virtualMachine, error) {
 	form, err := a.cloneForm(l, p)
 	if err != nil {
-		return vm{}, err
+		return virtualMachine{}, err
 	}
 	for {
-		one, err := a.tryClone(ctx, l, form, until)
+		vm, err := a.tryClone(ctx, l, form, until)
 		if !is(err, lockTimeout) && !isTaskError(err, lockTimeout) {
-			return one, err
+			return vm, err
 		}
 		if late := sleep(ctx, lockRetryInterval, until); late != nil {
-			return vm{}, fmt.Errorf("%w: %w", late, err)
+			return virtualMachine{}, fmt.Errorf("%w: %w", late, err)
 		}
 	}
 }
@@ -107,7 +107,7 @@ func (a *API) cloneForm(l *launch, p plan) (url.Values, error) {
 }
 
 // tryClone makes the call that clones, and waits for the clone.
-func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until time.Time) (vm, error) {
+func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until time.Time) (virtualMachine, error) {
 	a.step("clone the template")
 	task, err := a.client.clone(ctx, l.source.node, l.source.vmid, form)
 	a.mu.Lock()
@@ -122,7 +122,7 @@ func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until ti
 	if definite && !l.lost {
 		a.giveUpClaim(l, err)
 	}
-	return vm{}, err
+	return virtualMachine{}, err
 }
 
 // giveUpClaim ends the claim of a VMID after an error that has certainly created nothing,
@@ -137,7 +137,7 @@ func (a *API) giveUpClaim(l *launch, err error) {
 
 // awaitClone waits for the task that clones and returns the virtual machine. A task that has
 // failed has removed what it made.
-func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (vm, error) {
+func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (virtualMachine, error) {
 	vmid := l.vmid
 	if err := a.await(ctx, l.task, until); err != nil {
 		if _, failed := errors.AsType[*taskError](err); failed {
@@ -146,7 +146,7 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (vm, e
 			a.mu.Unlock()
 			a.giveUpClaim(l, err)
 		}
-		return vm{}, fmt.Errorf("clone template %d to virtual machine %d: %w", l.source.vmid, vmid, err)
+		return virtualMachine{}, fmt.Errorf("clone template %d to virtual machine %d: %w", l.source.vmid, vmid, err)
 	}
 	a.release(l)
 	// The node may know it later than the one that has cloned it.
@@ -154,14 +154,14 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (vm, e
 		config, err := a.client.config(ctx, l.target, vmid)
 		switch identity, found := parseNotes(config.text("description")); {
 		case err != nil && !isNotExist(err):
-			return vm{}, err
+			return virtualMachine{}, err
 		case err == nil && found && identity.InstanceID == l.id:
-			return vm{vmid: vmid, node: l.target, identity: identity, reachable: true}, nil
+			return virtualMachine{vmid: vmid, node: l.target, identity: identity, reachable: true}, nil
 		case err == nil && config.text("lock") == "":
-			return vm{}, fmt.Errorf("virtual machine %d was changed while it was launched", vmid)
+			return virtualMachine{}, fmt.Errorf("virtual machine %d was changed while it was launched", vmid)
 		}
 		if err := sleep(ctx, minTaskInterval, until); err != nil {
-			return vm{}, fmt.Errorf("virtual machine %d is not visible yet: %w", vmid, err)
+			return virtualMachine{}, fmt.Errorf("virtual machine %d is not visible yet: %w", vmid, err)
 		}
 	}
 }
@@ -170,8 +170,8 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (vm, e
 // accepts it for one virtual machine only.
 func (a *API) nextVMID(found *inventory) (int, error) {
 	highest := firstVMID - 1
-	for _, one := range found.resources {
-		highest = max(highest, one.VMID)
+	for _, resource := range found.resources {
+		highest = max(highest, resource.VMID)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -226,8 +226,8 @@ func (a *API) tryReserve(key cloneKey, l *launch) *clones {
 func (a *API) release(l *launch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for key, one := range a.cloning {
-		if one == l {
+	for key, cloning := range a.cloning {
+		if cloning == l {
 			delete(a.cloning, key)
 		}
 	}

@@ -128,7 +128,7 @@ func randomFault(random *rand.Rand) *pvetest.Fault {
 	suffixes := []string{"/clone", "/config", "/upload", "/resize", "/status/start", "/status/stop", ".iso", "/status", "cluster/resources", "cluster/status", ""}
 	verbs := []string{"", http.MethodGet, http.MethodPost, http.MethodDelete}
 	return &pvetest.Fault{
-		Suffix: suffixes[random.IntN(len(suffixes))], Verb: verbs[random.IntN(len(verbs))], Times: 1 + random.IntN(4),
+		Call: suffixes[random.IntN(len(suffixes))], Verb: verbs[random.IntN(len(verbs))], Times: 1 + random.IntN(4),
 		Before: random.IntN(2) == 0, Status: []int{0, 0, 500, 503, 595, 596}[random.IntN(6)],
 	}
 }

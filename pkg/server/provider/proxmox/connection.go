@@ -147,7 +147,7 @@ func (c *Connection) tlsConfig() (*tls.Config, error) {
 		config.InsecureSkipVerify = true
 		config.VerifyConnection = func(state tls.ConnectionState) error {
 			sum := sha256.Sum256(state.PeerCertificates[0].Raw)
-			if !slices.ContainsFunc(pinned, func(one []byte) bool { return bytes.Equal(one, sum[:]) }) {
+			if !slices.ContainsFunc(pinned, func(fingerprint []byte) bool { return bytes.Equal(fingerprint, sum[:]) }) {
 				return fmt.Errorf("the certificate of %s has the fingerprint %x, which is none of those configured", state.ServerName, sum)
 			}
 			return nil

@@ -54,7 +54,7 @@ func testOptions(s *pvetest.Server) *Options {
 			"full":   {Bridge: "vmbr0", Storage: "full"},
 			"off":    {Bridge: "vmbr9", Storage: "ceph"},
 		},
-		InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType},
+		CommonOptions: provider.CommonOptions{InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType}},
 	}
 }
 

@@ -10,52 +10,24 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
-	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// identity is what the notes of a virtual machine have about its instance. They are set by
-// the call that clones it, together with its name, and are not changed.
+// identity is stored in the notes of a virtual machine. The request that clones it sets the
+// notes together with its name, and nothing changes them later.
 type identity struct {
-	InstanceID string `json:"instance_id"`
-	// VMID is that of the virtual machine. A copy of it that a user makes has another one.
-	VMID        int         `json:"vmid"`
-	Association association `json:"association"`
-	Annotations annotations `json:"annotations"`
-	Origin      origin      `json:"origin"`
-	Resources   resources   `json:"resources"`
+	cloud.Identity
+	// VMID is the id of the virtual machine. If a user copies it, the copy has another id.
+	VMID      int       `json:"vmid"`
+	Resources resources `json:"resources"`
 }
 
-// association is whose virtual machine it is. The tags have the same once it is configured,
-// so that users can search for them.
-type association struct {
-	ClusterID string `json:"cluster_id"`
-	Shard     string `json:"shard"`
-}
-
-// annotations describe the instance.
-type annotations struct {
-	Tenant    string    `json:"tenant"`
-	Group     string    `json:"group"`
-	Kind      string    `json:"kind"`
-	Template  string    `json:"template,omitempty"`
-	CreatedAt time.Time `json:"created_at"`
-}
-
-// origin is instance.Origin.
-type origin struct {
-	OnDemand        bool   `json:"on_demand,omitempty"`
-	IdempotencyKey  string `json:"idempotency_key,omitempty"`
-	InfraConfigHash string `json:"infra_config_hash,omitempty"`
-}
-
-// resources are what the virtual machine uses.
+// resources are the resources of the cluster that a virtual machine uses.
 type resources struct {
 	Type   string `json:"type"`
 	Subnet string `json:"subnet"`
@@ -69,21 +41,10 @@ const notesTitle = "This virtual machine is managed by nstance. Do not change th
 // newIdentity returns the identity of the virtual machine of a spec.
 func newIdentity(shard provider.Shard, spec provider.Spec, vmid int, userdata string) identity {
 	return identity{
-		InstanceID:  spec.ID,
-		VMID:        vmid,
-		Association: associationOf(shard),
-		Annotations: annotations{
-			Tenant: spec.Group.Tenant, Group: spec.Group.Group, Kind: spec.Kind, Template: spec.Template, CreatedAt: spec.CreatedAt.UTC(),
-		},
-		Origin: origin{
-			OnDemand: spec.Origin.OnDemand, IdempotencyKey: spec.Origin.IdempotencyKey, InfraConfigHash: spec.Origin.InfraConfigHash,
-		},
+		Identity:  cloud.NewIdentity(shard, spec),
+		VMID:      vmid,
 		Resources: resources{Type: spec.Type.Name, Subnet: spec.Subnet, Userdata: userdata},
 	}
-}
-
-func associationOf(shard provider.Shard) association {
-	return association{ClusterID: shard.ClusterID, Shard: shard.ID}
 }
 
 // notes returns the text for the notes.
@@ -102,17 +63,12 @@ func parseNotes(notes string) (i identity, found bool) {
 	return i, err == nil && i.InstanceID != "" && i.VMID != 0
 }
 
-// machine returns the machine without its state.
-func (i identity) machine(shard provider.Shard) cloud.VM {
-	return cloud.VM{
-		ID:         i.InstanceID,
-		ProviderID: fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, i.InstanceID),
-		Group:      instance.GroupKey{Tenant: i.Annotations.Tenant, Group: i.Annotations.Group},
-		Origin: instance.Origin{
-			OnDemand: i.Origin.OnDemand, IdempotencyKey: i.Origin.IdempotencyKey, InfraConfigHash: i.Origin.InfraConfigHash,
-		},
-		Type: i.Resources.Type,
-	}
+// cloudVM returns the VM of the instance without its state.
+func (i identity) cloudVM(shard provider.Shard) cloud.VM {
+	vm := i.VM()
+	vm.ProviderID = fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, i.InstanceID)
+	vm.Type = i.Resources.Type
+	return vm
 }
 
 // ownershipTag is on each virtual machine of this project.
@@ -165,19 +121,19 @@ type reading struct {
 
 // isCurrent reports whether the list shows the virtual machine that was read. The list has
 // no name if its node has not reported it.
-func (r *reading) isCurrent(one entry) bool {
-	return r != nil && r.tags == one.Tags && (one.Name == "" || one.Name == r.name)
+func (r *reading) isCurrent(listed entry) bool {
+	return r != nil && r.tags == listed.Tags && (listed.Name == "" || listed.Name == r.name)
 }
 
 // mayBeOurs reports whether a resource may be a virtual machine of the shard, as far as the
 // list shows. The notes decide: a user may have changed the tags, and a clone has those of
 // its template until it is configured. Without a name it may be a clone, or the list does not
 // show the name yet.
-func (a *API) mayBeOurs(one entry) bool {
-	if one.Type != typeVM || one.VMID < firstVMID || bool(one.Template) {
+func (a *API) mayBeOurs(listed entry) bool {
+	if listed.Type != typeVM || listed.VMID < firstVMID || bool(listed.Template) {
 		return false
 	}
-	return one.Name == "" || isInstanceID(one.Name) || hasTags(a.shard, one.Tags)
+	return listed.Name == "" || isInstanceID(listed.Name) || hasTags(a.shard, listed.Tags)
 }
 
 func isInstanceID(name string) bool {
@@ -187,11 +143,11 @@ func isInstanceID(name string) bool {
 
 // rememberOther stores that a virtual machine is none of ours: the list has no name any more
 // when its node fails.
-func (a *API) rememberOther(one entry) {
+func (a *API) rememberOther(listed entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if known := a.readings[one.VMID]; !known.isCurrent(one) {
-		a.readings[one.VMID] = &reading{name: one.Name, tags: one.Tags}
+	if known := a.readings[listed.VMID]; !known.isCurrent(listed) {
+		a.readings[listed.VMID] = &reading{name: listed.Name, tags: listed.Tags}
 	}
 }
 
@@ -205,45 +161,45 @@ type identification struct {
 // identifyOne reads whose virtual machine one is. A virtual machine of others, or one with
 // the tags of the shard, is read once. Without the tags it is read each time: another clone of
 // the same template may have its VMID by now.
-func (a *API) identifyOne(ctx context.Context, one entry, online bool) (identification, error) {
-	tagged := hasTags(a.shard, one.Tags)
+func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (identification, error) {
+	tagged := hasTags(a.shard, listed.Tags)
 	a.mu.Lock()
-	known := a.readings[one.VMID]
+	known := a.readings[listed.VMID]
 	a.mu.Unlock()
-	if known.isCurrent(one) && (tagged || !known.ours) {
+	if known.isCurrent(listed) && (tagged || !known.ours) {
 		return identification{reading: *known}, nil
 	}
 	if !online {
-		return a.unreadable(one, known, errors.New("the node is offline"))
+		return a.unreadable(listed, known, errors.New("the node is offline"))
 	}
-	config, err := a.client.config(ctx, one.Node, one.VMID)
+	config, err := a.client.config(ctx, listed.Node, listed.VMID)
 	switch {
 	case isNotExist(err):
 		return identification{unknown: true}, nil // it was deleted or moved since
 	case isUnreachable(err):
-		return a.unreadable(one, known, err)
+		return a.unreadable(listed, known, err)
 	case err != nil:
 		return identification{}, err
 	}
 	identity, found := parseNotes(config.text("description"))
 	// A copy that a user has made has another VMID.
-	ours := found && identity.VMID == one.VMID && identity.Association == associationOf(a.shard)
+	ours := found && identity.VMID == listed.VMID && identity.Association == cloud.AssociationOf(a.shard)
 	switch name := config.text("name"); {
 	case config.text("lock") == lockClone && (ours || name == ""):
-		cloning, err := a.isBeingCloned(ctx, one)
+		cloning, err := a.isBeingCloned(ctx, listed)
 		return identification{reading: reading{identity: identity}, unknown: cloning}, err
 	case !found && tagged && isInstanceID(name):
-		return identification{}, fmt.Errorf("virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", one.VMID)
+		return identification{}, fmt.Errorf("virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", listed.VMID)
 	case !found:
 		return identification{}, nil
 	}
 	known = &reading{
-		identity: identity, ours: ours, name: config.text("name"), tags: one.Tags,
+		identity: identity, ours: ours, name: config.text("name"), tags: listed.Tags,
 		// The disk with the userdata is configured with the rest.
 		complete: tagged || strings.HasPrefix(config.text("ide2"), identity.Resources.Userdata),
 	}
 	a.mu.Lock()
-	a.readings[one.VMID] = known
+	a.readings[listed.VMID] = known
 	a.mu.Unlock()
 	return identification{reading: *known}, nil
 }
@@ -251,26 +207,26 @@ func (a *API) identifyOne(ctx context.Context, one entry, online bool) (identifi
 // unreadable returns what is known of a virtual machine whose configuration cannot be read.
 // A list without one that is ours would be incomplete. Only here tags show that one is of
 // others: a shard does not depend on the nodes of another one.
-func (a *API) unreadable(one entry, known *reading, err error) (identification, error) {
-	tagged, ours := hasTags(a.shard, one.Tags), known != nil && known.ours
+func (a *API) unreadable(listed entry, known *reading, err error) (identification, error) {
+	tagged, ours := hasTags(a.shard, listed.Tags), known != nil && known.ours
 	switch {
-	case known.isCurrent(one), tagged && ours:
+	case known.isCurrent(listed), tagged && ours:
 		return identification{reading: *known}, nil
 	case tagged, ours:
-		return identification{}, fmt.Errorf("read the configuration of virtual machine %d on node %s: %w", one.VMID, one.Node, err)
+		return identification{}, fmt.Errorf("read the configuration of virtual machine %d on node %s: %w", listed.VMID, listed.Node, err)
 	}
-	return identification{unknown: !hasOtherTags(a.shard, one.Tags)}, nil
+	return identification{unknown: !hasOtherTags(a.shard, listed.Tags)}, nil
 }
 
 // isBeingCloned reports whether a virtual machine with the lock of a clone will be complete.
 // If its node has failed during the clone it never will, and it is not a machine.
-func (a *API) isBeingCloned(ctx context.Context, one entry) (bool, error) {
-	running, err := a.client.hasTask(ctx, one.Node, taskClone)
+func (a *API) isBeingCloned(ctx context.Context, listed entry) (bool, error) {
+	running, err := a.client.hasTask(ctx, listed.Node, taskClone)
 	if err != nil || running {
 		return err == nil, err
 	}
 	// The clone may have finished in between.
-	config, err := a.client.config(ctx, one.Node, one.VMID)
+	config, err := a.client.config(ctx, listed.Node, listed.VMID)
 	if isNotExist(err) {
 		return true, nil // it was moved to its node
 	}
@@ -283,8 +239,8 @@ const (
 	lastVMID  = 999_999_999
 )
 
-// vm is a virtual machine of the shard.
-type vm struct {
+// virtualMachine is a virtual machine of the shard.
+type virtualMachine struct {
 	vmid     int
 	node     string
 	identity identity
@@ -299,18 +255,18 @@ type vm struct {
 // inventory is what the cluster has at some time.
 type inventory struct {
 	resources []entry
-	ours      []vm
+	ours      []virtualMachine
 	// online are the nodes of the cluster that are.
 	online map[string]bool
 	// unknown are virtual machines that may be ours: those that are being cloned, those that
 	// were moved since, and others without tags whose configuration cannot be read. A clone
 	// has its identity before the last of several disks is cloned.
-	unknown []vm
+	unknown []virtualMachine
 }
 
 // of returns the virtual machines of an instance.
-func (i *inventory) of(id string) []vm {
-	return slices.DeleteFunc(slices.Clone(i.ours), func(one vm) bool { return one.identity.InstanceID != id })
+func (i *inventory) of(id string) []virtualMachine {
+	return slices.DeleteFunc(slices.Clone(i.ours), func(vm virtualMachine) bool { return vm.identity.InstanceID != id })
 }
 
 // certain returns an error if some virtual machine may be one of the shard.
@@ -319,8 +275,8 @@ func (i *inventory) certain() error {
 		return nil
 	}
 	var names []string
-	for _, one := range i.unknown {
-		names = append(names, fmt.Sprintf("%d on node %s", one.vmid, one.node))
+	for _, vm := range i.unknown {
+		names = append(names, fmt.Sprintf("%d on node %s", vm.vmid, vm.node))
 	}
 	return fmt.Errorf("it is not known yet whose virtual machines these are: %s", strings.Join(names, ", "))
 }
@@ -334,12 +290,12 @@ func (a *API) inventory(ctx context.Context) (*inventory, error) {
 		return nil, fmt.Errorf("read the status of the cluster: %w", err)
 	}
 	found := &inventory{online: map[string]bool{}}
-	for _, one := range members {
+	for _, member := range members {
 		switch {
-		case one.Type == "cluster" && !bool(one.Quorate):
+		case member.Type == "cluster" && !bool(member.Quorate):
 			return nil, errors.New("the cluster has no quorum")
-		case one.Type == typeNode:
-			found.online[one.Name] = bool(one.Online)
+		case member.Type == typeNode:
+			found.online[member.Name] = bool(member.Online)
 		}
 	}
 	if len(found.online) == 0 {
@@ -349,7 +305,7 @@ func (a *API) inventory(ctx context.Context) (*inventory, error) {
 		return nil, fmt.Errorf("list the virtual machines: %w", err)
 	}
 	for name := range found.online {
-		if !slices.ContainsFunc(found.resources, func(one entry) bool { return one.Type == typeNode && one.Node == name }) {
+		if !slices.ContainsFunc(found.resources, func(resource entry) bool { return resource.Type == typeNode && resource.Node == name }) {
 			return nil, fmt.Errorf("the list of the cluster is incomplete: it lacks node %s", name)
 		}
 	}
@@ -361,9 +317,9 @@ func (a *API) inventory(ctx context.Context) (*inventory, error) {
 // others.
 func (a *API) forgetOthers(list []entry) {
 	listed := map[int]bool{}
-	for _, one := range list {
-		if one.Type == typeVM || one.VMID != 0 {
-			listed[one.VMID] = true
+	for _, resource := range list {
+		if resource.Type == typeVM || resource.VMID != 0 {
+			listed[resource.VMID] = true
 		}
 	}
 	a.mu.Lock()
@@ -383,31 +339,31 @@ func (a *API) forgetOthers(list []entry) {
 // identify finds the virtual machines of the shard.
 func (a *API) identify(ctx context.Context, found *inventory) error {
 	var candidates []entry
-	for _, one := range found.resources {
+	for _, resource := range found.resources {
 		switch {
-		case a.mayBeOurs(one):
-			candidates = append(candidates, one)
-		case one.Type == typeVM && one.VMID >= firstVMID && one.Name != "":
-			a.rememberOther(one)
+		case a.mayBeOurs(resource):
+			candidates = append(candidates, resource)
+		case resource.Type == typeVM && resource.VMID >= firstVMID && resource.Name != "":
+			a.rememberOther(resource)
 		}
 	}
 	results := make([]identification, len(candidates))
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.SetLimit(parallel)
-	for n, one := range candidates {
+	for n, listed := range candidates {
 		group.Go(func() (err error) {
-			results[n], err = a.identifyOne(groupCtx, one, found.online[one.Node])
+			results[n], err = a.identifyOne(groupCtx, listed, found.online[listed.Node])
 			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	for n, one := range candidates {
+	for n, listed := range candidates {
 		result := results[n]
-		candidate := vm{
-			vmid: one.VMID, node: one.Node, identity: result.identity, complete: result.complete,
-			status: one.Status, reachable: found.online[one.Node],
+		candidate := virtualMachine{
+			vmid: listed.VMID, node: listed.Node, identity: result.identity, complete: result.complete,
+			status: listed.Status, reachable: found.online[listed.Node],
 		}
 		switch {
 		case result.ours:

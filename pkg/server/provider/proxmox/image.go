@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // Image is what a virtual machine is cloned from. Options and arguments have the same
@@ -56,7 +57,7 @@ func (i *Image) member(name string) *string {
 func (i *Image) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if i.Template != "" {
-		errs = validateName(path.Child(imageTemplate), i.Template, templateNames, "the name of a template")
+		errs = provider.ValidateName(path.Child(imageTemplate), i.Template, templateNames, "must be the name of a template")
 	}
 	if i.DiskSize != "" {
 		if _, err := diskSize(i.DiskSize); err != "" {

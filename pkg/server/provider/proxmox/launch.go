@@ -116,71 +116,71 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 		return cloud.VM{}, rejectGroup(r.Spec, err)
 	}
 	l := a.begin(r.ID)
-	one, err := a.launch(ctx, l, plan{spec: r.Spec, image: image, subnet: a.options.Subnets[r.Subnet]})
+	vm, err := a.launch(ctx, l, plan{spec: r.Spec, image: image, subnet: a.options.Subnets[r.Subnet]})
 	a.end(l, err)
 	if err != nil {
 		return cloud.VM{}, err
 	}
-	m := one.identity.machine(a.shard)
+	m := vm.identity.cloudVM(a.shard)
 	m.State = instance.Running
 	a.step("return the machine")
 	return m, nil
 }
 
-func (a *API) launch(ctx context.Context, l *launch, p plan) (vm, error) {
+func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, error) {
 	until := time.Now().Add(a.timeout)
 	found, err := a.inventory(ctx)
 	if err != nil {
-		return vm{}, err
+		return virtualMachine{}, err
 	}
-	one, exists, err := a.locate(ctx, l, found, until)
+	vm, exists, err := a.locate(ctx, l, found, until)
 	if err != nil {
-		return vm{}, p.afterClone(err)
+		return virtualMachine{}, p.afterClone(err)
 	}
 	if !exists {
-		if one, err = a.clone(ctx, l, p, found, until); err != nil {
-			return vm{}, err
+		if vm, err = a.clone(ctx, l, p, found, until); err != nil {
+			return virtualMachine{}, err
 		}
 	}
-	status, err := a.client.status(ctx, one.node, one.vmid)
+	status, err := a.client.status(ctx, vm.node, vm.vmid)
 	if err != nil || status.Status == statusRunning {
-		return one, err // it was started before
+		return vm, err // it was started before
 	}
-	if err := a.complete(ctx, l, one, p, until); err != nil {
-		return vm{}, a.abandon(ctx, one, p, err, until)
+	if err := a.complete(ctx, l, vm, p, until); err != nil {
+		return virtualMachine{}, a.abandon(ctx, vm, p, err, until)
 	}
-	return one, nil
+	return vm, nil
 }
 
 // locate returns the virtual machine of a launch, if it exists: a call before this one has
 // cloned it.
-func (a *API) locate(ctx context.Context, l *launch, found *inventory, until time.Time) (one vm, exists bool, err error) {
+func (a *API) locate(ctx context.Context, l *launch, found *inventory, until time.Time) (vm virtualMachine, exists bool, err error) {
 	if all := found.of(l.id); len(all) > 0 {
 		a.release(l)
 		return all[0], true, nil
 	}
 	if l.task != "" {
-		one, err := a.awaitClone(ctx, l, until)
+		vm, err := a.awaitClone(ctx, l, until)
 		switch {
 		case isTaskError(err, alreadyExists):
 			a.claim(l, 0) // of another client
-			return vm{}, false, nil
+			return virtualMachine{}, false, nil
 		case isTaskError(err, lockTimeout):
-			return vm{}, false, nil // is tried again
+			return virtualMachine{}, false, nil // is tried again
 		}
-		return one, err == nil, err
+		return vm, err == nil, err
 	}
 	// It is not known whether the call to clone has arrived. A repetition claims the same
 	// VMID, so there is only one virtual machine.
-	for _, one := range found.unknown {
-		if one.vmid == l.vmid || one.identity.InstanceID == l.id {
-			return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", one.vmid, cloud.ErrInProgress)
+	for _, unknown := range found.unknown {
+		if unknown.vmid == l.vmid || unknown.identity.InstanceID == l.id {
+			return virtualMachine{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", unknown.vmid, cloud.ErrInProgress)
 		}
 	}
 	if l.vmid != 0 && slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }) {
 		a.claim(l, 0) // it is of another client
 	}
-	return vm{}, false, nil
+	return virtualMachine{}, false, nil
 }
 
 // claim notes the VMID of a launch, zero for none.
@@ -192,40 +192,40 @@ func (a *API) claim(l *launch, vmid int) {
 }
 
 // complete configures a virtual machine that does not run, and starts it.
-func (a *API) complete(ctx context.Context, l *launch, one vm, p plan, until time.Time) error {
-	image, err := nocloud.New(one.identity.InstanceID, p.spec.Userdata)
+func (a *API) complete(ctx context.Context, l *launch, vm virtualMachine, p plan, until time.Time) error {
+	image, err := nocloud.New(vm.identity.InstanceID, p.spec.Userdata)
 	if err != nil {
 		return err
 	}
-	storage, name, _ := strings.Cut(one.identity.Resources.Userdata, ":iso/")
+	storage, name, _ := strings.Cut(vm.identity.Resources.Userdata, ":iso/")
 	a.step("upload the userdata")
 	// A later request has other userdata.
 	upload := fmt.Sprintf("upload %x", sha256.Sum256(p.spec.Userdata))
 	if err := a.run(ctx, until, l.step(upload), func() (upid, error) {
-		return a.client.upload(ctx, one.node, storage, name, image)
+		return a.client.upload(ctx, vm.node, storage, name, image)
 	}); err != nil {
 		return fmt.Errorf("upload the userdata: %w", err)
 	}
 	a.step("configure the virtual machine")
 	if err := a.run(ctx, until, l.step("configure"), func() (upid, error) {
-		return a.client.configure(ctx, one.node, one.vmid, a.configuration(one, p))
+		return a.client.configure(ctx, vm.node, vm.vmid, a.configuration(vm, p))
 	}); err != nil {
-		return fmt.Errorf("configure virtual machine %d: %w", one.vmid, err)
+		return fmt.Errorf("configure virtual machine %d: %w", vm.vmid, err)
 	}
-	if err := a.enlarge(ctx, l, one, p.image, until); err != nil {
-		return fmt.Errorf("enlarge the disk of virtual machine %d: %w", one.vmid, err)
+	if err := a.enlarge(ctx, l, vm, p.image, until); err != nil {
+		return fmt.Errorf("enlarge the disk of virtual machine %d: %w", vm.vmid, err)
 	}
 	a.step("start the virtual machine")
-	err = a.run(ctx, until, l.step("start"), func() (upid, error) { return a.client.start(ctx, one.node, one.vmid) })
+	err = a.run(ctx, until, l.step("start"), func() (upid, error) { return a.client.start(ctx, vm.node, vm.vmid) })
 	// It may run because of a call whose response was lost.
 	if err != nil && !is(err, alreadyRunning) && !isTaskError(err, alreadyRunning) {
-		return fmt.Errorf("start virtual machine %d: %w", one.vmid, err)
+		return fmt.Errorf("start virtual machine %d: %w", vm.vmid, err)
 	}
 	return nil
 }
 
 // configuration returns what is configured of a virtual machine.
-func (a *API) configuration(one vm, p plan) url.Values {
+func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 	network := "virtio,bridge=" + p.subnet.Bridge
 	if p.subnet.VLAN != nil {
 		network += fmt.Sprintf(",tag=%d", *p.subnet.VLAN)
@@ -236,7 +236,7 @@ func (a *API) configuration(one vm, p plan) url.Values {
 		"cores":   {fmt.Sprint(cpus(p.spec.Type))},
 		"memory":  {fmt.Sprint(p.spec.Type.Memory.Value() >> 20)},
 		"net0":    {network},
-		"ide2":    {one.identity.Resources.Userdata + ",media=cdrom"},
+		"ide2":    {vm.identity.Resources.Userdata + ",media=cdrom"},
 		"onboot":  {"1"},
 		// A template may be protected. Its clone is to be deleted some day.
 		"protection": {"0"},
@@ -247,7 +247,7 @@ func (a *API) configuration(one vm, p plan) url.Values {
 func cpus(t provider.InstanceType) int64 { return max(1, t.CPU.Value()) }
 
 // enlarge makes the disk that is booted as large as was configured, if it is smaller.
-func (a *API) enlarge(ctx context.Context, l *launch, one vm, image Image, until time.Time) error {
+func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image Image, until time.Time) error {
 	if image.DiskSize == "" {
 		return nil
 	}
@@ -255,7 +255,7 @@ func (a *API) enlarge(ctx context.Context, l *launch, one vm, image Image, until
 	if problem != "" {
 		return errors.New(problem)
 	}
-	config, err := a.client.config(ctx, one.node, one.vmid)
+	config, err := a.client.config(ctx, vm.node, vm.vmid)
 	if err != nil {
 		return err
 	}
@@ -264,17 +264,17 @@ func (a *API) enlarge(ctx context.Context, l *launch, one vm, image Image, until
 		return err
 	}
 	a.step("enlarge the disk")
-	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, one.node, one.vmid, disk, want) })
+	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, vm.node, vm.vmid, disk, want) })
 }
 
 // abandon removes a virtual machine that could not be completed, if the reason would be the
 // same for another attempt. A call that failed for any other reason is repeated.
-func (a *API) abandon(ctx context.Context, one vm, p plan, err error, until time.Time) error {
+func (a *API) abandon(ctx context.Context, vm virtualMachine, p plan, err error, until time.Time) error {
 	rejection := p.reject(err)
 	if rejection == nil {
 		return err
 	}
-	deleted, removal := a.terminate(ctx, one, until)
+	deleted, removal := a.terminate(ctx, vm, until)
 	if !deleted && !errors.Is(removal, cloud.ErrNotFound) {
 		return errors.Join(err, removal)
 	}

@@ -197,7 +197,7 @@ func TestALostResponseOfALaunch(t *testing.T) {
 				t.Run(fmt.Sprintf("%s, without an effect %t, tasks take %v", call.suffix, before, slow), func(t *testing.T) {
 					inBubble(t, newCluster(), func(t *testing.T, w *world) {
 						w.CloneTime, w.TaskTime = slow.clone, slow.task
-						w.SetFaults(&pvetest.Fault{Verb: call.verb, Suffix: call.suffix, Times: 2, Before: before})
+						w.SetFaults(&pvetest.Fault{Verb: call.verb, Call: call.suffix, Times: 2, Before: before})
 						r := request(t)
 						r.Args = map[string]any{"disk_size": "8Gi"}
 						w.launchDespiteErrors(r)
@@ -233,7 +233,7 @@ func TestALostCloneThatIsMoved(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		w.SetLoad("pve1", 60<<30, 0.9)
 		w.SyncDelay = 20 * time.Second
-		w.SetFaults(&pvetest.Fault{Verb: http.MethodPost, Suffix: "/clone", Times: 1})
+		w.SetFaults(&pvetest.Fault{Verb: http.MethodPost, Call: "/clone", Times: 1})
 		r := request(t)
 		_, err := w.api.Launch(t.Context(), r)
 		require.Error(t, err)
@@ -307,7 +307,7 @@ func TestFaultsThatAreNoRejection(t *testing.T) {
 		for _, call := range lossyCalls {
 			t.Run(fmt.Sprint(tc.status, tc.message, call.suffix), func(t *testing.T) {
 				inBubble(t, newCluster(), func(t *testing.T, w *world) {
-					w.SetFaults(&pvetest.Fault{Verb: call.verb, Suffix: call.suffix, Times: 2, Before: true, Status: tc.status, Message: tc.message})
+					w.SetFaults(&pvetest.Fault{Verb: call.verb, Call: call.suffix, Times: 2, Before: true, Status: tc.status, Message: tc.message})
 					r := request(t)
 					r.Args = map[string]any{"disk_size": "8Gi"}
 					w.launchDespiteErrors(r)
@@ -325,7 +325,7 @@ func TestALockThatIsTaken(t *testing.T) {
 		var faults []*pvetest.Fault
 		for _, call := range lossyCalls {
 			faults = append(faults, &pvetest.Fault{
-				Verb: call.verb, Suffix: call.suffix, Times: 1, Before: true, Status: http.StatusInternalServerError,
+				Verb: call.verb, Call: call.suffix, Times: 1, Before: true, Status: http.StatusInternalServerError,
 				Message: "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout",
 			})
 		}

@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
-	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
@@ -26,6 +25,8 @@ const Name = "proxmox"
 
 // Options are the options of the provider in the configuration.
 type Options struct {
+	provider.CommonOptions
+
 	// Connection is how the API is called.
 	Connection Connection
 	// Nodes are the nodes of the cluster on which virtual machines are created.
@@ -38,12 +39,8 @@ type Options struct {
 	ISOStorage string
 	// Pool is the pool of the virtual machines, empty for none.
 	Pool string
-	// Agent is true if each machine runs an agent, for which the server waits.
-	Agent bool
 	// Subnets are where virtual machines are created, by subnet.
 	Subnets map[string]Subnet
-	// InstanceTypes are the configured types, with their quotas.
-	InstanceTypes provider.Catalogue
 }
 
 // Subnet is a network and a storage of virtual machines.
@@ -67,23 +64,20 @@ var (
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
 	options := &Options{
+		CommonOptions: provider.ReadCommonOptions(o, provider.Catalogue{}),
 		Connection:    readConnection(o),
 		Nodes:         o.Strings("nodes"),
 		Image:         readImage(o),
 		FullClone:     o.Bool("full_clone", true),
 		ISOStorage:    o.String("iso_storage"),
 		Pool:          o.String("pool"),
-		Agent:         o.Bool("agent", true),
 		Subnets:       map[string]Subnet{},
-		InstanceTypes: provider.Catalogue{},
 	}
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{
 			Bridge: o.String("bridge"), VLAN: o.Int32("vlan"), Storage: o.String("storage"), Instances: o.Int32("instances"),
 		}
 	})
-	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
 	return options
 }
 
@@ -119,88 +113,47 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 		}
 	}
 	errs = append(errs, o.Image.validate(path)...)
-	errs = append(errs, validateName(path.Child("iso_storage"), o.ISOStorage, storages, "the id of a storage")...)
+	errs = append(errs, provider.ValidateName(path.Child("iso_storage"), o.ISOStorage, storages, "must be the id of a storage")...)
 	if o.Pool != "" {
-		errs = append(errs, validateName(path.Child("pool"), o.Pool, pools, "the id of a pool")...)
+		errs = append(errs, provider.ValidateName(path.Child("pool"), o.Pool, pools, "must be the id of a pool")...)
 	}
-	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
-	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+	errs = append(errs, provider.ValidateSubnets(
+		path.Child("subnets"), o.Subnets, subnets, "must say where the machines of this subnet are created", o.validateSubnet)...)
+	return append(errs, o.ValidateTypes(path.Child("instance_types"), validateType)...)
 }
 
-// validateName reports a value that is empty or does not match a pattern.
-func validateName(path *field.Path, value string, pattern *regexp.Regexp, what string) field.ErrorList {
-	errs := validation.Required(path, value)
-	if len(errs) == 0 && !pattern.MatchString(value) {
-		errs = field.ErrorList{field.Invalid(path, value, "must be "+what)}
+func (o *Options) validateSubnet(path *field.Path, subnet Subnet) field.ErrorList {
+	errs := provider.ValidateName(path.Child("bridge"), subnet.Bridge, bridges, "must be the name of a bridge or a virtual network")
+	switch {
+	case o.FullClone:
+		errs = append(errs, provider.ValidateName(path.Child("storage"), subnet.Storage, storages, "must be the id of a storage")...)
+	case subnet.Storage != "":
+		errs = append(errs, field.Forbidden(path.Child("storage"), "the disks of linked clones are where those of the template are"))
+	}
+	if subnet.VLAN != nil && (*subnet.VLAN < 1 || *subnet.VLAN > maxVLAN) {
+		errs = append(errs, field.Invalid(path.Child("vlan"), *subnet.VLAN, fmt.Sprintf("must be between 1 and %d", maxVLAN)))
+	}
+	if subnet.Instances != nil && *subnet.Instances < 0 {
+		errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
 	}
 	return errs
 }
 
-func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
-	var errs field.ErrorList
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		path, subnet := path.Child(name), o.Subnets[name]
-		if !known.Has(name) {
-			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
-		}
-		errs = append(errs, validateName(path.Child("bridge"), subnet.Bridge, bridges, "the name of a bridge or a virtual network")...)
-		switch {
-		case o.FullClone:
-			errs = append(errs, validateName(path.Child("storage"), subnet.Storage, storages, "the id of a storage")...)
-		case subnet.Storage != "":
-			errs = append(errs, field.Forbidden(path.Child("storage"), "the disks of linked clones are where those of the template are"))
-		}
-		if subnet.VLAN != nil && (*subnet.VLAN < 1 || *subnet.VLAN > maxVLAN) {
-			errs = append(errs, field.Invalid(path.Child("vlan"), *subnet.VLAN, fmt.Sprintf("must be between 1 and %d", maxVLAN)))
-		}
-		if subnet.Instances != nil && *subnet.Instances < 0 {
-			errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
-		}
+func validateType(path *field.Path, t provider.InstanceType) field.ErrorList {
+	errs := provider.ValidateAMD64(path, t)
+	// A value that is no quantity was reported when it was read.
+	if t.CPU.Sign() > 0 && t.CPU.MilliValue()%1000 != 0 {
+		errs = append(errs, field.Invalid(path.Child("cpu"), t.CPU.String(), "must be a whole number"))
 	}
-	for _, name := range sets.List(known) {
-		if _, configured := o.Subnets[name]; !configured {
-			errs = append(errs, field.Required(path.Child(name), "must say where the machines of this subnet are created"))
-		}
+	if t.Memory.Sign() > 0 && (t.Memory.Value() < minMemory || t.Memory.Value()%(1<<20) != 0) {
+		errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be full Mi and at least 16Mi"))
 	}
 	return errs
 }
-
-func (o *Options) validateTypes(path *field.Path) field.ErrorList {
-	errs := o.InstanceTypes.Validate(path)
-	if len(o.InstanceTypes) == 0 {
-		errs = append(errs, field.Required(path, "must have at least one instance type"))
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
-		path, t := path.Child(name), o.InstanceTypes[name]
-		if t.Arch == provider.ArchARM64 {
-			errs = append(errs, field.NotSupported(path.Child("arch"), t.Arch, []string{provider.ArchAMD64}))
-		}
-		// What is no quantity is reported when it is read.
-		if t.CPU.Sign() > 0 && t.CPU.MilliValue()%1000 != 0 {
-			errs = append(errs, field.Invalid(path.Child("cpu"), t.CPU.String(), "must be a whole number"))
-		}
-		if t.Memory.Sign() > 0 && (t.Memory.Value() < minMemory || t.Memory.Value()%(1<<20) != 0) {
-			errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be full Mi and at least 16Mi"))
-		}
-	}
-	return errs
-}
-
-// Catalogue returns the instance types.
-func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
-
-// RunsAgent reports whether each machine runs an agent.
-func (o *Options) RunsAgent() bool { return o.Agent }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
 // quotas come with each Spec.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
-	var subnets []string
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		subnet := o.Subnets[name]
-		subnets = append(subnets, fmt.Sprintf("%s: bridge %q, vlan %s, storage %q, instances %s",
-			name, subnet.Bridge, optional(subnet.VLAN), subnet.Storage, optional(subnet.Instances)))
-	}
 	return append(o.Connection.immutableFields(path),
 		provider.ImmutableField{Path: path.Child("nodes"), Value: strings.Join(o.Nodes, ", ")},
 		provider.ImmutableField{Path: path.Child(imageTemplate), Value: o.Image.Template},
@@ -208,7 +161,9 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		provider.ImmutableField{Path: path.Child("full_clone"), Value: fmt.Sprint(o.FullClone)},
 		provider.ImmutableField{Path: path.Child("iso_storage"), Value: o.ISOStorage},
 		provider.ImmutableField{Path: path.Child("pool"), Value: o.Pool},
-		provider.ImmutableField{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
+			return fmt.Sprintf("bridge %q, vlan %s, storage %q, instances %s", subnet.Bridge, optional(subnet.VLAN), subnet.Storage, optional(subnet.Instances))
+		}),
 	)
 }
 
@@ -288,9 +243,9 @@ func (a *API) checkPrivileges(ctx context.Context) error {
 	}
 	byPath := map[string]map[string]flag{}
 	var missing []string
-	for _, one := range a.options.privileges() {
+	for _, needed := range a.options.privileges() {
 		has := false
-		for _, path := range one.paths {
+		for _, path := range needed.paths {
 			if byPath[path] == nil {
 				all, err := a.client.permissions(ctx, path)
 				if err != nil {
@@ -298,10 +253,10 @@ func (a *API) checkPrivileges(ctx context.Context) error {
 				}
 				byPath[path] = all[path]
 			}
-			has = has || bool(byPath[path][one.name])
+			has = has || bool(byPath[path][needed.name])
 		}
 		if !has {
-			missing = append(missing, one.name+" on "+strings.Join(one.paths, " or "))
+			missing = append(missing, needed.name+" on "+strings.Join(needed.paths, " or "))
 		}
 	}
 	if len(missing) > 0 {

@@ -49,7 +49,7 @@ func TestAnOutage(t *testing.T) {
 		"HTTP 404":         {Before: true, Status: http.StatusNotFound, Message: "not found"},
 		"nothing exists":   {Before: true, Status: http.StatusInternalServerError, Message: "Configuration file does not exist"},
 		"empty lists":      {Before: true, Status: http.StatusOK},
-		"an empty list":    {Before: true, Suffix: "cluster/resources", Status: http.StatusOK},
+		"an empty list":    {Before: true, Call: "cluster/resources", Status: http.StatusOK},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {

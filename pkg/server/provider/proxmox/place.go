@@ -50,9 +50,9 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 	}
 	needed := p.spec.Type.Memory.Value()
 	var fitting []load
-	for _, one := range a.loads(found) {
-		if _, possible := sources[one.Node]; possible && one.memory+needed <= one.MaxMem {
-			fitting = append(fitting, one)
+	for _, node := range a.loads(found) {
+		if _, possible := sources[node.Node]; possible && node.memory+needed <= node.MaxMem {
+			fitting = append(fitting, node)
 		}
 	}
 	if len(fitting) == 0 {
@@ -72,14 +72,14 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 // loads returns the configured nodes that are online.
 func (a *API) loads(found *inventory) []load {
 	byNode := map[string]*load{}
-	for _, one := range found.resources {
-		if one.Type == typeNode && found.online[one.Node] && slices.Contains(a.options.Nodes, one.Node) {
-			byNode[one.Node] = &load{entry: one, memory: one.Memory}
+	for _, resource := range found.resources {
+		if resource.Type == typeNode && found.online[resource.Node] && slices.Contains(a.options.Nodes, resource.Node) {
+			byNode[resource.Node] = &load{entry: resource, memory: resource.Memory}
 		}
 	}
-	for _, one := range found.resources {
-		if node := byNode[one.Node]; node != nil && one.VMID != 0 && one.Status == statusRunning {
-			node.promised += one.MaxMem
+	for _, resource := range found.resources {
+		if node := byNode[resource.Node]; node != nil && resource.VMID != 0 && resource.Status == statusRunning {
+			node.promised += resource.MaxMem
 		}
 	}
 	a.mu.Lock()
@@ -102,12 +102,12 @@ func (a *API) loads(found *inventory) []load {
 // of the clone, are in storages that the nodes share.
 func (a *API) sources(ctx context.Context, p plan, found *inventory) (map[string]source, error) {
 	own := map[string]source{}
-	for _, one := range found.resources {
-		if one.Type != typeVM || !bool(one.Template) || one.Name != p.image.Template || !found.online[one.Node] {
+	for _, resource := range found.resources {
+		if resource.Type != typeVM || !bool(resource.Template) || resource.Name != p.image.Template || !found.online[resource.Node] {
 			continue
 		}
-		if known, has := own[one.Node]; !has || one.VMID < known.vmid {
-			own[one.Node] = source{vmid: one.VMID, node: one.Node}
+		if known, has := own[resource.Node]; !has || resource.VMID < known.vmid {
+			own[resource.Node] = source{vmid: resource.VMID, node: resource.Node}
 		}
 	}
 	if len(own) == 0 {
@@ -146,9 +146,9 @@ func (a *API) sources(ctx context.Context, p plan, found *inventory) (map[string
 // isShared reports whether a template can be cloned to other nodes.
 func (a *API) isShared(ctx context.Context, template source, p plan, found *inventory) (bool, error) {
 	shared := map[string]bool{}
-	for _, one := range found.resources {
-		if one.Type == typeStorage && bool(one.Shared) {
-			shared[one.Storage] = true
+	for _, resource := range found.resources {
+		if resource.Type == typeStorage && bool(resource.Shared) {
+			shared[resource.Storage] = true
 		}
 	}
 	if a.options.FullClone && !shared[p.subnet.Storage] {

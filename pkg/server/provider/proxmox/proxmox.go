@@ -103,31 +103,14 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	var listed []vm
-	for _, one := range found.ours {
-		if !a.isLaunching(one.identity.InstanceID) {
-			listed = append(listed, one)
+	var listed []virtualMachine
+	for _, vm := range found.ours {
+		if !a.isLaunching(vm.identity.InstanceID) {
+			listed = append(listed, vm)
 		}
 	}
-	list := make([]*cloud.VM, len(listed))
-	group, groupCtx := errgroup.WithContext(ctx)
-	group.SetLimit(parallel)
-	for i, one := range listed {
-		group.Go(func() (err error) {
-			list[i], err = a.inspect(groupCtx, one)
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	var all []cloud.VM
-	for _, m := range list {
-		if m != nil {
-			all = append(all, *m)
-		}
-	}
-	return all, nil
+	group, ctx := errgroup.WithContext(ctx)
+	return cloud.Collect(group, parallel, listed, func(vm virtualMachine) (cloud.VM, bool, error) { return a.inspect(ctx, vm) })
 }
 
 // Find reads the machine of one instance. That there is none is certain only if all virtual
@@ -138,14 +121,11 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 		return cloud.VM{}, false, err
 	}
 	if all := found.of(id); len(all) > 0 {
-		m, err := a.inspect(ctx, all[0])
-		switch {
-		case err != nil:
-			return cloud.VM{}, false, err
-		case m == nil:
-			return cloud.VM{}, false, fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
+		vm, exists, err := a.inspect(ctx, all[0])
+		if err == nil && !exists {
+			err = fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
 		}
-		return *m, true, nil
+		return vm, exists, err
 	}
 	if err := found.certain(); err != nil {
 		return cloud.VM{}, false, err
@@ -164,15 +144,15 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 		return 0, err
 	}
 	room := int(*limit)
-	for _, one := range found.ours {
+	for _, vm := range found.ours {
 		// The caller counts those that it launches.
-		if one.identity.Resources.Subnet == subnet && !a.isLaunching(one.identity.InstanceID) {
+		if vm.identity.Resources.Subnet == subnet && !a.isLaunching(vm.identity.InstanceID) {
 			room--
 		}
 	}
-	for _, one := range found.unknown {
+	for _, vm := range found.unknown {
 		// It may be of a process that was stopped.
-		if !a.isClaimed(one.vmid) {
+		if !a.isClaimed(vm.vmid) {
 			room--
 		}
 	}
@@ -191,55 +171,55 @@ type vmState struct {
 	reason string
 }
 
-// inspect returns the machine of a virtual machine, nil if that does not exist any more.
-// The list shows what its node has reported some time ago, which is believed only if it
-// runs.
-func (a *API) inspect(ctx context.Context, one vm) (*cloud.VM, error) {
-	m := one.identity.machine(a.shard)
+// inspect returns the instance of a virtual machine, and false if the virtual machine does not
+// exist any more. The list shows the status that its node has reported some time ago. Only
+// the status "running" is trusted.
+func (a *API) inspect(ctx context.Context, vm virtualMachine) (m cloud.VM, exists bool, err error) {
+	m = vm.identity.cloudVM(a.shard)
 	state := vmState{state: instance.Running}
-	if one.status != statusRunning {
-		current, exists, err := a.current(ctx, one)
+	if vm.status != statusRunning {
+		current, exists, err := a.current(ctx, vm)
 		if err != nil || !exists {
-			return nil, err
+			return cloud.VM{}, false, err
 		}
 		state = current
 	}
 	a.mu.Lock()
-	a.states[one.vmid] = state
+	a.states[vm.vmid] = state
 	a.mu.Unlock()
 	m.State, m.Reason = state.state, state.reason
-	return &m, nil
+	return m, true, nil
 }
 
 // current reads the state of a virtual machine from its node. If that does not respond,
 // nothing is known but what was before: its virtual machines may run.
-func (a *API) current(ctx context.Context, one vm) (state vmState, exists bool, err error) {
-	if one.reachable {
-		status, err := a.client.status(ctx, one.node, one.vmid)
+func (a *API) current(ctx context.Context, vm virtualMachine) (state vmState, exists bool, err error) {
+	if vm.reachable {
+		status, err := a.client.status(ctx, vm.node, vm.vmid)
 		switch {
 		case err == nil:
-			return one.stateOf(status), true, nil
+			return vm.stateOf(status), true, nil
 		case isNotExist(err):
 			return vmState{}, false, nil
 		case !isUnreachable(err):
-			return vmState{}, false, fmt.Errorf("read the status of virtual machine %d: %w", one.vmid, err)
+			return vmState{}, false, fmt.Errorf("read the status of virtual machine %d: %w", vm.vmid, err)
 		}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if state, known := a.states[one.vmid]; known {
+	if state, known := a.states[vm.vmid]; known {
 		return state, true, nil
 	}
 	return vmState{state: instance.Running}, true, nil
 }
 
 // stateOf returns the state of a virtual machine by its status.
-func (one vm) stateOf(status vmStatus) vmState {
+func (vm virtualMachine) stateOf(status vmStatus) vmState {
 	if status.Status == statusStopped {
 		switch {
 		case status.Lock == lockClone:
 			return vmState{state: instance.Pending}
-		case !one.complete:
+		case !vm.complete:
 			return vmState{state: instance.Failed, reason: "the virtual machine was cloned and never started"}
 		}
 		return vmState{state: instance.Stopped, reason: "the virtual machine is stopped"}

@@ -329,7 +329,7 @@ func TestFindIsCertain(t *testing.T) {
 		time.Sleep(time.Minute)
 		for _, status := range []int{0, 401, 403, 500, 503, 595, 596} {
 			api := w.newAPI(testShard)
-			w.SetFaults(&pvetest.Fault{Before: true, Suffix: "/config", Status: status, Message: "something is wrong"})
+			w.SetFaults(&pvetest.Fault{Before: true, Call: "/config", Status: status, Message: "something is wrong"})
 			_, err := api.List(t.Context())
 			require.Error(t, err, "list, status %d", status)
 			_, found, err := api.Find(t.Context(), r.ID)

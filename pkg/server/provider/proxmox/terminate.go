@@ -41,12 +41,12 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
 			mu.Unlock()
 		}
-		for _, one := range all {
+		for _, vm := range all {
 			group.Go(func() error {
-				if _, err := a.terminate(ctx, one, until); err != nil {
+				if _, err := a.terminate(ctx, vm, until); err != nil {
 					mu.Lock()
 					defer mu.Unlock()
-					errs[m.ID] = fmt.Errorf("terminate virtual machine %d of instance %s: %w", one.vmid, m.ID, err)
+					errs[m.ID] = fmt.Errorf("terminate virtual machine %d of instance %s: %w", vm.vmid, m.ID, err)
 				}
 				return nil
 			})
@@ -60,8 +60,8 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 // first: as long as the virtual machine exists, it says which one that is. It reports
 // whether nothing is left; without an error it is being deleted. The error wraps
 // cloud.ErrNotFound if the node does not know it.
-func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
-	deleted, err = a.terminateSteps(ctx, one, until)
+func (a *API) terminate(ctx context.Context, vm virtualMachine, until time.Time) (deleted bool, err error) {
+	deleted, err = a.terminateSteps(ctx, vm, until)
 	if errors.Is(err, cloud.ErrInProgress) {
 		return false, nil
 	}
@@ -70,35 +70,35 @@ func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted b
 	}
 	if deleted || errors.Is(err, cloud.ErrNotFound) {
 		a.mu.Lock()
-		delete(a.readings, one.vmid)
-		delete(a.states, one.vmid)
+		delete(a.readings, vm.vmid)
+		delete(a.states, vm.vmid)
 		a.mu.Unlock()
 	}
 	return deleted, err
 }
 
-func (a *API) terminateSteps(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
-	status, err := a.client.status(ctx, one.node, one.vmid)
+func (a *API) terminateSteps(ctx context.Context, vm virtualMachine, until time.Time) (deleted bool, err error) {
+	status, err := a.client.status(ctx, vm.node, vm.vmid)
 	if err != nil {
 		return false, err
 	}
 	if status.Status != statusStopped {
 		a.step("stop the virtual machine")
-		if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.stop(ctx, one.node, one.vmid) }); err != nil {
+		if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.stop(ctx, vm.node, vm.vmid) }); err != nil {
 			return false, err
 		}
 	}
 	if status.Status == statusStopped {
-		if err := a.awaitUploads(ctx, one, until); err != nil {
+		if err := a.awaitUploads(ctx, vm, until); err != nil {
 			return false, err
 		}
 	}
 	a.step("delete the userdata")
-	if err := a.removeUserdata(ctx, one, until); err != nil {
-		return false, fmt.Errorf("delete volume %s: %w", one.identity.Resources.Userdata, err)
+	if err := a.removeUserdata(ctx, vm, until); err != nil {
+		return false, fmt.Errorf("delete volume %s: %w", vm.identity.Resources.Userdata, err)
 	}
 	a.step("delete the virtual machine")
-	if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.destroy(ctx, one.node, one.vmid) }); err != nil {
+	if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.destroy(ctx, vm.node, vm.vmid) }); err != nil {
 		return false, err
 	}
 	a.step("return")
@@ -107,9 +107,9 @@ func (a *API) terminateSteps(ctx context.Context, one vm, until time.Time) (dele
 
 // awaitUploads waits until no upload is in progress on the node: that of a launch that was
 // interrupted would store the userdata after it was deleted.
-func (a *API) awaitUploads(ctx context.Context, one vm, until time.Time) error {
+func (a *API) awaitUploads(ctx context.Context, vm virtualMachine, until time.Time) error {
 	for {
-		if running, err := a.client.hasTask(ctx, one.node, taskUpload); err != nil || !running {
+		if running, err := a.client.hasTask(ctx, vm.node, taskUpload); err != nil || !running {
 			return err
 		}
 		if err := sleep(ctx, minTaskInterval, until); err != nil {
@@ -119,12 +119,12 @@ func (a *API) awaitUploads(ctx context.Context, one vm, until time.Time) error {
 }
 
 // removeUserdata deletes the disk with the userdata, if it exists.
-func (a *API) removeUserdata(ctx context.Context, one vm, until time.Time) error {
-	volume := one.identity.Resources.Userdata
-	if exists, err := a.client.hasImage(ctx, one.node, volume); err != nil || !exists {
+func (a *API) removeUserdata(ctx context.Context, vm virtualMachine, until time.Time) error {
+	volume := vm.identity.Resources.Userdata
+	if exists, err := a.client.hasImage(ctx, vm.node, volume); err != nil || !exists {
 		return ignoreNotExist(err) // an administrator has removed the storage
 	}
-	err := a.run(ctx, until, nil, func() (upid, error) { return a.client.removeVolume(ctx, one.node, volume) })
+	err := a.run(ctx, until, nil, func() (upid, error) { return a.client.removeVolume(ctx, vm.node, volume) })
 	if isNotExist(err) || isTaskError(err, "does not exist", "no such file") {
 		return nil // by another call
 	}

@@ -49,7 +49,7 @@ func TestATerminationThatFails(t *testing.T) {
 		t.Run(tc.suffix, func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
 				m := w.launch(request(t))
-				w.SetFaults(&pvetest.Fault{Verb: tc.verb, Suffix: tc.suffix, Before: tc.before, Times: 1})
+				w.SetFaults(&pvetest.Fault{Verb: tc.verb, Call: tc.suffix, Before: tc.before, Times: 1})
 				assert.Len(t, w.api.Terminate(t.Context(), []cloud.VM{m}), 1)
 				time.Sleep(5 * time.Second)
 				w.api = w.newAPI(testShard)
@@ -131,8 +131,8 @@ func TestALostCloneIsNotRejected(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		w.SyncDelay = 10 * time.Second
 		w.SetFaults(
-			&pvetest.Fault{Verb: http.MethodPost, Suffix: "/clone", Times: 1},
-			&pvetest.Fault{Verb: http.MethodPost, Suffix: "/clone", Times: 1, Before: true, Status: http.StatusForbidden, Message: "Permission check failed"},
+			&pvetest.Fault{Verb: http.MethodPost, Call: "/clone", Times: 1},
+			&pvetest.Fault{Verb: http.MethodPost, Call: "/clone", Times: 1, Before: true, Status: http.StatusForbidden, Message: "Permission check failed"},
 		)
 		w.launchDespiteErrors(request(t))
 		assert.Len(t, w.Made(), 1)
@@ -148,7 +148,7 @@ func TestATerminationThatFindsNoMachine(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
 				m := w.launch(request(t))
 				w.SetFaults(&pvetest.Fault{
-					Suffix: suffix, Before: true, Status: http.StatusInternalServerError,
+					Call: suffix, Before: true, Status: http.StatusInternalServerError,
 					Message: "Configuration file 'nodes/one/qemu-server/10000.conf' does not exist",
 				})
 				require.ErrorIs(t, w.api.Terminate(t.Context(), []cloud.VM{m})[m.ID], cloud.ErrNotFound)

@@ -15,7 +15,6 @@ import (
 	"syscall"
 	"time"
 
-	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -246,40 +245,14 @@ func (f folder) trimSerialLog() error {
 // managedBy marks the machines of this project.
 const managedBy = "nstance"
 
-// identity is what the folder stores about its machine. It is written before QEMU starts.
+// identity is the content of the file identityFile. It is written before QEMU starts.
 type identity struct {
-	InstanceID  string      `json:"instance_id"`
-	ProviderID  string      `json:"provider_id"`
-	Association association `json:"association"`
-	Annotations annotations `json:"annotations"`
-	Origin      origin      `json:"origin"`
-	Resources   resources   `json:"resources"`
+	cloud.Identity
+	ProviderID string    `json:"provider_id"`
+	Resources  resources `json:"resources"`
 }
 
-// association is whose machine it is.
-type association struct {
-	ManagedBy string `json:"managed_by"`
-	ClusterID string `json:"cluster_id"`
-	Shard     string `json:"shard"`
-}
-
-// annotations describe the instance.
-type annotations struct {
-	Tenant    string    `json:"tenant"`
-	Group     string    `json:"group"`
-	Kind      string    `json:"kind"`
-	Template  string    `json:"template,omitempty"`
-	CreatedAt time.Time `json:"created_at"`
-}
-
-// origin is instance.Origin.
-type origin struct {
-	OnDemand        bool   `json:"on_demand,omitempty"`
-	IdempotencyKey  string `json:"idempotency_key,omitempty"`
-	InfraConfigHash string `json:"infra_config_hash,omitempty"`
-}
-
-// resources are what the machine uses of its subnet.
+// resources are the resources of its subnet that a VM uses.
 type resources struct {
 	Type   string `json:"type"`
 	Subnet string `json:"subnet"`
@@ -287,33 +260,22 @@ type resources struct {
 	Memory int64 `json:"memory"`
 }
 
-// newIdentity returns the identity of the machine of a spec.
+// newIdentity returns the identity of the VM of a spec.
 func newIdentity(shard provider.Shard, spec provider.Spec) identity {
-	return identity{
-		InstanceID:  spec.ID,
-		ProviderID:  fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, spec.ID),
-		Association: association{ManagedBy: managedBy, ClusterID: shard.ClusterID, Shard: shard.ID},
-		Annotations: annotations{
-			Tenant: spec.Group.Tenant, Group: spec.Group.Group, Kind: spec.Kind, Template: spec.Template, CreatedAt: spec.CreatedAt,
-		},
-		Origin: origin{
-			OnDemand: spec.Origin.OnDemand, IdempotencyKey: spec.Origin.IdempotencyKey, InfraConfigHash: spec.Origin.InfraConfigHash,
-		},
-		Resources: resources{Type: spec.Type.Name, Subnet: spec.Subnet, Memory: spec.Type.Memory.Value()},
+	i := identity{
+		Identity:   cloud.NewIdentity(shard, spec),
+		ProviderID: fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, spec.ID),
+		Resources:  resources{Type: spec.Type.Name, Subnet: spec.Subnet, Memory: spec.Type.Memory.Value()},
 	}
+	i.Association.ManagedBy = managedBy
+	return i
 }
 
-// machine returns the machine without its state.
-func (i identity) machine() cloud.VM {
-	return cloud.VM{
-		ID:         i.InstanceID,
-		ProviderID: i.ProviderID,
-		Group:      instance.GroupKey{Tenant: i.Annotations.Tenant, Group: i.Annotations.Group},
-		Origin: instance.Origin{
-			OnDemand: i.Origin.OnDemand, IdempotencyKey: i.Origin.IdempotencyKey, InfraConfigHash: i.Origin.InfraConfigHash,
-		},
-		Type: i.Resources.Type,
-	}
+// vm returns the VM without its state.
+func (i identity) vm() cloud.VM {
+	vm := i.VM()
+	vm.ProviderID, vm.Type = i.ProviderID, i.Resources.Type
+	return vm
 }
 
 // readIdentity returns false if the folder has none. That of another machine is an error:
@@ -322,7 +284,8 @@ func (f folder) readIdentity(shard provider.Shard) (i identity, found bool, err 
 	if found, err = f.readJSON(identityFile, &i); err != nil || !found {
 		return identity{}, false, err
 	}
-	want := association{ManagedBy: managedBy, ClusterID: shard.ClusterID, Shard: shard.ID}
+	want := cloud.AssociationOf(shard)
+	want.ManagedBy = managedBy
 	if i.InstanceID != f.id || i.Association != want {
 		return identity{}, false, fmt.Errorf("%s is of instance %s of shard %s of cluster %s",
 			f.file(identityFile), i.InstanceID, i.Association.Shard, i.Association.ClusterID)

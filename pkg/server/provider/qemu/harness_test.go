@@ -97,7 +97,7 @@ func testOptions(t testing.TB, code []byte) *Options {
 		Boot:          Boot{Image: writeGuest(t, code)},
 		ShutdownGrace: 200 * time.Millisecond,
 		Subnets:       map[string]Subnet{"two": {Instances: ptr.To[int32](2)}, "unplugged": {Bridge: "nstance-none"}},
-		InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType},
+		CommonOptions: provider.CommonOptions{InstanceTypes: provider.Catalogue{testType.Name: testType, largeType.Name: largeType}},
 	}
 	t.Cleanup(func() {
 		for _, f := range allFolders(t, options.Dir) {

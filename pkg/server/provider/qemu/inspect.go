@@ -51,7 +51,7 @@ func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, e
 	case !content.identified:
 		return m, false, nil
 	}
-	m = content.identity.machine()
+	m = content.identity.vm()
 	switch {
 	case content.isDeleted:
 		m.State = instance.Terminating

@@ -151,7 +151,7 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 				return cloud.VM{}, err
 			}
 			a.step("return the machine")
-			m := newIdentity(a.shard, spec).machine()
+			m := newIdentity(a.shard, spec).vm()
 			m.State, m.Reason = stateOf(answer.Status)
 			return m, nil
 		}

@@ -5,11 +5,8 @@ package qemu
 
 import (
 	"fmt"
-	"maps"
 	"os"
 	"regexp"
-	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -41,6 +38,8 @@ const (
 
 // Options are the options of the provider in the configuration.
 type Options struct {
+	provider.CommonOptions
+
 	// Dir is the absolute path of the folder that has a folder for each machine.
 	Dir string
 	// Binary and ImageTool are the programs, by path or by name.
@@ -54,13 +53,9 @@ type Options struct {
 	// ShutdownGrace is how long a guest may take to shut down before its machine is
 	// turned off.
 	ShutdownGrace time.Duration
-	// Agent is true if each machine runs an agent, for which the server waits.
-	Agent bool
 	// Subnets are the networks by subnet. A subnet that is not in it has a user network
 	// and no limit.
 	Subnets map[string]Subnet
-	// InstanceTypes are the configured types, with their quotas.
-	InstanceTypes provider.Catalogue
 }
 
 // Subnet is one network of machines.
@@ -79,7 +74,8 @@ var _ provider.Options = (*Options)(nil)
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	options := &Options{
+	return &Options{
+		CommonOptions: provider.ReadCommonOptions(o, provider.Catalogue{}),
 		Dir:           o.String("dir"),
 		Binary:        stringOr(o, "binary", defaultBinary),
 		ImageTool:     stringOr(o, "image_tool", defaultImageTool),
@@ -87,13 +83,8 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		Machine:       stringOr(o, "machine", defaultMachine),
 		Boot:          readBoot(o),
 		ShutdownGrace: o.Duration("shutdown_grace", defaultShutdownGrace),
-		Agent:         o.Bool("agent", true),
 		Subnets:       readSubnets(o.Object("subnets")),
-		InstanceTypes: provider.Catalogue{},
 	}
-	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
-	return options
 }
 
 func stringOr(o *jsonc.Object, name, fallback string) string {
@@ -161,62 +152,33 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 		errs = append(errs, field.Invalid(path.Child("machine"), o.Machine, "must be a machine type of QEMU, such as q35"))
 	}
 	errs = append(errs, o.Boot.validate(path)...)
-	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
-	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+	errs = append(errs, provider.ValidateSubnets(path.Child("subnets"), o.Subnets, subnets, "", validateSubnet)...)
+	return append(errs, o.ValidateTypes(path.Child("instance_types"), validateType)...)
 }
 
-func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
+func validateSubnet(path *field.Path, subnet Subnet) field.ErrorList {
 	var errs field.ErrorList
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		path, subnet := path.Child(name), o.Subnets[name]
-		if !known.Has(name) {
-			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
-		}
-		if subnet.Bridge != "" && !bridges.MatchString(subnet.Bridge) {
-			errs = append(errs, field.Invalid(path.Child("bridge"), subnet.Bridge, "must be the name of a network interface"))
-		}
-		if subnet.Instances != nil && *subnet.Instances < 0 {
-			errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
-		}
+	if subnet.Bridge != "" && !bridges.MatchString(subnet.Bridge) {
+		errs = append(errs, field.Invalid(path.Child("bridge"), subnet.Bridge, "must be the name of a network interface"))
+	}
+	if subnet.Instances != nil && *subnet.Instances < 0 {
+		errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
 	}
 	return errs
 }
 
-func (o *Options) validateTypes(path *field.Path) field.ErrorList {
-	errs := o.InstanceTypes.Validate(path)
-	if len(o.InstanceTypes) == 0 {
-		errs = append(errs, field.Required(path, "must have at least one instance type"))
-	}
-	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
-		path, t := path.Child(name), o.InstanceTypes[name]
-		if t.Arch == provider.ArchARM64 {
-			errs = append(errs, field.NotSupported(path.Child("arch"), t.Arch, []string{provider.ArchAMD64}))
-		}
-		// One that is no quantity is reported when it is read.
-		if t.Memory.Sign() > 0 && t.Memory.Value() < minMemory {
-			errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be at least 16Mi"))
-		}
+func validateType(path *field.Path, t provider.InstanceType) field.ErrorList {
+	errs := provider.ValidateAMD64(path, t)
+	// A value that is no quantity was reported when it was read.
+	if t.Memory.Sign() > 0 && t.Memory.Value() < minMemory {
+		errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be at least 16Mi"))
 	}
 	return errs
 }
-
-// Catalogue returns the instance types.
-func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
-
-// RunsAgent reports whether each machine runs an agent.
-func (o *Options) RunsAgent() bool { return o.Agent }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
 // quotas come with each Spec.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
-	var subnets []string
-	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
-		subnet, instances := o.Subnets[name], "any"
-		if subnet.Instances != nil {
-			instances = fmt.Sprint(*subnet.Instances)
-		}
-		subnets = append(subnets, fmt.Sprintf("%s: bridge %q, instances %s, memory %s", name, subnet.Bridge, instances, subnet.Memory.String()))
-	}
 	fields := []provider.ImmutableField{
 		{Path: path.Child("dir"), Value: o.Dir},
 		{Path: path.Child("binary"), Value: o.Binary},
@@ -224,7 +186,13 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		{Path: path.Child("accel"), Value: o.Accel},
 		{Path: path.Child("machine"), Value: o.Machine},
 		{Path: path.Child("shutdown_grace"), Value: o.ShutdownGrace.String()},
-		{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
+			instances := "any"
+			if subnet.Instances != nil {
+				instances = fmt.Sprint(*subnet.Instances)
+			}
+			return fmt.Sprintf("bridge %q, instances %s, memory %s", subnet.Bridge, instances, subnet.Memory.String())
+		}),
 	}
 	return append(fields, o.Boot.immutableFields(path)...)
 }

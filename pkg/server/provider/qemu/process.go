@@ -173,9 +173,9 @@ func (o *Options) commandLine(id puidv7.ID, t provider.InstanceType, subnet stri
 	if smbios {
 		args = append(args, "-smbios", "type=11,path="+smbiosFile)
 	}
-	for _, one := range []struct{ option, value string }{{"-kernel", b.Kernel}, {"-initrd", b.Initrd}, {"-append", b.Append}} {
-		if one.value != "" {
-			args = append(args, one.option, one.value)
+	for _, argument := range []struct{ option, value string }{{"-kernel", b.Kernel}, {"-initrd", b.Initrd}, {"-append", b.Append}} {
+		if argument.value != "" {
+			args = append(args, argument.option, argument.value)
 		}
 	}
 	return args

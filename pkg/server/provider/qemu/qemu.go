@@ -75,28 +75,8 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	found := make([]*cloud.VM, len(list))
-	var group errgroup.Group
-	group.SetLimit(parallel)
-	for i, f := range list {
-		group.Go(func() error {
-			m, exists, err := a.inspect(ctx, f)
-			if exists {
-				found[i] = &m
-			}
-			return err
-		})
-	}
-	if err := group.Wait(); err != nil {
-		return nil, err
-	}
-	var all []cloud.VM
-	for _, m := range found {
-		if m != nil {
-			all = append(all, *m)
-		}
-	}
-	return all, nil
+	// An error cancels no other call: a call may continue a deletion.
+	return cloud.Collect(new(errgroup.Group), parallel, list, func(f folder) (cloud.VM, bool, error) { return a.inspect(ctx, f) })
 }
 
 // Find reads the machine of one instance.

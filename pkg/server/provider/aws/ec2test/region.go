@@ -199,3 +199,49 @@ func (s *Server) SetTag(tag, key, value string) {
 		}
 	})
 }
+
+// Throttle refuses all calls for a time.
+func (s *Server) Throttle(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.throttled = time.Now().Add(d)
+}
+
+// DelayVisibility hides instances for a time after their launch: they are not found, and
+// cannot be terminated.
+func (s *Server) DelayVisibility(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.visibility = d
+}
+
+// SetFull makes a zone have no machine of a type of a market, "on-demand" or "spot".
+func (s *Server) SetFull(typeName, zone, market string, full bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.full[typeName+"/"+zone+"/"+market] = full
+}
+
+// SetQuota limits the number of instances of a market that are not terminated. A negative
+// number is no limit.
+func (s *Server) SetQuota(market string, count int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.quotas[market] = count
+	if count < 0 {
+		delete(s.quotas, market)
+	}
+}
+
+// failure is why an instance is terminated before it runs.
+type failure struct{ code, message string }
+
+// FailLaunches makes instances that are launched next terminate before they run.
+func (s *Server) FailLaunches(times int, code, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failures = nil
+	for range times {
+		s.failures = append(s.failures, failure{code, message})
+	}
+}

@@ -23,6 +23,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
+	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
 // AccessKey is the id of the key that the server accepts. Its secret may be any.
@@ -31,8 +32,13 @@ const AccessKey = "AKIDNSTANCETEST"
 // Zone is the zone of the subnets.
 const Zone = "us-test-1a"
 
+// Fault is a fault of the emulator. Call is the name of an action.
+type Fault = httpfault.Fault
+
 // Server is a region. Its exported fields are set before the first request.
 type Server struct {
+	httpfault.Faults
+
 	// BootTime and StopTime are how long an instance is pending and shutting down.
 	BootTime, StopTime time.Duration
 	// AttachTime and DetachTime are how long a network interface is attached and detached.
@@ -65,7 +71,6 @@ type Server struct {
 	visibility  time.Duration
 	throttled   time.Time
 	failures    []failure
-	faults      []*Fault
 	calls       map[string]int
 	permissions map[string]bool
 	policy      *Policy
@@ -176,17 +181,21 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := form.Get("Action")
-	fault := s.fault(name)
-	if fault != nil && fault.Before {
-		s.apply(fault, name, w, r)
-		return
+	var result any
+	matches := func(f *Fault) bool {
+		return (f.Call == "" || f.Call == name) && (!f.Writes || actions[name].write)
 	}
-	result, err := s.handle(r, name, form)
-	if fault != nil {
-		s.apply(fault, name, w, r)
-		return
+	fault := s.Inject(r, matches, func() { result, err = s.handle(r, name, form) })
+	switch {
+	case fault == nil:
+		s.respond(w, name, result, err)
+	case fault.Status == http.StatusOK:
+		s.respond(w, name, nil, nil)
+	case fault.Code == "":
+		http.Error(w, "the service is unavailable", fault.Status)
+	default:
+		s.respond(w, name, nil, &refusal{status: fault.Status, code: fault.Code, message: fault.Message})
 	}
-	s.respond(w, name, result, err)
 }
 
 // handle makes a call.

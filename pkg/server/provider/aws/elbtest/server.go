@@ -25,6 +25,7 @@ import (
 	"testing"
 
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
+	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
 const (
@@ -35,8 +36,18 @@ const (
 	maxTargets = 200
 )
 
+// Fault is a fault of the emulator. Call is the name of an action.
+type Fault = httpfault.Fault
+
+// Throttled returns a fault that throttles a number of calls.
+func Throttled(times int) *Fault {
+	return &Fault{Times: times, Before: true, Status: http.StatusBadRequest, Code: "Throttling", Message: "Rate exceeded"}
+}
+
 // Server has target groups. Time does not pass there: EndDelays ends deregistrations.
 type Server struct {
+	httpfault.Faults
+
 	// URL is the address of the server.
 	URL string
 
@@ -47,7 +58,6 @@ type Server struct {
 	t         testing.TB
 	groups    map[string]*group
 	instances map[string]bool
-	faults    []*Fault
 	calls     []string
 	sequence  int
 }
@@ -100,15 +110,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := form.Get("Action")
-	fault := s.fault(name)
-	if fault != nil && fault.Before {
-		s.apply(fault, name, w)
-		return
-	}
-	result, err := s.handle(r, name, form)
+	var result any
+	matches := func(f *Fault) bool { return f.Call == "" || f.Call == name }
+	fault := s.Inject(r, matches, func() { result, err = s.handle(r, name, form) })
 	if fault != nil {
-		s.apply(fault, name, w)
-		return
+		result, err = nil, &refusal{fault.Status, fault.Code, fault.Message}
 	}
 	s.respond(w, name, result, err)
 }

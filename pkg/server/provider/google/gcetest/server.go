@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
 	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
+	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
 // Token is the token that the server accepts, beside those that it issues.
@@ -37,8 +38,14 @@ const (
 	Template = "global/instanceTemplates/node"
 )
 
+// Fault is a fault of the emulator. Call is the id of a method or its end, such as
+// "instances.list", and Code the reason.
+type Fault = httpfault.Fault
+
 // Server is a project. Its exported fields are set before the first request.
 type Server struct {
+	httpfault.Faults
+
 	// OperationTime is how long operations take, BootTime the time until a machine runs
 	// after its operation has finished, and DeleteTime that of deletions.
 	OperationTime, BootTime, DeleteTime time.Duration
@@ -72,7 +79,6 @@ type Server struct {
 	rejecting  map[string]string
 	quota      int
 	nextID     uint64
-	faults     []*Fault
 	calls      map[string]int
 	ever       map[string]int
 	made, ran  []string
@@ -179,20 +185,22 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		s.respond(w, nil, nil, invalid("%v", err))
 		return
 	}
-	fault := s.fault(parsed.method.ID)
-	if fault != nil && fault.Before {
-		fault.apply(s, w, parsed)
-		return
+	var data any
+	matches := func(f *Fault) bool { return strings.HasSuffix(parsed.method.ID, f.Call) }
+	fault := s.Inject(r, matches, func() {
+		if parsed.method.ID == "compute.instances.updateNetworkInterface" {
+			s.takePause()()
+		}
+		data, err = s.handle(parsed)
+	})
+	switch {
+	case fault == nil:
+		s.respond(w, parsed, data, err)
+	case fault.Status == http.StatusOK:
+		s.respond(w, nil, fault.Body, nil)
+	default:
+		s.respond(w, nil, nil, &failure{fault.Status, fault.Code, fault.Message})
 	}
-	if parsed.method.ID == "compute.instances.updateNetworkInterface" {
-		s.takePause()()
-	}
-	data, err := s.handle(parsed)
-	if fault != nil {
-		fault.apply(s, w, parsed)
-		return
-	}
-	s.respond(w, parsed, data, err)
 }
 
 func (s *Server) mistake(err error) {
@@ -284,4 +292,21 @@ func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error)
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may have closed the connection
+}
+
+// failure is a response that is no success.
+type failure struct {
+	status          int
+	reason, message string
+}
+
+// Error returns the message.
+func (f *failure) Error() string { return f.message }
+
+func invalid(format string, values ...any) error {
+	return &failure{http.StatusBadRequest, "invalid", fmt.Sprintf(format, values...)}
+}
+
+func notFound(resource string) error {
+	return &failure{http.StatusNotFound, "notFound", fmt.Sprintf("The resource '%s' was not found", resource)}
 }

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
+	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
 // Token is the API token that the server accepts.
@@ -32,8 +33,13 @@ const Token = "nstance@pve!test=01234567-89ab-cdef-0123-456789abcdef"
 // tokenUser is the part of it that tasks show.
 const tokenUser = "nstance@pve!test"
 
+// Fault is a fault of the emulator. Call is the end of the path.
+type Fault = httpfault.Fault
+
 // Server is a cluster. Its exported fields are set before the first request.
 type Server struct {
+	httpfault.Faults
+
 	// CloneTime and TaskTime are how long tasks take that clone, and others.
 	CloneTime, TaskTime time.Duration
 	// ReportInterval is the time between two reports of each node, which has the names and
@@ -57,7 +63,6 @@ type Server struct {
 	taskNumber int
 	privileges map[string]map[string]bool
 	noQuorum   bool
-	faults     []*Fault
 	calls      []string
 	made       []Machine
 	started    []Machine
@@ -148,17 +153,20 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		respond(w, nil, &failure{status: http.StatusUnauthorized, message: "invalid token value!"})
 		return
 	}
-	fault := s.fault(r)
-	if fault != nil && fault.Before {
-		fault.apply(w, r)
-		return
+	var data any
+	var err error
+	matches := func(f *Fault) bool {
+		return (f.Verb == "" || f.Verb == r.Method) && strings.HasSuffix(r.URL.EscapedPath(), f.Call)
 	}
-	data, err := s.handle(r)
-	if fault != nil {
-		fault.apply(w, r)
-		return
+	fault := s.Inject(r, matches, func() { data, err = s.handle(r) })
+	switch {
+	case fault == nil:
+		respond(w, data, err)
+	case fault.Status == http.StatusOK:
+		respond(w, []any{}, nil)
+	default:
+		respond(w, nil, &failure{status: fault.Status, message: fault.Message})
 	}
-	respond(w, data, err)
 }
 
 // handle makes a call.
