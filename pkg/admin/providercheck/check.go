@@ -17,9 +17,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// The steps, in this order. stepRemoveFormer is left out if there is nothing to remove,
-// stepFind if the provider cannot do it, the two of load balancers if no flag names one, and
-// stepCleanUp if nothing is left.
+// The steps in their order. stepRemoveFormer is skipped if an earlier check has left nothing,
+// stepFind if the provider is no Finder, stepRegister and stepDeregister without
+// --load-balancers, and stepCleanUp if nothing is left.
 const (
 	stepList         = "list the instances"
 	stepRemoveFormer = "remove what an earlier check has left"
@@ -41,11 +41,11 @@ type check struct {
 	stepTimeout, cleanupTimeout time.Duration
 	output                      io.Writer
 
-	// session is the provider that runs, nil if none does.
+	// session is the running provider, or nil.
 	session *session
-	// existing are the instances that may exist and belong to a check, by id.
+	// existing has the instances of checks that may exist, by id.
 	existing map[string]instance.VM
-	// targets are those that load balancers may have as targets, by id.
+	// targets has the instances that may be targets of load balancers, by id.
 	targets map[string]instance.VM
 }
 
@@ -68,7 +68,7 @@ func (c *check) run(ctx context.Context) error {
 	return nil
 }
 
-// steps makes the steps until one fails.
+// steps makes the steps in order until one fails.
 func (c *check) steps(ctx context.Context) error {
 	var former []string
 	err := c.step(ctx, stepList, func(ctx context.Context) (result string, err error) {
@@ -125,7 +125,7 @@ func (c *check) steps(ctx context.Context) error {
 	return nil
 }
 
-// step makes one step and prints its result and how long it took.
+// step makes one step and prints its result and its duration.
 func (c *check) step(ctx context.Context, name string, do func(context.Context) (result string, err error)) error {
 	c.print("%s ... ", name)
 	began := time.Now()
@@ -150,11 +150,11 @@ func (c *check) step(ctx context.Context, name string, do func(context.Context) 
 }
 
 func (c *check) print(format string, args ...any) {
-	// The output may be closed: what was created is removed nevertheless.
+	// If the output is closed, instances must still be removed.
 	_, _ = fmt.Fprintf(c.output, format, args...)
 }
 
-// restart replaces the session, as a server does that restarts.
+// restart replaces the session, like a restart of a server.
 func (c *check) restart(ctx context.Context) error {
 	if c.session != nil {
 		c.session.stop()
@@ -171,8 +171,8 @@ func (c *check) restart(ctx context.Context) error {
 	return nil
 }
 
-// list returns the instances that an earlier check has left. An instance of another group
-// is an error, and nothing is removed then.
+// list returns the instances that an earlier check has left. If it finds an instance of
+// another group, it returns an error, so that nothing is removed.
 func (c *check) list(ctx context.Context) (ids []string, err error) {
 	if err := c.restart(ctx); err != nil {
 		return nil, err
@@ -188,7 +188,7 @@ func (c *check) list(ctx context.Context) (ids []string, err error) {
 	return ids, err
 }
 
-// remove removes instances and notes that they do not exist.
+// remove removes instances, and then forgets them.
 func (c *check) remove(ctx context.Context, ids []string) error {
 	if err := c.deregister(ctx); err != nil {
 		return err
@@ -213,7 +213,7 @@ func (c *check) room(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d", room), nil
 }
 
-// create requests an instance and waits until its provider shows it.
+// create requests an instance and waits until the provider has listed it.
 func (c *check) create(ctx context.Context, spec provider.Spec) (string, error) {
 	c.existing[spec.ID] = instance.VM{ID: spec.ID, Group: checkGroup}
 	if err := c.session.Create(ctx, spec); err != nil {
@@ -232,14 +232,14 @@ func (c *check) create(ctx context.Context, spec provider.Spec) (string, error) 
 		case failures > failed:
 			return false, last
 		}
-		// The launch is in progress and needs a new request.
+		// The launch is in progress, and the provider needs a new request to continue.
 		failed = failures
 		return false, c.session.Create(ctx, spec)
 	})
 	return fmt.Sprintf("%s, %s", spec.ID, c.existing[spec.ID].ProviderID), err
 }
 
-// instanceFailed returns why an instance will not run.
+// instanceFailed returns an error if an instance will never run.
 func instanceFailed(vm instance.VM) error {
 	switch vm.State {
 	case instance.Failed, instance.Stopped, instance.Terminating:
@@ -265,7 +265,7 @@ func (c *check) awaitRunning(ctx context.Context, id string) (string, error) {
 	return strings.Join(addresses, ", "), err
 }
 
-// listAgain expects that a provider that knows nothing finds the instance.
+// listAgain expects that a new session finds the instance by a list.
 func (c *check) listAgain(ctx context.Context, id string) (string, error) {
 	if err := c.restart(ctx); err != nil {
 		return "", err

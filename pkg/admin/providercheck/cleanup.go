@@ -14,11 +14,11 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// cleanupRetryDelay is the delay before the removal is tried again.
+// cleanupRetryDelay is the delay between two attempts to clean up.
 const cleanupRetryDelay = 5 * time.Second
 
-// cleanUp removes all instances that may exist, whether or not ctx is done, and prints
-// those that it could not remove.
+// cleanUp removes all instances that may exist, even if ctx is done, and prints the instances
+// that it could not remove.
 func (c *check) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), c.cleanupTimeout, fmt.Errorf("it took longer than %s", c.cleanupTimeout))
 	defer cancel()
@@ -53,15 +53,15 @@ func (c *check) cleanUp(ctx context.Context) error {
 	return err
 }
 
-// removeAll removes the instances with the session in which they were requested, which
-// knows what may still appear, and confirms it with another one.
+// removeAll removes the instances with the session that requested them, which knows of
+// pending requests, and confirms the removal with a new session.
 func (c *check) removeAll(ctx context.Context) error {
 	if c.session == nil {
 		if err := c.restart(ctx); err != nil {
 			return err
 		}
 	}
-	// An instance is removed also if it could not be deregistered: it costs more.
+	// If an instance cannot be deregistered, it is removed nevertheless, because it costs more.
 	deregistered := c.deregister(ctx)
 	if err := errors.Join(c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered); err != nil {
 		return err
@@ -69,12 +69,11 @@ func (c *check) removeAll(ctx context.Context) error {
 	if err := c.restartWithoutKnowledge(ctx); err != nil {
 		return err
 	}
-	// What is listed now is removed by the next attempt.
+	// The next attempt removes instances that are listed now.
 	return c.noteMissing(ctx)
 }
 
-// confirm waits until a provider that knows nothing finds no instance of a check, and notes
-// that none exists.
+// confirm waits until a new session finds no instances of a check, and then forgets them.
 func (c *check) confirm(ctx context.Context) error {
 	if err := c.restartWithoutKnowledge(ctx); err != nil {
 		return err
@@ -86,7 +85,7 @@ func (c *check) confirm(ctx context.Context) error {
 	return errors.Join(err, c.noteMissing(ctx))
 }
 
-// restartWithoutKnowledge is restart, and the provider is not given what exists.
+// restartWithoutKnowledge restarts without telling the provider which instances exist.
 func (c *check) restartWithoutKnowledge(ctx context.Context) error {
 	known := c.existing
 	c.existing = nil
@@ -94,7 +93,8 @@ func (c *check) restartWithoutKnowledge(ctx context.Context) error {
 	return c.restart(ctx)
 }
 
-// noteMissing notes that no instance exists, or returns an error that names those that do.
+// noteMissing forgets all instances if none exists. Otherwise the error names the existing
+// instances.
 func (c *check) noteMissing(ctx context.Context) error {
 	list, err := c.session.instances()
 	for _, vm := range list {

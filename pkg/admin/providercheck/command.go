@@ -17,28 +17,28 @@ import (
 )
 
 // Defaults of the timeouts. Proxmox VE may copy a large disk, and clouds may take minutes
-// to show that a machine was deleted.
+// until they show that a VM was deleted.
 const (
 	defaultStepTimeout    = 10 * time.Minute
 	defaultCleanupTimeout = 20 * time.Minute
 )
 
-// UsageError is an error in the flags or the configuration. Nothing was called.
+// UsageError reports a mistake in the flags or the configuration. The provider was not called.
 type UsageError struct{ err error }
 
 func (e *UsageError) Error() string { return e.err.Error() }
 
-// Unwrap returns the error itself.
+// Unwrap returns the wrapped error.
 func (e *UsageError) Unwrap() error { return e.err }
 
-// options are the flags.
+// options are the values of the flags.
 type options struct {
 	config, template, instanceType, subnet string
 	balancers                              []string
 	stepTimeout, cleanupTimeout            time.Duration
 }
 
-// NewCommand returns the command check, for configurations that name one of providers.
+// NewCommand returns the command check, which knows the given providers.
 func NewCommand(providers provider.Registry) *cobra.Command {
 	var o options
 	command := &cobra.Command{
@@ -78,7 +78,7 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 	return command
 }
 
-// check returns the check that the flags describe, or an error with all mistakes.
+// check returns the check that the flags describe. The error names all mistakes.
 func (o *options) check(providers provider.Registry) (*check, error) {
 	var mistakes []error
 	if o.stepTimeout <= 0 {

@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// targetsDelay is the delay between two lists of targets.
+// targetsDelay is the time between two lists of targets.
 const targetsDelay = 2 * time.Second
 
 // selectBalancers returns the entries of load_balancers with these keys.
@@ -54,7 +54,7 @@ func (c *check) register(ctx context.Context, id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// A request that fails may have had its effect.
+	// A failed request may have had its effect.
 	c.targets[id] = vm
 	var keys []string
 	for _, balancer := range c.balancers {
@@ -74,7 +74,8 @@ func (c *check) register(ctx context.Context, id string) (string, error) {
 }
 
 // deregister deregisters the instances that may be targets. It waits until no load balancer
-// has them as registered, but not for the deregistration delay: nothing has used them.
+// lists them as registered. It does not wait for the deregistration delay, because no client
+// has used them.
 func (c *check) deregister(ctx context.Context) error {
 	if len(c.targets) == 0 {
 		return nil
@@ -128,7 +129,7 @@ func awaitTarget(
 	return err
 }
 
-// balancers returns the calls for load balancers.
+// balancers returns the provider as LoadBalancers.
 func (s *session) balancers() (provider.LoadBalancers, error) {
 	api, can := s.Provider.(provider.LoadBalancers)
 	if !can {

@@ -15,24 +15,24 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// session is a provider that runs, as in one process of a server. It knows nothing of
-// earlier sessions.
+// session is a running provider. It is independent of earlier sessions, like a new process of
+// a server.
 type session struct {
 	provider.Provider
-	// changes has an element after a change or a failure.
+	// changes holds an element after a change or a failure.
 	changes chan struct{}
 	cancel  context.CancelFunc
 	// ended is closed when the provider has stopped with err.
 	ended chan struct{}
 	err   error
 
-	// mu guards the failures, by instance id.
+	// mu guards failures, which has the errors by instance id.
 	mu       sync.Mutex
 	failures map[string][]error
 }
 
 // start runs a provider and returns when it has listed its instances. The provider does not
-// stop when ctx is done: it is needed to remove what exists.
+// stop when ctx is done, because it is needed to clean up.
 func (t *target) start(ctx context.Context) (*session, error) {
 	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p, err := t.config.Shard.Infra.Options.NewProvider(t.shard, context.WithCancel)
@@ -61,7 +61,7 @@ func (s *session) stop() {
 	<-s.ended
 }
 
-// stopped returns why the provider has stopped on its own.
+// stopped returns an error with the reason why the provider has stopped.
 func (s *session) stopped() error {
 	if s.err == nil {
 		return errors.New("the provider has stopped")
@@ -96,7 +96,7 @@ func (s *session) failuresOf(id string) (count int, last error) {
 }
 
 // await waits until done returns true or an error. It calls done again after each change.
-// When ctx is done, the error has the last failure of the instance too.
+// If ctx is done, the error includes the last failure of the instance.
 func (s *session) await(ctx context.Context, id string, done func() (bool, error)) error {
 	for {
 		if finished, err := done(); finished || err != nil {
@@ -113,9 +113,9 @@ func (s *session) await(ctx context.Context, id string, done func() (bool, error
 	}
 }
 
-// instances returns the instances of checks, in the order of their ids. The error names the
-// groups of others: then the provider does not list by cluster and shard, and nothing must
-// be changed.
+// instances returns the instances of checks in the order of their ids. If the provider lists
+// instances of other groups, it does not distinguish clusters and shards. Then the error
+// names the group, and nothing must be changed.
 func (s *session) instances() ([]instance.VM, error) {
 	for _, group := range s.Groups() {
 		if group != checkGroup {

@@ -25,26 +25,26 @@ import (
 	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
-// checkGroup is the group of the instances of all checks. No operator and no configuration
-// can have it.
+// checkGroup is the group of the instances of all checks. Operators and configurations reject
+// this name.
 var checkGroup = instance.GroupKey{Tenant: provider.CheckPrefix + "tenant", Group: provider.CheckPrefix + "group"}
 
-// userdata starts nothing. cloud-init and the images of nodes run it as a script. The
-// package provision requires the id and the nonce, which is none.
+// userdata starts nothing. cloud-init and the node images run it as a script. Package
+// provision requires that it contains the id and the nonce.
 const userdata = "#!/bin/sh\n# Created by nstance-admin provider check: {{.Instance.ID}}, {{.Nonce}}.\n"
 
-// target is what a check creates.
+// target describes the instance that a check creates.
 type target struct {
 	config *config.Config
 	group  *groups.Group
 	subnet string
-	// balancers are those that the instance is registered with.
+	// balancers are the load balancers with which the instance is registered.
 	balancers []provider.LoadBalancer
-	// shard is that of the check.
+	// shard is the shard of the check.
 	shard provider.Shard
 }
 
-// target returns what the flags select of a configuration.
+// target returns the target that the flags select in a configuration.
 func (o *options) target(c *config.Config) (*target, error) {
 	name, template, err := selectTemplate(c, o.template)
 	if err != nil {
@@ -87,8 +87,8 @@ func selectTemplate(c *config.Config, name string) (string, config.Template, err
 	return name, template, nil
 }
 
-// selectType returns the type of a name, or the one with the least processors and, of
-// those, the least memory.
+// selectType returns the type with a name, or else the smallest type: least processors first,
+// then least memory.
 func selectType(c *config.Config, arch, name string) (provider.InstanceType, error) {
 	types := c.Shard.Infra.InstanceTypes.OfArch(arch)
 	if name != "" {
@@ -130,7 +130,7 @@ func merge(layers ...map[string]string) map[string]string {
 	return merged
 }
 
-// spec returns a request for a new instance, with arguments as a server renders them.
+// spec returns a request for a new instance, with arguments rendered by the server's code.
 func (t *target) spec(ctx context.Context) (provider.Spec, error) {
 	id, err := puidv7.New(t.group.Kind)
 	if err != nil {
@@ -144,8 +144,8 @@ func (t *target) spec(ctx context.Context) (provider.Spec, error) {
 	}).Spec(ctx, t.group, record, t.subnet)
 }
 
-// noNonces signs nothing: no agent of a check registers.
+// noNonces signs no nonces, because the agent of a check never registers.
 type noNonces struct{}
 
-// Agent returns a text that is no nonce.
+// Agent returns a text in place of a nonce.
 func (noNonces) Agent(nonce.Agent) (string, error) { return "without a nonce", nil }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package googleapi makes calls to the REST APIs of Google, with application default
-// credentials. The generated libraries of these APIs are not used: that of Compute Engine
-// adds 19 MB to a program, because text/template keeps all methods of its client.
+// Package googleapi calls the REST APIs of Google with application default credentials
+// (https://cloud.google.com/docs/authentication/application-default-credentials). It replaces
+// the generated libraries: the library for Compute Engine adds 19 MB to a program, because
+// text/template makes the linker keep all methods of its client.
 package googleapi
 
 import (
@@ -19,10 +20,10 @@ import (
 	"strings"
 )
 
-// maxResponse is the size up to which a response is read. A page of a list has some MiB.
+// maxResponse is the largest response in bytes. A page of a list has some MiB.
 const maxResponse = 64 << 20
 
-// Client makes calls to one API.
+// Client calls one API.
 type Client struct {
 	endpoint string
 	http     *http.Client
@@ -41,13 +42,13 @@ func New(endpoint string, transport http.RoundTripper) *Client {
 	}
 }
 
-// Call is one call.
+// Call describes a request.
 type Call struct {
-	// Name is that of the method in the documents of Google, for messages.
+	// Name is the name of the method in Google's reference, for error messages.
 	Name string
-	// Method is that of HTTP.
+	// Method is the HTTP method.
 	Method string
-	// Path are the parts of the path below the endpoint, not escaped.
+	// Path has the unescaped parts of the path below the endpoint.
 	Path  []string
 	Query url.Values
 	// Body is encoded as JSON, unless it is nil.
@@ -57,13 +58,13 @@ type Call struct {
 	ContentType string
 }
 
-// Response is a response that is a success.
+// Response is the response to a successful request.
 type Response struct {
 	Header http.Header
 	Body   []byte
 }
 
-// Do makes a call. The error wraps an *Error if the API has responded with one.
+// Do sends a request. The error wraps an *Error if the API has responded with an error.
 func (c *Client) Do(ctx context.Context, call Call) (Response, error) {
 	response, err := c.do(ctx, call)
 	if err != nil {
@@ -72,7 +73,7 @@ func (c *Client) Do(ctx context.Context, call Call) (Response, error) {
 	return response, nil
 }
 
-// DoJSON makes a call and decodes the response into out.
+// DoJSON sends a request and decodes the response into out.
 func (c *Client) DoJSON(ctx context.Context, call Call, out any) error {
 	response, err := c.Do(ctx, call)
 	if err != nil {
@@ -91,7 +92,7 @@ func (c *Client) do(ctx context.Context, call Call) (Response, error) {
 	}
 	response, err := c.http.Do(request)
 	if err != nil {
-		// The address may have a part that is confidential, such as the name of a bucket.
+		// The URL may contain confidential text, such as the name of a bucket.
 		if wrapped, ok := errors.AsType[*url.Error](err); ok {
 			err = wrapped.Err
 		}
@@ -137,21 +138,21 @@ func (c *Client) request(ctx context.Context, call Call) (*http.Request, error) 
 	return request, nil
 }
 
-// Error is a response that is no success.
+// Error is an error response (https://cloud.google.com/apis/design/errors).
 type Error struct {
-	// Status is that of HTTP.
+	// Status is the HTTP status.
 	Status int
-	// StatusName is the canonical name of the error, such as "NOT_FOUND", which newer APIs
-	// have. It is empty if something before the API has responded, such as a proxy.
+	// StatusName is the canonical error code, such as "NOT_FOUND". Older APIs have no such code.
+	// It is empty if a proxy has responded instead of the API.
 	StatusName string
-	// Reasons are the codes of the API. They are empty if something before the API has
-	// responded, such as a proxy.
+	// Reasons are the API's own error codes. They are empty if a proxy has responded instead
+	// of the API.
 	Reasons []string
-	// Message is for people.
+	// Message explains the error to users.
 	Message string
 }
 
-// Error returns the status, the reasons, or else the name of the status, and the message.
+// Error returns the HTTP status, the reasons or else the StatusName, and the message.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("HTTP %d", e.Status)
 	switch {
@@ -168,24 +169,24 @@ func (e *Error) Has(reasons ...string) bool {
 	return slices.ContainsFunc(e.Reasons, func(reason string) bool { return slices.Contains(reasons, reason) })
 }
 
-// AsError returns the error with which the API has responded, and whether there is one.
+// AsError returns the *Error that err wraps, and whether there is one.
 func AsError(err error) (*Error, bool) { return errors.AsType[*Error](err) }
 
-// IsNotFound reports whether the API has responded that what was named does not exist. A
-// status alone may be that of a proxy.
+// IsNotFound reports whether the API has responded that the resource does not exist. The HTTP
+// status alone may come from a proxy.
 func IsNotFound(err error) bool {
 	e, ok := AsError(err)
 	return ok && e.Status == http.StatusNotFound && e.Has("notFound")
 }
 
-// IsThrottled reports whether the API has responded that there were too many calls.
+// IsThrottled reports whether the API has responded that there were too many requests.
 func IsThrottled(err error) bool {
 	e, ok := AsError(err)
 	return ok && (e.Status == http.StatusTooManyRequests ||
 		e.Status == http.StatusForbidden && e.Has("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"))
 }
 
-// maxText is how much of an error that is text is kept.
+// maxText limits the length of an error message that is not JSON.
 const maxText = 2000
 
 // parseError returns the error in a response.
@@ -206,7 +207,7 @@ func parseError(status int, data []byte) *Error {
 	}
 	e := &Error{Status: status, Message: http.StatusText(status)}
 	if err := json.Unmarshal(data, &body); err != nil {
-		// Not from the API, or of a download, whose errors are text.
+		// A proxy has responded, or the request was a download, whose errors are text.
 		if text := strings.TrimSpace(string(data)); text != "" && !strings.HasPrefix(text, "<") {
 			e.Message = text[:min(len(text), maxText)]
 		}

@@ -20,15 +20,15 @@ import (
 // tokenTimeout is how long a request for a token may take.
 const tokenTimeout = 10 * time.Second
 
-// errNoCredentials explains what is missing.
+// errNoCredentials tells users how to provide credentials.
 var errNoCredentials = errors.New("no application default credentials: run on a machine with a service account, or set GOOGLE_APPLICATION_CREDENTIALS")
 
 // NewTransport returns a transport that adds tokens of the application default credentials
-// for a scope. It looks for them with the first request, and again until it finds some. It
-// sends no request whose context is done.
+// for a scope. It searches credentials at the first request, and again until it finds some.
+// It sends no request whose context is done.
 func NewTransport(scope string) http.RoundTripper {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	// All calls have one host.
+	// All requests go to one host.
 	transport.MaxIdleConnsPerHost = 32
 	return &authorized{base: deadline.HTTPClient(transport.RoundTrip), scope: scope}
 }
@@ -38,12 +38,12 @@ func WithToken(base http.RoundTripper, source oauth2.TokenSource) http.RoundTrip
 	return &authorized{base: deadline.HTTPClient(base.RoundTrip), source: source}
 }
 
-// authorized is a transport that adds tokens.
+// authorized is a transport that adds tokens to requests.
 type authorized struct {
 	base  http.RoundTripper
 	scope string
 
-	// mu guards source, which is nil until the credentials were found.
+	// mu guards source, which is nil until credentials were found.
 	mu     sync.Mutex
 	source oauth2.TokenSource
 }
@@ -76,7 +76,7 @@ func (a *authorized) tokenSource() (oauth2.TokenSource, error) {
 	if a.source != nil {
 		return a.source, nil
 	}
-	// The source uses the context for as long as there are requests.
+	// The source uses the context as long as there are requests.
 	ctx := context.WithValue(context.Background(), oauth2.HTTPClient, &http.Client{Timeout: tokenTimeout})
 	credentials, err := google.FindDefaultCredentials(ctx, a.scope)
 	if err != nil {

@@ -28,12 +28,13 @@ const (
 
 // Values of argPrivileges.
 const (
-	// privileged containers can do everything. A kubelet runs in them.
+	// privileged containers can do everything. A kubelet runs in them
+	// (https://docs.docker.com/engine/containers/run/#runtime-privilege-and-linux-capabilities).
 	privileged = "privileged"
-	// capabilities are the least that a kubelet needs, where a daemon does not allow
-	// privileged containers.
+	// capabilities gives a container the least that a kubelet needs, if a daemon does not
+	// allow privileged containers.
 	capabilities = "capabilities"
-	// unprivileged containers are those of Docker by default. No kubelet runs in them.
+	// unprivileged containers have Docker's default privileges. No kubelet runs in them.
 	unprivileged = "unprivileged"
 )
 
@@ -46,14 +47,15 @@ type arguments struct {
 	env        map[string]string
 	command    []string
 	privileges string
-	// volumes are SOURCE:TARGET with an optional :ro, or TARGET for an anonymous volume.
+	// volumes have the form SOURCE:TARGET with an optional :ro, or TARGET for an anonymous
+	// volume.
 	volumes []string
-	// tmpfs has the options of each mount point.
+	// tmpfs maps mount points to their mount options.
 	tmpfs  map[string]string
 	labels map[string]string
 }
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	_, errs := readArguments(path, args)
 	return errs
@@ -74,7 +76,7 @@ func (o *Options) arguments(spec provider.Spec) (arguments, error) {
 	return args, nil
 }
 
-// reader reads arguments and collects what is wrong with them.
+// reader reads arguments and collects errors.
 type reader struct {
 	path *field.Path
 	args map[string]any
@@ -103,7 +105,7 @@ func readArguments(path *field.Path, args map[string]any) (arguments, field.Erro
 	return a, r.errs
 }
 
-// isTemplate reports whether a value is not known until it is rendered.
+// isTemplate reports whether a value is unknown until it is rendered.
 func isTemplate(text string) bool { return strings.Contains(text, "{{") }
 
 func (r *reader) validate(a *arguments) {

@@ -22,23 +22,23 @@ import (
 // UserdataPath is where a container finds its userdata.
 const UserdataPath = "/var/lib/nstance/userdata"
 
-// Environment variables that each container has.
+// Environment variables of every container.
 const (
 	envInstanceID = "NSTANCE_INSTANCE_ID"
 	envProviderID = "NSTANCE_PROVIDER_ID"
-	// envCPU and envMemory are the size of the instance type: thousandths of a processor,
-	// and bytes. Inside, a container sees the whole machine.
+	// envCPU and envMemory give the size of the instance type, in thousandths of a processor
+	// and in bytes: a container sees the processors and the memory of the host.
 	envCPU    = "NSTANCE_CPU_MILLIS"
 	envMemory = "NSTANCE_MEMORY_BYTES"
-	// envMetadata is the address of the metadata service, if there is one.
+	// envMetadata is the address of the metadata service, if it is enabled.
 	envMetadata = "NSTANCE_METADATA_ADDR"
 )
 
-// nodeVolumes are the folders of a kubelet that cannot be in the file system of a container.
+// nodeVolumes are folders of a kubelet that must not be on a container's overlay file system.
 var nodeVolumes = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/log"}
 
-// newContainer returns what is to be created for an instance. metadata is the address of
-// the metadata service.
+// newContainer returns the request to create the container of an instance. metadata is the
+// address of the metadata service, or empty.
 func newContainer(shard provider.Shard, spec provider.Spec, a arguments, metadata string) client.ContainerCreateOptions {
 	config := &container.Config{
 		Hostname: spec.ID,
@@ -67,19 +67,19 @@ func newContainer(shard provider.Shard, spec provider.Spec, a arguments, metadat
 		Name:       spec.ID,
 		Config:     config,
 		HostConfig: host,
-		// The daemon rejects a network that does not exist here, and not later.
+		// The daemon rejects an unknown network now, and not when the container starts.
 		NetworkingConfig: &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{spec.Subnet: {}}},
 	}
 }
 
-// makeNode gives a container what a kubelet needs.
+// makeNode gives a container the mounts and privileges that a kubelet needs.
 func makeNode(host *container.HostConfig, privileges string) {
 	for target, options := range map[string]string{"/run": "", "/tmp": "exec"} {
 		if _, found := host.Tmpfs[target]; !found {
 			host.Tmpfs[target] = options
 		}
 	}
-	// Docker then limits and removes the Pods with the container.
+	// With a cgroup namespace of its own, Docker limits and removes the Pods with the container.
 	host.CgroupnsMode = container.CgroupnsModePrivate
 	if privileges == privileged {
 		host.Privileged = true
@@ -91,7 +91,7 @@ func makeNode(host *container.HostConfig, privileges string) {
 	host.DeviceCgroupRules = []string{"a *:* rwm"}
 }
 
-// mountOf returns the mount of a volume. Anonymous ones are removed with the container.
+// mountOf returns the mount of a volume. Docker removes anonymous volumes with the container.
 func mountOf(volume string) mount.Mount {
 	source, target, readOnly, _ := splitVolume(volume)
 	kind := mount.TypeVolume
@@ -101,8 +101,9 @@ func mountOf(volume string) mount.Mount {
 	return mount.Mount{Type: kind, Source: source, Target: target, ReadOnly: readOnly}
 }
 
-// userdataArchive returns the userdata as the daemon takes files: an archive for the root
-// of the container.
+// userdataArchive returns the userdata in the form in which the daemon accepts files: a tar
+// archive that it unpacks in the root of the container
+// (https://docs.docker.com/reference/api/engine/version/v1.47/#tag/Container/operation/PutContainerArchive).
 func userdataArchive(userdata []byte) (*bytes.Buffer, error) {
 	archive := new(bytes.Buffer)
 	w := tar.NewWriter(archive)
@@ -120,12 +121,12 @@ func userdataArchive(userdata []byte) (*bytes.Buffer, error) {
 	return archive, w.Close()
 }
 
-// reservedAddresses are the addresses of an IPv4 subnet that no container gets: its own and
-// that of broadcasts.
+// reservedAddresses is the number of addresses of an IPv4 subnet that no container gets: the
+// network address and the broadcast address.
 const reservedAddresses = 2
 
-// roomOf returns how many more containers a network has IPv4 addresses for. A network that
-// assigns none has room without a limit.
+// roomOf returns how many more containers a network has IPv4 addresses for. A network
+// without a pool of IPv4 addresses has unlimited room.
 func roomOf(n network.Inspect) int {
 	room, limited := 0, false
 	for _, pool := range n.IPAM.Config {
@@ -157,8 +158,8 @@ func roomOf(n network.Inspect) int {
 	return max(0, room-len(n.Containers))
 }
 
-// isOutOfAddresses reports whether the daemon had no address for a container. It has no
-// error of its own for that.
+// isOutOfAddresses reports whether the daemon had no address for a container. The daemon has
+// no error code for this case.
 func isOutOfAddresses(err error) bool {
 	return strings.Contains(err.Error(), "no available IPv4 addresses") || strings.Contains(err.Error(), "no available ip addresses")
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package docker is an instance provider whose machines are containers of a Docker daemon
+// Package docker is an instance provider whose VMs are containers of a Docker daemon
 // (docs/providers.md#docker).
 package docker
 
@@ -22,12 +22,13 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// retryAfter is when a request that the daemon has rejected may succeed: an administrator
-// has to change something.
+// retryAfter is how long requests like a rejected one are not repeated: an administrator has
+// to correct something first.
 const retryAfter = 30 * time.Second
 
 // API makes the calls for the containers of one shard. The concrete type of the client is
-// in no interface, because the linker would then keep all of its methods.
+// in no interface, because the linker would then keep all of its methods
+// (https://pkg.go.dev/reflect#Type, Method).
 type API struct {
 	docker  *client.Client
 	options *Options
@@ -36,14 +37,14 @@ type API struct {
 
 var _ cloud.API = (*API)(nil)
 
-// checkDeadline keeps a process that was paused from making a request too late.
+// checkDeadline keeps a process that was paused from sending a request too late.
 func checkDeadline(r *http.Request) error { return deadline.Check(r.Context()) }
 
 // visibilityDelay is how long a daemon may take to create a container after the process
-// that requested it has given up. What it reports is consistent.
+// that requested it has given up. The daemon's lists are consistent.
 const visibilityDelay = 5 * time.Second
 
-// Limits returns those of a daemon.
+// Limits returns limits that a local daemon serves without delay.
 func (*API) Limits() cloud.Limits {
 	return cloud.Limits{
 		Reads:           cloud.Budget{PerSecond: 20, Burst: 40},
@@ -83,8 +84,8 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	return s.machine(a.shard), isOurs(a.shard, s.labels), nil
 }
 
-// Launch creates and starts the container of an instance. Its name is the id, so there is
-// never a second one.
+// Launch creates and starts the container of an instance. Its name is the instance id, and
+// names are unique, so no instance has two containers.
 func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	args, err := a.options.arguments(r.Spec)
 	if err != nil {
@@ -102,7 +103,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 		case existing.Reason != neverStarted:
 			return existing, nil
 		}
-		// An attempt has created it and not started it, so nothing is lost.
+		// An attempt has created the container and not started it, so removing it loses nothing.
 		if err := a.remove(ctx, r.ID); err != nil {
 			return cloud.VM{}, err
 		}
@@ -112,7 +113,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 		return cloud.VM{}, a.rejection(r.Spec, fmt.Errorf("create container %s: %w", r.ID, err))
 	}
 	if err := a.start(ctx, r); err != nil {
-		// What was not started is no machine.
+		// A container that was not started is no VM.
 		if removeErr := a.remove(ctx, r.ID); removeErr != nil {
 			return cloud.VM{}, errors.Join(err, removeErr)
 		}
@@ -140,8 +141,8 @@ func (a *API) start(ctx context.Context, r cloud.Request) error {
 	return nil
 }
 
-// rejection returns what an error of the daemon means for other requests. An error of the
-// connection says nothing about them.
+// rejection returns the rejection that an error of the daemon means for similar requests. An
+// error of the connection is no rejection.
 func (a *API) rejection(spec provider.Spec, err error) error {
 	switch {
 	case client.IsErrConnectionFailed(err), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errdefs.IsUnavailable(err):
@@ -156,7 +157,7 @@ func (a *API) rejection(spec provider.Spec, err error) error {
 	}
 }
 
-// rejected rejects the requests that are like one.
+// rejected rejects requests of the same group, type and subnet.
 func rejected(spec provider.Spec, err error) error {
 	return &cloud.Rejection{
 		Scope:      cloud.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
@@ -188,7 +189,7 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	if errdefs.IsNotFound(err) {
 		return fmt.Errorf("%w: stop container %s: %w", cloud.ErrNotFound, id, err)
 	}
-	// A container that cannot be stopped, such as a paused one, is killed.
+	// The daemon does not stop a paused container, for example. Then remove kills it.
 	if ctx.Err() != nil {
 		return fmt.Errorf("stop container %s: %w", id, err)
 	}
@@ -198,14 +199,14 @@ func (a *API) terminate(ctx context.Context, id string) error {
 // remove removes a container, whatever its state.
 func (a *API) remove(ctx context.Context, id string) error {
 	_, err := a.docker.ContainerRemove(ctx, id, client.ContainerRemoveOptions{RemoveVolumes: true, Force: true})
-	// A conflict means that it is being removed.
+	// A conflict means that the container is being removed.
 	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
 		return fmt.Errorf("remove container %s: %w", id, err)
 	}
 	return nil
 }
 
-// Room returns how many more containers the addresses of a network are enough for.
+// Room returns how many more containers the addresses of a network suffice for.
 func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	inspected, err := a.docker.NetworkInspect(ctx, subnet, client.NetworkInspectOptions{})
 	switch {

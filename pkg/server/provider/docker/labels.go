@@ -22,9 +22,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// Labels of a container. LabelInstanceID identifies its instance; it is the name of the
-// container too. By the next three a shard finds its containers again, and by the others
-// up to labelInfraConfigHash it adopts those of which it has no record.
+// Labels of a container. LabelInstanceID identifies its instance; the container has the same
+// name. A shard finds its containers by the next three labels. If it has no record of a
+// container, it restores the record from the labels up to labelInfraConfigHash.
 const (
 	LabelInstanceID = "nstance.dev/instance-id"
 	LabelManaged    = "nstance.dev/managed"
@@ -49,8 +49,8 @@ const (
 // isTrue is the value of LabelManaged and labelOnDemand.
 const isTrue = "true"
 
-// labelsOf returns the labels of an instance's container. None has a secret: users who
-// can list containers can read them.
+// labelsOf returns the labels of an instance's container. They contain no secrets, because
+// users who can list containers can read them.
 func labelsOf(shard provider.Shard, spec provider.Spec, a arguments) map[string]string {
 	labels := map[string]string{}
 	maps.Copy(labels, a.labels)
@@ -87,7 +87,7 @@ func ours(shard provider.Shard) client.Filters {
 	return filters
 }
 
-// isOurs reports whether a container with these labels is one of a shard.
+// isOurs reports whether the labels belong to a container of the shard.
 func isOurs(shard provider.Shard, labels map[string]string) bool {
 	return labels[LabelManaged] == isTrue && labels[LabelClusterID] == shard.ClusterID && labels[LabelShard] == shard.ID
 }
@@ -116,23 +116,23 @@ func environment(shard provider.Shard, spec provider.Spec, a arguments, metadata
 	return list
 }
 
-// status is what the daemon reports about a container, in a list or for itself.
+// status is the state of a container, from a list or from an inspection.
 type status struct {
 	labels    map[string]string
 	state     container.ContainerState
 	unhealthy bool
-	// exit is the code with which the container has exited.
+	// exit is the exit code of the container.
 	exit     string
 	networks map[string]*network.EndpointSettings
 }
 
 func statusOf(c container.Summary) status {
 	s := status{labels: c.Labels, state: c.State, unhealthy: c.Health != nil && c.Health.Status == container.Unhealthy}
-	// "Exited (137) 2 hours ago", the rest of which changes with time.
+	// The status is "Exited (137) 2 hours ago", whose end changes with time.
 	if _, after, found := strings.Cut(c.Status, "Exited ("); found {
 		s.exit, _, _ = strings.Cut(after, ")")
 	}
-	// Daemons up to 28 have the health in the text only: "Up 2 hours (unhealthy)".
+	// Daemons before version 29 report the health only in the text: "Up 2 hours (unhealthy)".
 	s.unhealthy = s.unhealthy || strings.HasSuffix(c.Status, "(unhealthy)")
 	if c.NetworkSettings != nil {
 		s.networks = c.NetworkSettings.Networks
@@ -154,7 +154,7 @@ func statusOfInspected(c container.InspectResponse) status {
 // process has stopped in between.
 const neverStarted = "the container was never started"
 
-// machine returns the machine of a container.
+// machine returns the VM of a container.
 func (s status) machine(shard provider.Shard) cloud.VM {
 	m := cloud.VM{
 		ID:         s.labels[LabelInstanceID],
@@ -214,7 +214,7 @@ func (s status) addresses() []netip.Addr {
 	return append(addresses, ipv6...)
 }
 
-// expectedNode returns what is certain about the Nodes of a shard.
+// expectedNode returns the function that predicts the Nodes of a shard.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
 		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU, spec.Type.Memory)

@@ -37,12 +37,12 @@ import (
 )
 
 const (
-	// maxMetadataConnections bounds the connections of all containers, and
-	// maxConnectionsPerContainer those of one. An agent has one.
+	// maxMetadataConnections limits the connections of all containers, and
+	// maxConnectionsPerContainer the connections of each. An agent needs one.
 	maxMetadataConnections     = 1024
 	maxConnectionsPerContainer = 16
-	// listenRetry is the delay after the address of the service could not be bound: the
-	// server that led before may still have it, or the network does not exist yet.
+	// listenRetry is the delay before the service tries to bind its address again: the
+	// former leader may still use it, or the network does not exist yet.
 	listenRetry = time.Second
 )
 
@@ -72,8 +72,8 @@ type withMetadata struct {
 	source  metadata.Source
 }
 
-// Run implements provider.Provider. Whatever happens to the service, instances are created
-// and deleted.
+// Run implements provider.Provider. If the metadata service fails, the provider still creates
+// and deletes instances.
 func (p *withMetadata) Run(ctx context.Context, changed func(instance.GroupKey), failed provider.FailureFunc) error {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -103,8 +103,8 @@ func (p *withMetadata) serveMetadata(ctx context.Context) {
 	}
 }
 
-// listenMetadata listens for containers of this machine. No packet of a response may be
-// routed: one that is for a Pod behind a container, or for another machine, is lost.
+// listenMetadata listens for containers of this host. A TTL of 1 keeps responses from being
+// routed, so that a Pod behind a container, or another host, gets no response.
 func listenMetadata(ctx context.Context, address string) (net.Listener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var err error
@@ -121,23 +121,23 @@ func listenMetadata(ctx context.Context, address string) (net.Listener, error) {
 }
 
 const (
-	// maxUserdata is more than userdata may have.
+	// maxUserdata is larger than any userdata, in bytes.
 	maxUserdata = 2 << 20
-	// maxListAge is how long a list shows where to look for an address. A second container
-	// with the address is noticed by then.
+	// maxListAge is how long a list of addresses is used. A second container with the same
+	// address is noticed by then.
 	maxListAge = 5 * time.Second
 )
 
-// containers is the source of the metadata service. What the daemon reports about a
-// container is read for every request, so that an address that has passed to another
-// container never gives the metadata of the one before.
+// containers is the source of the metadata service. It inspects a container for every
+// request: if an address passes from a container to another, no request gets the metadata
+// of the former container.
 type containers struct {
 	api     *API
 	notices string
 
 	mu sync.Mutex
-	// byAddress has the ids of the containers that a list has shown with an address. It was
-	// requested at listed.
+	// byAddress maps addresses to the ids of containers, as a list requested at listed has
+	// shown them.
 	byAddress map[netip.Addr][]string
 	listed    time.Time
 }
@@ -179,8 +179,8 @@ func (c *containers) Instance(ctx context.Context, address netip.Addr) (*metadat
 	return found, nil
 }
 
-// list returns the containers of any kind that a list shows with an address. The list was
-// requested after a time; callers that wait share one.
+// list returns the ids of all containers with an address, including containers of others. The
+// list was requested later than after; waiting callers share one list.
 func (c *containers) list(ctx context.Context, address netip.Addr, after time.Time) ([]string, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -203,7 +203,7 @@ func (c *containers) list(ctx context.Context, address netip.Addr, after time.Ti
 }
 
 // inspect returns the instance of a container that has an address. The id of the instance
-// is empty if the container is not one of the shard.
+// is empty if the container does not belong to the shard.
 func (c *containers) inspect(ctx context.Context, address netip.Addr, id string) (*metadata.Instance, error) {
 	inspected, err := c.api.docker.ContainerInspect(ctx, id, client.ContainerInspectOptions{})
 	if errdefs.IsNotFound(err) {
@@ -216,7 +216,7 @@ func (c *containers) inspect(ctx context.Context, address netip.Addr, id string)
 	if s.state != container.StateRunning || !slices.Contains(s.addresses(), address) {
 		return nil, metadata.ErrUnknown
 	}
-	// The id becomes the name of a file.
+	// The id becomes a file name.
 	if !isOurs(c.api.shard, s.labels) || !isIdentifier(s.labels[LabelInstanceID]) {
 		return &metadata.Instance{Machine: inspected.Container.ID}, nil
 	}
@@ -225,7 +225,8 @@ func (c *containers) inspect(ctx context.Context, address netip.Addr, id string)
 
 func isIdentifier(text string) bool { return identifier.Validate(text) == nil }
 
-// describe returns the metadata of a container, under the names that AWS has for them.
+// describe returns the metadata of a container under the names that AWS uses
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-metadata.html).
 func (c *containers) describe(inspected container.InspectResponse, address netip.Addr) *metadata.Instance {
 	labels := inspected.Config.Labels
 	values := map[string]string{
@@ -245,7 +246,7 @@ func (c *containers) describe(inspected container.InspectResponse, address netip
 	return &metadata.Instance{Machine: inspected.ID, ID: labels[LabelInstanceID], Values: values}
 }
 
-// tagOf returns the name of the tag for a label. Names of tags have no slash.
+// tagOf returns the name of the tag for a label. Names of tags in metadata have no slash.
 func tagOf(label string) string {
 	if own, ok := strings.CutPrefix(label, ownDomain); ok {
 		return "nstance:" + own
@@ -253,8 +254,8 @@ func tagOf(label string) string {
 	return strings.ReplaceAll(label, "/", ":")
 }
 
-// Userdata returns the file that the container was started with, until it is removed: the
-// server stores the userdata nowhere, as it contains the nonce.
+// Userdata returns the userdata file with which the container was started. The server stores
+// no copy, because userdata contains the nonce. If the file was removed, it returns nil.
 func (c *containers) Userdata(ctx context.Context, i *metadata.Instance) ([]byte, error) {
 	copied, err := c.api.docker.CopyFromContainer(ctx, i.Machine, client.CopyFromContainerOptions{SourcePath: UserdataPath})
 	if errdefs.IsNotFound(err) {
@@ -270,7 +271,7 @@ func (c *containers) Userdata(ctx context.Context, i *metadata.Instance) ([]byte
 		return nil, fmt.Errorf("read the userdata of container %s: %w", i.ID, err)
 	}
 	if header.Typeflag != tar.TypeReg || header.Size > maxUserdata {
-		return nil, nil // the container has replaced it
+		return nil, nil // the container has replaced the file
 	}
 	userdata, err := io.ReadAll(archive)
 	if err != nil {
@@ -280,21 +281,21 @@ func (c *containers) Userdata(ctx context.Context, i *metadata.Instance) ([]byte
 }
 
 const (
-	// noticePeriod is the time from a notice to the termination, if the file has none. It is
-	// that of AWS.
+	// noticePeriod is the default time from a notice to the termination, the same as on AWS
+	// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html).
 	noticePeriod = 2 * time.Minute
-	// maxNotice is more than a notice has.
+	// maxNotice is larger than any notice, in bytes.
 	maxNotice = 4 << 10
 )
 
-// noticeActions are those of AWS. The first is the default.
+// noticeActions are the actions of AWS's notices. The first is the default.
 var noticeActions = []string{"terminate", "stop", "hibernate"}
 
 // isCleanPath reports whether a path is absolute and has no redundant parts.
 func isCleanPath(path string) bool { return filepath.IsAbs(path) && filepath.Clean(path) == path }
 
-// Notice returns the notice of an instance, a file of its name in the folder of notices.
-// A file is read at every request, so that a restart of the server loses nothing.
+// Notice returns the notice of an instance, from the file with its name in the folder of
+// notices. It reads the file at every request, so that a restart of the server loses nothing.
 func (c *containers) Notice(i *metadata.Instance) (*metadata.Notice, error) {
 	if c.notices == "" {
 		return nil, nil
@@ -306,7 +307,7 @@ func (c *containers) Notice(i *metadata.Instance) (*metadata.Notice, error) {
 	return notice, nil
 }
 
-// readNotice reads a notice, nil if there is no file. An empty file is one too.
+// readNotice reads a notice, or nil if there is no file. An empty file is a notice.
 func readNotice(path string) (*metadata.Notice, error) {
 	// Opening another kind of file could block.
 	info, err := os.Stat(path)

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Arguments of the provider. Both are objects of strings, which are added to the
-// labels and annotations of the Node.
+// Arguments of the provider. Both are objects of strings. Their members become labels and
+// annotations of the Node.
 const (
 	argLabels      = "labels"
 	argAnnotations = "annotations"
@@ -26,7 +26,7 @@ const (
 // identifies its Nodes.
 const ownDomain = "nstance.dev/"
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(args)) {
@@ -52,7 +52,8 @@ func validateNodeMetadata(path *field.Path, arg, key string, value any) field.Er
 	var errs field.ErrorList
 	qualified := key
 	if arg == argAnnotations {
-		// The API server does the same.
+		// The API server compares the lower-case key, too
+		// (https://pkg.go.dev/k8s.io/apimachinery/pkg/api/validation#ValidateAnnotations).
 		qualified = strings.ToLower(key)
 	}
 	for _, problem := range validation.IsQualifiedName(qualified) {
@@ -114,7 +115,8 @@ func stringsOf(args map[string]any, name string) map[string]string {
 	return texts
 }
 
-// overlay adds the provider's own values to those of an argument. Its own win.
+// overlay adds the provider's own values to the values of an argument, and replaces values
+// of the same name.
 func overlay(values, own map[string]string) map[string]string {
 	maps.Copy(values, own)
 	return values

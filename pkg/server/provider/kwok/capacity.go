@@ -14,9 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// count returns how many instances are pending or running: the Nodes that have
-// value in an index, and the requests that match. Those that are being deleted do
-// not count. mu must be locked.
+// count returns how many instances are pending or running: Nodes with a value in an index,
+// and requests that match. Instances that are being deleted do not count. mu must be locked.
 func (p *Provider) count(index, value string, match func(provider.Spec) bool) int {
 	count := 0
 	for _, node := range p.nodesBy(index, value) {
@@ -33,8 +32,8 @@ func (p *Provider) count(index, value string, match func(provider.Spec) bool) in
 	return count
 }
 
-// room returns how many more instances fit into a subnet of a capacity. There may
-// be too many: the capacity may have been higher. mu must be locked.
+// room returns how many more instances fit into a subnet with a capacity. There may
+// already be too many, if the capacity was higher before. mu must be locked.
 func (p *Provider) room(subnet string, capacity int32) int {
 	used := p.count(bySubnet, subnet, func(spec provider.Spec) bool { return spec.Subnet == subnet })
 	return max(0, int(capacity)-used)
@@ -63,18 +62,16 @@ func (p *Provider) checkCapacity(spec provider.Spec) error {
 	return nil
 }
 
-// rejection is the API server's response to a request that it will not accept,
-// however often it is repeated. The request is given up: the next one may differ,
-// after the configuration was corrected.
+// rejection is a response of the API server that every repetition of the request would get.
+// The request is given up. After a correction of the configuration, a new request may differ.
 type rejection struct {
 	err error
-	// until is when a similar request may be made. It is the backoff of a caller
-	// that makes a new request as soon as one is given up.
+	// until is when a similar request may be sent. It is the backoff for a caller that
+	// replaces a request as soon as it was given up.
 	until time.Time
 }
 
-// rejectionKey identifies requests that are rejected together. It has no instance
-// id.
+// rejectionKey identifies requests that are rejected together.
 type rejectionKey struct {
 	group            instance.GroupKey
 	typeName, subnet string
@@ -90,8 +87,7 @@ func isRejection(err error) bool {
 		apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 
-// giveUp removes a request to create an instance, unless it is one to delete by
-// now.
+// giveUp removes a request to create an instance, unless it has become a request to delete.
 func (p *Provider) giveUp(spec provider.Spec, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

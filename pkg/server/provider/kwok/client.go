@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/server/deadline"
 )
 
-// NodeClient has the calls for Nodes. client-go's client of them knows all kinds of
+// NodeClient has the calls for Nodes. The typed client of client-go contains all kinds of
 // Kubernetes, which would make the server a third larger.
 type NodeClient interface {
 	Create(ctx context.Context, node *corev1.Node, o metav1.CreateOptions) (*corev1.Node, error)
@@ -30,7 +30,7 @@ type NodeClient interface {
 	Watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error)
 }
 
-// nodesResource is the name of Nodes in the paths of the API.
+// nodesResource is the name of Nodes in paths of the API.
 const nodesResource = "nodes"
 
 // nodeClient is the NodeClient of an API server.
@@ -39,7 +39,7 @@ type nodeClient struct {
 	parameters runtime.ParameterCodec
 }
 
-// newClient returns a client for the cluster that the Nodes are in.
+// newClient returns a client for the cluster of the Nodes.
 func newClient(kubeconfig string) (NodeClient, error) {
 	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
@@ -48,7 +48,8 @@ func newClient(kubeconfig string) (NodeClient, error) {
 	c.UserAgent = "nstance-server"
 	c.ContentType = runtime.ContentTypeProtobuf
 	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	// The API server's priority and fairness limits the rate.
+	// The API server limits the rate
+	// (https://kubernetes.io/docs/concepts/cluster-administration/flow-control/).
 	c.QPS = -1
 	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return deadline.HTTPClient(next.RoundTrip) })
 	scheme := runtime.NewScheme()
@@ -91,7 +92,7 @@ func (c *nodeClient) Watch(ctx context.Context, o metav1.ListOptions) (watch.Int
 	return c.rest.Get().Resource(nodesResource).VersionedParams(&o, c.parameters).Timeout(timeoutOf(o)).Watch(ctx)
 }
 
-// timeoutOf returns zero if there is none.
+// timeoutOf returns the timeout of a list or watch, or zero.
 func timeoutOf(o metav1.ListOptions) time.Duration {
 	if o.TimeoutSeconds == nil {
 		return 0

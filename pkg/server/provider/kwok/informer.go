@@ -21,15 +21,15 @@ import (
 
 // Indexes of Nodes.
 const (
-	// byGroup is by the text of the group's key.
+	// byGroup indexes Nodes by the text of the group's key.
 	byGroup = "group"
-	// byType is by the name of the instance type.
+	// byType indexes Nodes by the name of the instance type.
 	byType = "type"
-	// bySubnet is by the subnet.
+	// bySubnet indexes Nodes by subnet.
 	bySubnet = "subnet"
 )
 
-// newNodeInformer follows the Nodes of one shard only.
+// newNodeInformer returns an informer for the Nodes of one shard.
 func newNodeInformer(client NodeClient, shard provider.Shard) (cache.SharedIndexInformer, error) {
 	ours := labels.Set{LabelManaged: managed, LabelClusterID: shard.ClusterID, LabelShard: shard.ID}.String()
 	lists := &cache.ListWatch{
@@ -60,8 +60,8 @@ func newNodeInformer(client NodeClient, shard provider.Shard) (cache.SharedIndex
 	return informer, nil
 }
 
-// strip removes from a Node what is not part of an instance, above all the status
-// that kwok renews, to save memory.
+// strip removes the fields of a Node that are not part of an instance, to save memory: above
+// all the status, which kwok renews.
 func strip(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {
@@ -89,8 +89,7 @@ func strip(obj any) (any, error) {
 	}, nil
 }
 
-// handler removes the requests that the Nodes show to be carried out, and reports
-// changes.
+// handler removes the requests that a Node shows to be carried out, and reports changes.
 func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
@@ -113,7 +112,7 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 		DeleteFunc: func(obj any) {
 			delay := time.Duration(0)
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				// A list does not have the Node, and no event has said that it was deleted.
+				// The list does not contain the Node, and no event has reported its deletion.
 				obj, delay = tombstone.Obj, listDelay
 			}
 			node, ok := obj.(*corev1.Node)
@@ -152,7 +151,7 @@ func (p *Provider) nodesOf(group instance.GroupKey) []*corev1.Node {
 func (p *Provider) nodeGroups() map[instance.GroupKey]struct{} {
 	groups := map[instance.GroupKey]struct{}{}
 	for _, value := range p.nodes.GetIndexer().ListIndexFuncValues(byGroup) {
-		// An index value has at least one Node.
+		// Every value of an index has at least one Node.
 		if nodes := p.nodesBy(byGroup, value); len(nodes) > 0 {
 			groups[groupOf(nodes[0])] = struct{}{}
 		}
@@ -162,7 +161,7 @@ func (p *Provider) nodeGroups() map[instance.GroupKey]struct{} {
 
 // nodesBy returns the Nodes that have value in an index of the cache.
 func (p *Provider) nodesBy(index, value string) []*corev1.Node {
-	// The only error is an index that does not exist.
+	// The only error is that the index does not exist.
 	objs, _ := p.nodes.GetIndexer().ByIndex(index, value)
 	nodes := make([]*corev1.Node, len(objs))
 	for i, obj := range objs {

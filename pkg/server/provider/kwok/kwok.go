@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package kwok is an instance provider without machines: an instance is a Node
-// object, which kwok, if it runs, keeps ready.
+// Package kwok is an instance provider without machines: an instance is a Node object, which
+// kwok, if it runs, keeps ready
+// (https://kwok.sigs.k8s.io/docs/user/kwok-manage-nodes-and-pods/).
 package kwok
 
 import (
@@ -27,8 +28,8 @@ import (
 )
 
 const (
-	// workers is how many calls to the API server run at most at a time. They wait
-	// for the network, not for the processor.
+	// workers is the maximum number of concurrent calls to the API server. They wait for the
+	// network, not for the processor.
 	workers = 8
 	// callTimeout bounds each of these calls.
 	callTimeout = 10 * time.Second
@@ -40,21 +41,21 @@ const (
 	confirmTimeout = time.Minute
 )
 
-// Config configures a Provider. The fields without a default are mandatory.
+// Config configures a Provider. Fields without a default are mandatory.
 type Config struct {
 	Shard   provider.Shard
 	Options *Options
-	// Client is for the cluster that the Nodes are in.
+	// Client is a client for the cluster of the Nodes.
 	Client NodeClient
-	// CallContext returns the context of each call that changes something, so that
-	// a server that no longer leads makes none: workers make calls later than they
-	// are requested. Default: the context of Run.
+	// CallContext returns the context of each call that changes something. A server that no
+	// longer leads must make no such call, and workers may make a call long after it was
+	// requested. Default: the context of Run.
 	CallContext provider.CallContextFunc
 }
 
-// Provider creates and deletes Nodes. A Node that exists is a running instance,
-// unless its status annotation says otherwise. A request to create or delete that
-// the Nodes do not show yet is carried out by workers.
+// Provider creates and deletes Nodes. An existing Node is a running instance, unless its
+// status annotation says otherwise. Workers carry out the requests to create or delete
+// Nodes.
 type Provider struct {
 	config Config
 	nodes  cache.SharedIndexInformer
@@ -63,20 +64,18 @@ type Provider struct {
 
 	// mu guards requests, absent and rejections.
 	mu sync.Mutex
-	// requests by instance id.
+	// requests has the requests that the Nodes do not show yet, by instance id.
 	requests map[string]request
-	// absent are the instances whose Nodes the cache does not have, by id.
+	// absent has the instances whose Nodes are not in the cache, by id.
 	absent map[string]absence
-	// rejections that have not expired, and maybe some that have.
+	// rejections may include rejections that have expired.
 	rejections map[rejectionKey]rejection
 }
 
-// request is the state that an instance shall have and that its Node does not
-// show yet.
+// request is the requested state of an instance whose Node does not show it yet.
 type request struct {
 	spec provider.Spec
-	// delete is true once the instance shall be deleted, whether or not its Node
-	// exists.
+	// delete is true once the deletion was requested, whether or not the Node exists.
 	delete bool
 }
 
@@ -85,8 +84,8 @@ var (
 	_ provider.CapacityChecker = (*Provider)(nil)
 )
 
-// New returns a provider. It uses only those options that need a restart to
-// change: each Spec brings its instance type.
+// New returns a provider. It uses only the options that need a restart to change, because
+// each Spec contains its instance type.
 func New(c Config) (*Provider, error) {
 	nodes, err := newNodeInformer(c.Client, c.Shard)
 	if err != nil {
@@ -143,7 +142,7 @@ func (p *Provider) Get(id string) (instance.VM, bool) {
 	return p.vm(id)
 }
 
-// List returns the instances of a group: those requested and those whose Node
+// List returns the instances of a group: requested instances, and instances whose Node
 // exists.
 func (p *Provider) List(group instance.GroupKey) []instance.VM {
 	p.mu.Lock()
@@ -172,7 +171,7 @@ func (p *Provider) List(group instance.GroupKey) []instance.VM {
 	return vms
 }
 
-// vm returns an instance as Node and request together show it. mu must be locked.
+// vm returns an instance as its Node and its request together show it. mu must be locked.
 func (p *Provider) vm(id string) (instance.VM, bool) {
 	node, found := p.node(id)
 	absent, isAbsent := p.absent[id]
@@ -194,8 +193,7 @@ func (p *Provider) vm(id string) (instance.VM, bool) {
 	return vm, true
 }
 
-// Groups returns the groups of all instances, also of those that are being
-// deleted.
+// Groups returns the groups of all instances, including instances that are being deleted.
 func (p *Provider) Groups() []instance.GroupKey {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +207,7 @@ func (p *Provider) Groups() []instance.GroupKey {
 	return slices.Collect(maps.Keys(groups))
 }
 
-// Capacity returns the configured capacity of the subnet, less the instances that
+// Capacity returns the configured capacity of the subnet minus the number of instances that
 // exist or were requested.
 func (p *Provider) Capacity(_ context.Context, subnet string) (int, error) {
 	capacity, limited := p.config.Options.SubnetCapacity[subnet]
@@ -221,15 +219,15 @@ func (p *Provider) Capacity(_ context.Context, subnet string) (int, error) {
 	return p.room(subnet, capacity), nil
 }
 
-// Create requests a Node, which appears after the boot delay. It rejects a request
-// that exceeds a quota or the capacity of the subnet, because several callers may
-// have read the same capacity. For a while it also rejects a request like one that
-// the API server has rejected.
+// Create requests a Node, which appears after the boot delay. It rejects a request that
+// exceeds a quota or the capacity of the subnet, because several callers may have read the
+// same capacity. For a while it also rejects requests similar to one that the API server
+// has rejected.
 func (p *Provider) Create(_ context.Context, spec provider.Spec) error {
 	if err := validateRendered(spec.Args); err != nil {
 		return fmt.Errorf("create instance %s: %w", spec.ID, err)
 	}
-	// No machine reads the userdata, which contains a secret.
+	// The userdata contains a secret, and no machine reads it.
 	spec.Userdata = nil
 
 	p.mu.Lock()
@@ -248,14 +246,14 @@ func (p *Provider) Create(_ context.Context, spec provider.Spec) error {
 	return nil
 }
 
-// Delete requests that an instance is deleted. One that is still booting is
-// deleted before its Node appears.
+// Delete requests the deletion of an instance. An instance that is still booting is deleted
+// before its Node appears.
 func (p *Provider) Delete(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	current, requested := p.requests[id]
 	if current.delete {
-		// The queue repeats it until the watch shows the deletion.
+		// The queue repeats the request until the watch shows the deletion.
 		return nil
 	}
 	if !requested {
@@ -345,7 +343,7 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 	}
 	uid, err := p.uidOf(ctx, request.spec)
 	if err == nil {
-		// Not another Node that has the name by now.
+		// The precondition protects another Node that may have the name by now.
 		err = nodes.Delete(ctx, id, *metav1.NewPreconditionDeleteOptions(string(uid)))
 	}
 	switch {

@@ -18,24 +18,24 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// listDelay is after a list that has left out Nodes: how many there are is known before the
-// first of them is missing.
+// listDelay delays the lookups after a list that leaves out Nodes, so that the number of
+// missing Nodes is known before the first of them counts as missing.
 const listDelay = time.Second
 
 var _ provider.Expecter = (*Provider)(nil)
 
-// absence is an instance whose Node the cache does not have (any more), and which is looked
-// for by name. The cache has only Nodes with the labels of the shard: one that loses a label
-// leaves the cache, and its Pods still run.
+// absence is an instance whose Node is not, or no longer, in the cache. The Node is looked up
+// by name. The cache contains only Nodes with the labels of the shard: if a Node loses a
+// label, it leaves the cache, although its Pods still run.
 type absence struct {
 	vm instance.VM
-	// uid is that of the Node, empty if the Node is known only from a record.
+	// uid is the UID of the Node. It is empty if the Node is known only from a record.
 	uid types.UID
 	// reported is set once a Node without the labels was reported.
 	reported bool
 }
 
-// isOf reports whether node is the one that is looked for.
+// isOf reports whether node is the Node of the instance, and no other Node of its name.
 func (a absence) isOf(node *corev1.Node) bool {
 	if a.uid != "" {
 		return node.UID == a.uid
@@ -43,8 +43,8 @@ func (a absence) isOf(node *corev1.Node) bool {
 	return node.Spec.ProviderID == a.vm.ProviderID
 }
 
-// Expect adds the instances with a provider id. Until their Nodes are in the cache, or do
-// not exist, they count as running: nothing else is known.
+// Expect adds the instances with a provider id. They count as running until their Nodes are in
+// the cache, or are confirmed to be missing, because nothing else is known.
 func (p *Provider) Expect(instances []instance.VM) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -58,7 +58,7 @@ func (p *Provider) Expect(instances []instance.VM) {
 	}
 }
 
-// addAbsent has the Node be looked for that has left the cache, after a delay.
+// addAbsent starts looking up a Node that has left the cache, after a delay.
 func (p *Provider) addAbsent(node *corev1.Node, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -68,16 +68,15 @@ func (p *Provider) addAbsent(node *corev1.Node, delay time.Duration) {
 	p.queue.AddAfter(node.Name, delay)
 }
 
-// removeAbsent stops looking for a Node, because the cache has it.
+// removeAbsent stops looking up a Node that has appeared in the cache.
 func (p *Provider) removeAbsent(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.absent, id)
 }
 
-// confirm looks for the Node of an instance by name, if the cache does not have it. It
-// returns true when the Node does not exist: the instance was deleted, and its request, if
-// there is one, is done.
+// confirm looks up the Node of an instance by name, if it is not in the cache. It returns true
+// if the Node does not exist. Then the instance was deleted, and its request is done.
 func (p *Provider) confirm(ctx context.Context, id string, changed func(instance.GroupKey), failed provider.FailureFunc) (deleted bool, err error) {
 	p.mu.Lock()
 	absent, found := p.absent[id]
@@ -116,7 +115,7 @@ func (p *Provider) confirm(ctx context.Context, id string, changed func(instance
 }
 
 // drop removes an instance whose Node does not exist, and its request. It returns false if
-// the cache has the Node meanwhile, or has lost another one of that name.
+// the Node is in the cache by now, or if another Node of that name has left the cache.
 func (p *Provider) drop(id string, absent absence) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,8 +127,8 @@ func (p *Provider) drop(id string, absent absence) bool {
 	return true
 }
 
-// keep replaces what is known of an instance whose Node exists. It returns false as drop
-// does.
+// keep stores the state of an instance whose Node exists. It returns false in the same cases
+// as drop.
 func (p *Provider) keep(id string, absent, next absence) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -18,23 +18,23 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Labels of a Node. By the first three a shard finds its instances again
-// (docs/server.md#providers); by tenant, group and LabelOnDemand it adopts those of
-// which it has no record.
+// Labels of a Node. A shard finds its instances by the first three labels
+// (docs/server.md#providers). If it has no record of an instance, it restores tenant, group
+// and LabelOnDemand from the labels.
 const (
 	LabelManaged   = "nstance.dev/managed"
 	LabelClusterID = "nstance.dev/cluster-id"
 	LabelShard     = "nstance.dev/shard"
 	LabelTenant    = "nstance.dev/tenant"
 	LabelGroup     = "nstance.dev/group"
-	// LabelOnDemand is "true" on the Node of an on-demand instance. Others do not have it.
+	// LabelOnDemand is "true" on the Node of an on-demand instance. Other Nodes lack it.
 	LabelOnDemand   = "nstance.dev/on-demand"
 	LabelInstanceID = "nstance.dev/instance-id"
 	LabelSubnet     = "nstance.dev/subnet"
 )
 
-// Annotations from which the record of an instance is created again if it is lost. An
-// empty value has no annotation.
+// Annotations from which the record of an instance is restored if it is lost. An empty value
+// is not stored.
 const (
 	AnnotationIdempotencyKey  = "nstance.dev/idempotency-key"
 	AnnotationInfraConfigHash = "nstance.dev/infra-config-hash"
@@ -44,13 +44,12 @@ const (
 const (
 	AnnotationKind     = "nstance.dev/kind"
 	AnnotationTemplate = "nstance.dev/template"
-	// AnnotationCreatedAt is RFC 3339, to the second.
+	// AnnotationCreatedAt has the format of RFC 3339, to the second.
 	AnnotationCreatedAt = "nstance.dev/created-at"
 )
 
-// AnnotationProviderStatus is what a cloud would report as the status of the
-// machine. Users and tests set it; the values are below, and any other means that
-// the machine runs.
+// AnnotationProviderStatus simulates the status that a cloud would report for the VM. Users
+// and tests set it to one of the values below. Any other value means that the VM runs.
 const AnnotationProviderStatus = "nstance.dev/provider-status"
 
 // Values of AnnotationProviderStatus.
@@ -69,11 +68,12 @@ const (
 const (
 	fieldManager = "nstance-server"
 
-	// annotationFake marks the Nodes that kwok keeps ready.
+	// annotationFake marks the Nodes that kwok keeps ready
+	// (https://kwok.sigs.k8s.io/docs/user/kwok-manage-nodes-and-pods/).
 	annotationFake = "kwok.x-k8s.io/node"
 
-	// kubeletVersion is the version in the status of a Node. kwok preserves it; its
-	// own default is no semantic version, which Cluster API rejects in a Machine
+	// kubeletVersion is the version in the status of a Node, which kwok preserves. kwok's own
+	// default is no semantic version, and Cluster API rejects such a version in a Machine
 	// (docs/capi.md#machines).
 	kubeletVersion = "v1.36.3"
 
@@ -82,8 +82,8 @@ const (
 	diskGiB         = 100
 )
 
-// newNode returns the Node of an instance. The API server accepts the status on
-// creation, as it does from a kubelet: the Node has its capacity from the start.
+// newNode returns the Node of an instance. The API server accepts the status at creation, as
+// for a kubelet, so the Node has its capacity from the start.
 func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU:              spec.Type.CPU,
@@ -131,7 +131,7 @@ func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 	return node
 }
 
-// setOrigin replaces what an argument may have set.
+// setOrigin stores an origin. It replaces values that an argument may have set.
 func setOrigin(node *corev1.Node, origin instance.Origin) {
 	set := func(values map[string]string, name, value string) {
 		delete(values, name)
@@ -156,8 +156,8 @@ func originOf(node *corev1.Node) instance.Origin {
 	}
 }
 
-// ExpectedNode returns the Node that Create would create, without what differs per
-// instance. The subnet does: it is chosen by capacity.
+// ExpectedNode returns the Node that Create would create, without the fields that differ by
+// instance. The subnet differs, because the server chooses it by capacity.
 func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
 	node := p.newNode(spec)
 	for _, label := range []string{LabelInstanceID, LabelSubnet, corev1.LabelHostname} {
@@ -167,8 +167,7 @@ func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
 	return node
 }
 
-// fromNode returns the instance of a Node. The instance runs, whether or not the
-// Node is ready.
+// fromNode returns the instance of a Node. The instance runs even if the Node is not ready.
 func fromNode(node *corev1.Node) instance.VM {
 	return instance.VM{
 		ID:         node.Name,
@@ -199,12 +198,12 @@ func groupOf(node *corev1.Node) instance.GroupKey {
 	return instance.GroupKey{Tenant: node.Labels[LabelTenant], Group: node.Labels[LabelGroup]}
 }
 
-// errForeignNode means that a Node is not that of the instance whose id is its name. Clients
+// errForeignNode means that a Node has the name of an instance and belongs to another. Clients
 // choose the ids of on-demand instances, so the name proves nothing.
 var errForeignNode = errors.New("there is a Node of this name that belongs to another group, shard or cluster")
 
-// find returns the Node of an instance from the API server. The error is errForeignNode if
-// there is another Node of that name.
+// find reads the Node of an instance from the API server. The error is errForeignNode if
+// another Node has that name.
 func (p *Provider) find(ctx context.Context, spec provider.Spec) (*corev1.Node, error) {
 	node, err := p.config.Client.Get(ctx, spec.ID, metav1.GetOptions{})
 	if err != nil {
@@ -240,8 +239,8 @@ func (p *Provider) uidOf(ctx context.Context, spec provider.Spec) (types.UID, er
 	return node.UID, nil
 }
 
-// settle removes the request to delete id when neither the API server nor the
-// cache has its Node. Otherwise the event handler does when the Node is deleted.
+// settle removes a request to delete if neither the API server nor the cache has the Node.
+// Otherwise the event handler removes the request when the Node is deleted.
 func (p *Provider) settle(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

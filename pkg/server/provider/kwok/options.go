@@ -21,20 +21,18 @@ import (
 // Name is the name of the provider in the configuration.
 const Name = "kwok"
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
-	// Kubeconfig is the absolute path of the kubeconfig of the cluster that the
-	// Nodes are in.
+	// Kubeconfig is the absolute path of a kubeconfig for the cluster of the Nodes.
 	Kubeconfig string
-	// BootDelay is the time from the request for an instance to its Node.
+	// BootDelay is the time between the request for an instance and its Node.
 	BootDelay time.Duration
-	// InstanceTypes are the built-in types and those configured, with their
-	// quotas.
+	// InstanceTypes are the built-in and the configured types, with their quotas.
 	InstanceTypes provider.Catalogue
-	// SubnetCapacity is how many instances a subnet has room for. A subnet that is
-	// not in it has no limit.
+	// SubnetCapacity is how many instances each subnet has room for. Other subnets have no
+	// limit.
 	SubnetCapacity map[string]int32
-	// Client replaces the one that Kubeconfig gives, in tests.
+	// Client replaces the client from Kubeconfig in tests.
 	Client NodeClient
 }
 
@@ -54,7 +52,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 	return options
 }
 
-// readCapacity returns nil when no subnet is limited.
+// readCapacity returns nil if no subnet is limited.
 func readCapacity(o *jsonc.Object) map[string]int32 {
 	var capacity map[string]int32
 	for _, subnet := range o.Names() {
@@ -90,8 +88,8 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 // Catalogue returns the instance types.
 func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
 
-// ImmutableFields returns the options that need a restart to change. Instance
-// types and quotas come with each Spec.
+// ImmutableFields returns the options that need a restart to change. Instance types and
+// quotas can change at any time, because each Spec contains its type.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{
 		{Path: path.Child("kubeconfig"), Value: o.Kubeconfig},
@@ -112,9 +110,8 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	return New(Config{Shard: shard, Options: o, Client: client, CallContext: callContext})
 }
 
-// defaultInstanceTypes returns the types that need no configuration: the sizes of
-// common families of a cloud, so that a configuration for that cloud works
-// unchanged.
+// defaultInstanceTypes returns the types that need no configuration: sizes of common AWS
+// families, so that a configuration for AWS works unchanged.
 func defaultInstanceTypes() provider.Catalogue {
 	types := provider.Catalogue{}
 	for _, family := range []struct {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package registry lists the instance providers. It is the only package that
-// knows them all: everything else gets the one that the configuration names.
+// Package registry lists the instance providers. No other package imports all of them: all
+// code uses the provider that the configuration names.
 //
-// The build tag noaws leaves AWS out of it, and out of the backends of storage and secrets:
-// the SDK is a sixth of what compiles before a cluster runs on a machine of a developer.
+// The build tag noaws leaves out AWS here, and in the backends of storage and secrets. The
+// SDK is a sixth of the code that has to compile before a developer can run a cluster.
 package registry
 
 import (

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package metadata serves each instance its own metadata, as version 2 of the instance
-// metadata service of AWS does (docs/providers.md#metadata-service). An instance is
-// recognized by the address that it calls from.
+// Package metadata serves each instance its own metadata, with the same interface as version 2
+// of AWS's instance metadata service (docs/providers.md#metadata-service,
+// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html).
+// It recognizes an instance by its address.
 package metadata
 
 import (
@@ -31,47 +32,46 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrUnknown is the error of an address that belongs to no instance, or to more than one.
+// ErrUnknown means that an address belongs to no instance, or to several.
 var ErrUnknown = errors.New("the address belongs to no instance")
 
-// Instance is one machine and what it may know about itself.
+// Instance is an instance with its metadata.
 type Instance struct {
-	// Machine identifies the machine: two machines that have had the same address differ in
-	// it.
+	// Machine identifies the VM. Two VMs that have had the same address have different values.
 	Machine string
-	// ID is that of the instance.
+	// ID is the instance id.
 	ID string
-	// Values are the entries of meta-data that do not change, by path.
+	// Values are the constant entries of meta-data by path.
 	Values map[string]string
 }
 
 // Notice announces a termination.
 type Notice struct {
-	// Action is one of AWS: terminate, stop or hibernate.
+	// Action is terminate, stop or hibernate.
 	Action string
-	// Time is when it happens.
+	// Time is when the action happens.
 	Time time.Time
 }
 
-// Source has the instances. It is used concurrently.
+// Source finds the instances. It must be safe for concurrent use.
 type Source interface {
-	// Instance returns the one that has an address at the time of the call. The error
-	// wraps ErrUnknown if that is not exactly one.
+	// Instance returns the instance that has an address at the time of the call. The error
+	// wraps ErrUnknown if no instance or several instances have it.
 	Instance(ctx context.Context, address netip.Addr) (*Instance, error)
-	// Userdata returns that of an instance, nil if there is none.
+	// Userdata returns the userdata of an instance, or nil.
 	Userdata(ctx context.Context, i *Instance) ([]byte, error)
-	// Notice returns that of an instance, nil if there is none.
+	// Notice returns the notice of an instance, or nil.
 	Notice(i *Instance) (*Notice, error)
 }
 
-// service is the handler of all requests.
+// service handles all requests.
 type service struct {
 	source Source
 	tokens tokens
 }
 
-// connection is the machine that a connection belongs to: an address may pass to another
-// machine while a connection is open.
+// connection stores which VM a connection belongs to: an address may pass to another VM while
+// a connection is open.
 type connection struct {
 	mu      sync.Mutex
 	machine string
@@ -79,7 +79,7 @@ type connection struct {
 
 type connectionKey struct{}
 
-// belongsTo reports whether the connection is one of a machine. The first request decides.
+// belongsTo reports whether the connection belongs to a VM. The first request decides.
 func (c *connection) belongsTo(machine string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *connection) belongsTo(machine string) bool {
 // ServeHTTP implements http.Handler.
 func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	logger := klog.FromContext(r.Context())
-	// A proxy passes on requests of others.
+	// A proxy forwards requests of other clients.
 	if len(r.Header.Values("X-Forwarded-For")) > 0 {
 		refuse(w, http.StatusForbidden)
 		return
@@ -143,13 +143,13 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// refuse responds with nothing but a status, and closes the connection.
+// refuse responds with a status only, and closes the connection.
 func refuse(w http.ResponseWriter, code int) {
 	w.Header().Set("Connection", "close")
 	w.WriteHeader(code)
 }
 
-// Limits of clients: an instance needs one connection.
+// Limits for clients: an instance needs one connection.
 const (
 	maxHeaderBytes = 16 << 10
 	requestTimeout = 10 * time.Second
@@ -169,7 +169,7 @@ func Serve(ctx context.Context, listener net.Listener, source Source) error {
 		ConnContext: func(ctx context.Context, _ net.Conn) context.Context {
 			return context.WithValue(ctx, connectionKey{}, &connection{})
 		},
-		// What clients do wrong is not logged.
+		// Mistakes of clients are not logged.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -179,20 +179,20 @@ func Serve(ctx context.Context, listener net.Listener, source Source) error {
 	return nil
 }
 
-// versions are the first folders of all paths. They have the same content. AWS has more of
-// them; these are what cloud-init queries.
+// versions are the versions in paths that cloud-init queries. All have the same content
+// (https://cloudinit.readthedocs.io/en/latest/reference/datasources/ec2.html).
 var versions = []string{"2009-04-04", "2016-09-02", "2018-09-24", "2021-03-23", "latest"}
 
-// Paths in meta-data of a termination notice.
+// Paths of a termination notice in meta-data.
 const (
 	pathAction          = "spot/instance-action"
 	pathTerminationTime = "spot/termination-time"
 )
 
-// actionTerminate is the action of a notice with a termination time.
+// actionTerminate is the action of a notice that also has a termination time.
 const actionTerminate = "terminate"
 
-// content returns what is at a path.
+// content returns the content of a path.
 func (s *service) content(ctx context.Context, i *Instance, path string) (content []byte, found bool, err error) {
 	path = strings.TrimPrefix(path, "/")
 	if path == "" {
@@ -223,7 +223,7 @@ func (s *service) content(ctx context.Context, i *Instance, path string) (conten
 	}
 }
 
-// values returns the entries of meta-data by path. Those of a notice exist only with one.
+// values returns the entries of meta-data by path, including the entries of a notice.
 func (s *service) values(i *Instance) (map[string]string, error) {
 	notice, err := s.source.Notice(i)
 	if err != nil || notice == nil {
@@ -245,7 +245,8 @@ func (s *service) values(i *Instance) (map[string]string, error) {
 	return values, nil
 }
 
-// lookUp returns a value, or the names in a folder, those of folders with a slash.
+// lookUp returns the value of an entry, or the names in a folder. Names of folders end with
+// a slash.
 func lookUp(values map[string]string, path string) (text string, found bool) {
 	if value, found := values[path]; found {
 		return value, true
@@ -267,26 +268,27 @@ func lookUp(values map[string]string, path string) (text string, found bool) {
 	return strings.Join(slices.Sorted(maps.Keys(names)), "\n"), len(names) > 0
 }
 
-// Path and headers of tokens, as AWS has them.
+// Path and headers of the token request
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/instancedata-data-retrieval.html).
 const (
 	tokenPath      = "/latest/api/token"
 	tokenHeader    = "X-Aws-Ec2-Metadata-Token"
 	lifetimeHeader = "X-Aws-Ec2-Metadata-Token-Ttl-Seconds"
 )
 
-// maxLifetime is the longest life of a token, 6 hours.
+// maxLifetime is the longest lifetime of a token, in seconds.
 const maxLifetime = 21600
 
-// tokens issues tokens and checks them. A token is its expiry with a code of authentication
-// that covers the machine too, so that nothing is stored. After a restart of the server
-// the tokens of before are invalid.
+// tokens issues and checks tokens. A token is its expiry and a message authentication code
+// that also covers the VM, so tokens need no storage. A restart of the server invalidates
+// all tokens.
 type tokens struct {
 	key [sha256.Size]byte
 }
 
 func newTokens() tokens {
 	var t tokens
-	// It never returns an error.
+	// crypto/rand.Read never returns an error (https://pkg.go.dev/crypto/rand#Read).
 	_, _ = rand.Read(t.key[:])
 	return t
 }
@@ -312,7 +314,7 @@ func (t *tokens) code(machine string, expiry []byte) []byte {
 	return code.Sum(nil)
 }
 
-// serveToken issues a token for as long as the client wants.
+// serveToken issues a token with the lifetime that the client requests.
 func (s *service) serveToken(w http.ResponseWriter, r *http.Request, i *Instance) {
 	if r.Method != http.MethodPut {
 		w.Header().Set("Allow", "OPTIONS, PUT")

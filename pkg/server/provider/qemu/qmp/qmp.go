@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package qmp is a client of the QEMU Machine Protocol: one JSON object a line over a
-// stream. It sends one command at a time and ignores events.
+// Package qmp is a client of the QEMU Machine Protocol: a stream of JSON objects, one a line
+// (https://www.qemu.org/docs/master/interop/qmp-spec.html). It sends one command at a time and
+// ignores events.
 package qmp
 
 import (
@@ -14,7 +15,7 @@ import (
 	"net"
 )
 
-// maxReceived bounds what one connection receives.
+// maxReceived limits the bytes that one connection receives.
 const maxReceived = 1 << 20
 
 // Client is a connection to one QEMU. It must not be used by several goroutines.
@@ -23,7 +24,7 @@ type Client struct {
 	received *json.Decoder
 }
 
-// Error is an error that QEMU has answered.
+// Error is an error response of QEMU.
 type Error struct {
 	Class string `json:"class"`
 	Desc  string `json:"desc"`
@@ -32,7 +33,7 @@ type Error struct {
 // Error returns the description and the class.
 func (e *Error) Error() string { return fmt.Sprintf("%s (%s)", e.Desc, e.Class) }
 
-// message is a greeting, an event, or the response to a command.
+// message is a greeting, an event, or a response to a command.
 type message struct {
 	Greeting json.RawMessage `json:"QMP"`
 	Event    string          `json:"event"`
@@ -40,15 +41,14 @@ type message struct {
 	Error    *Error          `json:"error"`
 }
 
-// command is what the client sends.
+// command is a command in the form in which QEMU expects it.
 type command struct {
 	Execute   string `json:"execute"`
 	Arguments any    `json:"arguments,omitempty"`
 }
 
-// Dial connects to the unix socket at path and makes the connection accept commands. QEMU
-// serves one client at a time: the greeting comes when the client before has closed its
-// connection.
+// Dial connects to the unix socket at path and negotiates capabilities. QEMU serves one client
+// at a time: its greeting comes after the previous client has closed the connection.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *Client) execute(ctx context.Context, name string, arguments, result any
 	}
 }
 
-// negotiate awaits the greeting and leaves the mode in which other commands fail.
+// negotiate waits for the greeting and leaves the mode in which other commands fail.
 func (c *Client) negotiate(ctx context.Context) error {
 	stop := c.interrupt(ctx)
 	m, err := c.receive(ctx)
