@@ -23,7 +23,8 @@ const (
 	defaultCleanupTimeout = 20 * time.Minute
 )
 
-// UsageError reports a mistake in the flags or the configuration. The provider was not called.
+// UsageError reports a mistake in the flags or the configuration. The provider was not
+// called.
 type UsageError struct{ err error }
 
 func (e *UsageError) Error() string { return e.err.Error() }

@@ -36,8 +36,8 @@ func selectBalancers(c *config.Config, keys []string) ([]provider.LoadBalancer, 
 	return selected, nil
 }
 
-// partsOf returns the parts of an entry in the order of their names: the provider's calls take
-// one part each.
+// partsOf returns the parts of an entry in the order of their names: the provider's calls
+// take one part each.
 func partsOf(balancer provider.LoadBalancer) []provider.LoadBalancer {
 	parts := balancer.Settings.Parts()
 	list := make([]provider.LoadBalancer, 0, len(parts))

@@ -22,7 +22,8 @@ const (
 	deregisterStep = "deregister it"
 )
 
-// inBalancedBubble runs a test with two load balancers, which have the instance of the server.
+// inBalancedBubble runs a test with two load balancers, which have the instance of the
+// server.
 func inBalancedBubble(t *testing.T, test func(*testing.T, *world)) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.config = strings.Replace(shardConfig, `"templates":`, `"load_balancers": {"web": {"endpoint": "web"}, "api": {"endpoint": "api"}}, "templates":`, 1)

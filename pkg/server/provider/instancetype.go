@@ -14,16 +14,16 @@ import (
 	"nstance.dev/operator/pkg/server/config/validation"
 )
 
-// Architectures that templates and instance types may have.
+// Architectures of templates and instance types.
 const (
 	ArchAMD64 = "amd64"
 	ArchARM64 = "arm64"
 )
 
-// architectures are all of them.
+// architectures lists the supported CPU architectures.
 var architectures = []string{ArchAMD64, ArchARM64}
 
-// ValidateArch reports a value that is no architecture.
+// ValidateArch reports a value that is not a supported architecture.
 func ValidateArch(path *field.Path, value string) field.ErrorList {
 	if !slices.Contains(architectures, value) {
 		return field.ErrorList{field.NotSupported(path, value, architectures)}
@@ -31,16 +31,16 @@ func ValidateArch(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
-// InstanceType is one entry of a provider's catalogue of instance types.
+// InstanceType is an entry of a provider's catalogue of instance types.
 type InstanceType struct {
-	// Name is its key in the catalogue.
+	// Name is the key of the entry.
 	Name   string
 	CPU    resource.Quantity
 	Memory resource.Quantity
 	// Arch is ArchAMD64 or ArchARM64.
 	Arch string
-	// Quota is how many instances of the type the shard may have, pending or
-	// running. Nil means no limit.
+	// Quota is how many pending or running instances of the type the shard may have. Nil
+	// means no limit.
 	Quota *int32
 }
 
@@ -58,7 +58,7 @@ func (c Catalogue) OfArch(arch string) Catalogue {
 	return types
 }
 
-// ReadInstanceTypes adds the types that the option instance_types configures.
+// ReadInstanceTypes adds the types of the option instance_types to a catalogue.
 func ReadInstanceTypes(o *jsonc.Object, types Catalogue) {
 	o.Each(func(name string, o *jsonc.Object) {
 		types[name] = InstanceType{
@@ -79,7 +79,7 @@ func readQuantity(o *jsonc.Object, name string) resource.Quantity {
 	return quantity
 }
 
-// ReadQuota adds the quotas that the option quota configures to the types that they limit.
+// ReadQuota adds the quotas of the option quota to the types that they limit.
 func ReadQuota(o *jsonc.Object, types Catalogue) {
 	for _, name := range o.Names() {
 		quota := o.Int32(name)

@@ -11,24 +11,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// LeaderNetwork gives the machine of the leader an address that stays the same when the
+// LeaderNetwork gives the VM of the leading server an address that stays the same when the
 // leader changes (docs/server.md#leader-network). It has no goroutines: the address belongs
 // to the leadership, during which there may be several Providers.
 type LeaderNetwork interface {
-	// Assign takes the address from any other machine and gives it to this one. It returns
-	// nil only when the address certainly is this machine's: not when the cloud has accepted
-	// a request, or shows the interface as in use. An address that is this machine's already
-	// is not changed.
+	// Assign takes the address from any other VM and gives it to this server's VM. It returns
+	// nil only if the address certainly belongs to this VM. It is not enough that the cloud
+	// has accepted a request, or shows the interface as in use. If this VM already has the
+	// address, nothing changes.
 	//
 	// The context lasts as long as the leadership: Assign calls deadline.Check before each
-	// call that changes something, and makes each on condition of what it has read, by the
-	// id of an attachment or a fingerprint. So a server that was paused cannot take the address
-	// from the next leader when it continues. The context ends after request_timeout. A call
-	// that has ended is repeated, and continues what the one before has begun.
+	// request that changes something. Each such request also names the state that was read,
+	// by the id of an attachment or a fingerprint. So a server that was paused cannot take
+	// the address from the next leader when it continues. The context ends after
+	// request_timeout. Then the server repeats the call, which continues the work.
 	Assign(ctx context.Context, network Network) error
-	// Release takes the address from this machine. That it is not this machine's is no
-	// error, and then nothing is changed. It is also called after this server has lost the
-	// leadership: it can take the address from no other machine.
+	// Release takes the address from this VM. If the VM does not have it, nothing changes,
+	// and Release returns nil. The server also calls it after it has lost the leadership, so
+	// it must never take the address from another VM.
 	Release(ctx context.Context, network Network) error
 	// AssignInterval is how often the server calls Assign again while it leads.
 	AssignInterval() time.Duration
@@ -38,18 +38,18 @@ type LeaderNetwork interface {
 type Network struct {
 	// IP is the address.
 	IP netip.Addr
-	// InterfaceID identifies what has the address at the provider, or which interface of
-	// the machine gets it. Whether it is needed depends on the provider.
+	// InterfaceID identifies the interface that has the address, or the interface of this VM
+	// that gets the address. Not every provider needs it.
 	InterfaceID string
 }
 
-// LeaderNetworkOptions are implemented by the Options of a provider that has a leader
-// network. A configuration with one is rejected for any other provider.
+// LeaderNetworkOptions are implemented by the Options of a provider with a LeaderNetwork. For
+// other providers, a configuration with shard.leader_network is rejected.
 type LeaderNetworkOptions interface {
-	// ValidateLeaderNetwork returns every rule that the network at path breaks. Its IP is an
-	// address that one machine can have.
+	// ValidateLeaderNetwork returns every rule that the network at path breaks. Its IP is
+	// known to be a unicast address.
 	ValidateLeaderNetwork(path *field.Path, network Network) field.ErrorList
-	// NewLeaderNetwork returns what assigns the address of a shard. The options have been
+	// NewLeaderNetwork returns the LeaderNetwork of a shard. The options have been
 	// validated.
 	NewLeaderNetwork(shard Shard) (LeaderNetwork, error)
 }

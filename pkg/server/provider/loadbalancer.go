@@ -20,7 +20,8 @@ import (
 // The settings of each LoadBalancer that the methods get are one of its Parts.
 //
 // Register and Deregister have a context of CallContextFunc. An implementation that sends
-// several requests for one call runs deadline.Check before each request that changes something.
+// several requests for one call runs deadline.Check before each request that changes
+// something.
 type LoadBalancers interface {
 	// Register registers instances. A registered instance is no error. Register returns nil
 	// only if all instances are registered; after an error some may be.

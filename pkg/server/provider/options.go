@@ -98,8 +98,8 @@ func (o *CommonOptions) Catalogue() Catalogue { return o.InstanceTypes }
 // RunsAgent reports whether each instance runs an agent.
 func (o *CommonOptions) RunsAgent() bool { return o.Agent }
 
-// ValidateTypes returns every rule that the instance types at path break. It requires at least
-// one type, and calls check for the rules of the provider.
+// ValidateTypes returns every rule that the instance types at path break. It requires at
+// least one type, and calls check for the rules of the provider.
 func (o *CommonOptions) ValidateTypes(path *field.Path, check func(path *field.Path, t InstanceType) field.ErrorList) field.ErrorList {
 	errs := o.InstanceTypes.Validate(path)
 	if len(o.InstanceTypes) == 0 {

@@ -10,8 +10,8 @@ import (
 	"sync"
 )
 
-// Fault replaces the response to some requests. The emulator decides which requests match, and
-// in which form it sends Code, Message and Body.
+// Fault replaces the response to some requests. The emulator decides which requests match,
+// and in which form it sends Code, Message and Body.
 type Fault struct {
 	// Call selects requests by the name of the call, and Verb by the HTTP method. Empty values
 	// select all requests. Writes selects only requests that change something.
@@ -61,8 +61,8 @@ func (f *Faults) Seen(fault *Fault) int {
 	return fault.seen
 }
 
-// Inject calls handle, unless the request gets a fault that must have no effect. It returns the
-// fault whose response the emulator has to send, or nil if the response of handle counts.
+// Inject calls handle, unless the request gets a fault that must have no effect. It returns
+// the fault whose response the emulator has to send, or nil if the response of handle counts.
 func (f *Faults) Inject(r *http.Request, matches func(*Fault) bool, handle func()) *Fault {
 	fault := f.next(matches)
 	if fault == nil || !fault.Before {

@@ -197,7 +197,8 @@ func Mask(fields string, body []byte) ([]byte, error) {
 // selection has the selected members, nil for all of one.
 type selection map[string]selection
 
-// parseFields reads names that are separated by commas, each maybe with others in parentheses.
+// parseFields reads names that are separated by commas, each maybe with others in
+// parentheses.
 func parseFields(text string) (all selection, rest string, err error) {
 	all = selection{}
 	for {

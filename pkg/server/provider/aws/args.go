@@ -40,10 +40,11 @@ const (
 	marketSpot     = string(types.MarketTypeSpot)
 )
 
-// anImageID describes the id of an image.
+// anImageID describes the id of an image in error messages.
 const anImageID = "the id of an image, such as ami-0123456789abcdef0"
 
-// idSuffix is what follows the type of a resource in its id.
+// idSuffix matches the rest of the id of a resource after its type
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html).
 const idSuffix = `-([0-9a-f]{8}|[0-9a-f]{17})`
 
 var (
@@ -82,10 +83,10 @@ type arguments struct {
 	tags            map[string]string
 }
 
-// hasImage reports whether the arguments say which image to launch.
+// hasImage reports whether the arguments select an image.
 func (a *arguments) hasImage() bool { return a.image != "" || len(a.imageFilters) > 0 }
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	_, errs := readArguments(path, args)
 	return errs
@@ -119,7 +120,7 @@ func readArguments(path *field.Path, args map[string]any) (arguments, field.Erro
 	return a, errs
 }
 
-// volume is the root volume of an instance.
+// volume describes the root volume of an instance.
 type volume struct {
 	device, kind, kmsKey string
 	gib                  int32
@@ -150,7 +151,8 @@ func readVolume(r *reader) volume {
 
 func (v volume) isEmpty() bool { return v == volume{} }
 
-// mapping returns the volume as that of a device, unless the argument names another one.
+// mapping returns the block device mapping of the volume. The device of the arguments
+// replaces the root device of the image.
 func (v volume) mapping(rootDevice string) types.BlockDeviceMapping {
 	if v.device != "" {
 		rootDevice = v.device
@@ -170,7 +172,8 @@ func (v volume) mapping(rootDevice string) types.BlockDeviceMapping {
 	return types.BlockDeviceMapping{DeviceName: awssdk.String(rootDevice), Ebs: ebs}
 }
 
-// metadata are the options of the instance metadata service.
+// metadata are the options of the instance metadata service
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_InstanceMetadataOptionsRequest.html).
 type metadata struct {
 	tokens, endpoint, tags string
 	hops                   int32
@@ -187,7 +190,7 @@ func readMetadata(r *reader) metadata {
 	return m
 }
 
-// request returns the options of a launch. Without an argument, tokens are required.
+// request returns the options for a launch. By default, tokens are required.
 func (m metadata) request() *types.InstanceMetadataOptionsRequest {
 	request := &types.InstanceMetadataOptionsRequest{
 		HttpTokens:           types.HttpTokensStateRequired,
@@ -203,7 +206,7 @@ func (m metadata) request() *types.InstanceMetadataOptionsRequest {
 	return request
 }
 
-// launchTemplate has what the arguments do not say.
+// launchTemplate selects a launch template, which provides the values that are no arguments.
 type launchTemplate struct{ id, name, version string }
 
 func readLaunchTemplate(r *reader) launchTemplate {
@@ -237,7 +240,7 @@ func (t launchTemplate) specification() *types.LaunchTemplateSpecification {
 	return s
 }
 
-// profile returns an instance profile by its name or ARN, nil for none.
+// profile returns an instance profile by its name or ARN, or nil.
 func profile(text string) *types.IamInstanceProfileSpecification {
 	switch {
 	case text == "":
@@ -249,7 +252,7 @@ func profile(text string) *types.IamInstanceProfileSpecification {
 	}
 }
 
-// tags returns tags of users, which must not replace those of the provider.
+// tags returns the tags of users. They must not replace the tags of the provider or of AWS.
 func (r *reader) tags(name string) map[string]string {
 	tags := r.texts(name)
 	for _, key := range slices.Sorted(maps.Keys(tags)) {

@@ -1,61 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package aws is a provider of instances of Amazon EC2 (docs/aws.md). Package
-// machines decides what to do with them.
+// Package aws is a provider of instances of Amazon EC2 (docs/aws.md). It only calls EC2.
+// Package cloud decides which calls to make.
 package aws
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"sync"
 	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
+	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
-	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go/logging"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
-	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 const (
-	// visibilityDelay is how long the service may not show an instance that it has launched.
+	// visibilityDelay is how long EC2 may not show an instance that it has launched
+	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
 	visibilityDelay = 2 * time.Minute
-	// notFoundDelay is how long an instance that the service has shown is not missing when
-	// the service does not know it. Those that were terminated are shown for about an hour,
-	// so that it does not know one is unusual.
+	// notFoundDelay is how long after EC2 has shown an instance an error
+	// InvalidInstanceID.NotFound proves nothing. EC2 shows a terminated instance for about an
+	// hour, so it should know the instance
+	// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html).
 	notFoundDelay = 15 * time.Minute
-	// callTimeout bounds a call that changes something.
+	// callTimeout limits a call that changes something.
 	callTimeout = 30 * time.Second
-	// pageSize is how many instances one response of a list may have.
+	// pageSize is the largest page of a list
+	// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DescribeInstances.html).
 	pageSize = 1000
 )
 
-// API are the calls for the instances of one shard. It implements cloud.API.
+// API makes the calls for the instances of one shard. It implements cloud.API.
 type API struct {
 	calls   calls
 	options *Options
 	shard   provider.Shard
 	limits  cloud.Limits
 	started time.Time
-	// step is called before each step of a launch or a termination. Tests stop the process
-	// there.
+	// step is called before each step of a launch or a termination. Tests use it to stop the
+	// process there.
 	step func(string)
 
-	// mu guards the fields below, which only save calls, except seen and ended.
+	// mu guards the fields below. Except for seen and ended, they only save calls.
 	mu sync.Mutex
-	// seen is when the service has last shown an instance.
+	// seen is when EC2 last showed an instance, by instance id of EC2.
 	seen map[string]time.Time
-	// ended are the instances that have failed and were terminated since, with the time.
+	// ended is when the provider requested to terminate an instance that had failed.
 	ended map[string]time.Time
-	// impaired are the instances whose status checks failed at impairedAt, with the reason.
+	// impaired has the reasons of the instances whose status checks failed at impairedAt.
 	impaired   map[string]string
 	impairedAt time.Time
 	images     map[string]cachedImage
@@ -69,7 +73,7 @@ var (
 // NewAPI returns the calls for the instances of a shard. It sends no request.
 func NewAPI(o *Options, shard provider.Shard) (*API, error) { return newAPI(o, shard, nil) }
 
-// newAPI returns calls through dial, or as usual if it is nil.
+// newAPI returns an API that connects with dial, or normally if dial is nil.
 func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 	c, err := connect(shard, dial)
 	if err != nil {
@@ -78,7 +82,7 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 	return c.newAPI(o), nil
 }
 
-// ec2 returns the calls to EC2.
+// ec2 returns the calls of EC2.
 func (c connection) ec2(o *Options) calls {
 	return callsOf(ec2.NewFromConfig(c.sdk, func(options *ec2.Options) {
 		if o.Endpoint != "" {
@@ -87,7 +91,7 @@ func (c connection) ec2(o *Options) calls {
 		options.HTTPClient = c.client(options.HTTPClient)
 		// The caller repeats calls, within its own limits.
 		options.RetryMaxAttempts = 1
-		// Errors are returned. What it logs beside them is about connections.
+		// All errors are returned. The SDK would only log messages about connections.
 		options.Logger = logging.Nop{}
 	}))
 }
@@ -114,10 +118,10 @@ func (c connection) newAPI(o *Options) *API {
 	}
 }
 
-// plainBody returns do for requests whose body has the methods Read and Close only. The SDK
-// closes the body when the response begins, which may be before package http has found the
-// end of the body. Then WriteTo of the SDK's body fails, which closes the connection
-// although the response is not read yet.
+// plainBody wraps do so that the body of a request has only the methods Read and Close. The
+// SDK closes the body when the response begins. That may be before package http has read the
+// end of the body. Then WriteTo of the SDK's body fails, and package http closes the
+// connection before the response is read.
 func plainBody(do deadline.HTTPClient) deadline.HTTPClient {
 	return func(r *http.Request) (*http.Response, error) {
 		if r.Body != nil {
@@ -128,173 +132,77 @@ func plainBody(do deadline.HTTPClient) deadline.HTTPClient {
 	}
 }
 
-// Limits returns how the API may be called.
+// Limits returns limits far below EC2's own
+// (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html).
 func (a *API) Limits() cloud.Limits { return a.limits }
 
-// List returns all machines.
-func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
-	all, err := a.describe(ctx, a.filters())
+// call is a method of the EC2 client of the SDK.
+type call[Input, Output any] func(context.Context, *Input, ...func(*ec2.Options)) (*Output, error)
+
+// calls are the EC2 methods that the provider uses. No type that is converted to an interface
+// may contain an *ec2.Client, directly or in a field: otherwise the linker keeps the hundreds
+// of methods of the client, which are 30 MB.
+type calls struct {
+	runInstances           call[ec2.RunInstancesInput, ec2.RunInstancesOutput]
+	terminateInstances     call[ec2.TerminateInstancesInput, ec2.TerminateInstancesOutput]
+	describeInstances      call[ec2.DescribeInstancesInput, ec2.DescribeInstancesOutput]
+	describeInstanceStatus call[ec2.DescribeInstanceStatusInput, ec2.DescribeInstanceStatusOutput]
+	describeSubnets        call[ec2.DescribeSubnetsInput, ec2.DescribeSubnetsOutput]
+	describeImages         call[ec2.DescribeImagesInput, ec2.DescribeImagesOutput]
+
+	describeNetworkInterfaces call[ec2.DescribeNetworkInterfacesInput, ec2.DescribeNetworkInterfacesOutput]
+	attachNetworkInterface    call[ec2.AttachNetworkInterfaceInput, ec2.AttachNetworkInterfaceOutput]
+	detachNetworkInterface    call[ec2.DetachNetworkInterfaceInput, ec2.DetachNetworkInterfaceOutput]
+}
+
+func callsOf(client *ec2.Client) calls {
+	return calls{
+		runInstances:           client.RunInstances,
+		terminateInstances:     client.TerminateInstances,
+		describeInstances:      client.DescribeInstances,
+		describeInstanceStatus: client.DescribeInstanceStatus,
+		describeSubnets:        client.DescribeSubnets,
+		describeImages:         client.DescribeImages,
+
+		describeNetworkInterfaces: client.DescribeNetworkInterfaces,
+		attachNetworkInterface:    client.AttachNetworkInterface,
+		detachNetworkInterface:    client.DetachNetworkInterface,
+	}
+}
+
+// dialer connects to an address.
+type dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// connection configures the clients of a shard.
+type connection struct {
+	sdk   awssdk.Config
+	shard provider.Shard
+	// dial is nil for normal connections.
+	dial dialer
+}
+
+// connect reads the configuration of the SDK. It sends no request.
+func connect(shard provider.Shard, dial dialer) (connection, error) {
+	if err := provider.ValidateID(shard.ClusterID); err != nil {
+		return connection{}, fmt.Errorf("cluster id: %w", err)
+	}
+	if err := identifier.Validate(shard.ID); err != nil {
+		return connection{}, fmt.Errorf("shard id: %w", err)
+	}
+	if !regions.MatchString(shard.Region) {
+		return connection{}, fmt.Errorf("region: %q must be the name of a region, such as us-west-2", shard.Region)
+	}
+	sdk, err := config.LoadDefaultConfig(context.Background(), config.WithRegion(shard.Region))
 	if err != nil {
-		return nil, fmt.Errorf("list the instances: %w", err)
+		return connection{}, fmt.Errorf("read the configuration of the SDK: %w", err)
 	}
-	impaired, err := a.statuses(ctx, all)
-	if err != nil {
-		return nil, fmt.Errorf("list the status checks that fail: %w", err)
-	}
-	var list []cloud.VM
-	for n := range all {
-		i := &all[n]
-		// One whose tags were changed by hand is found by its provider id.
-		if m, ours := a.identify(i); ours && a.setState(&m, i, impaired) {
-			list = append(list, m)
-		}
-	}
-	return list, nil
+	return connection{sdk, shard, dial}, nil
 }
 
-// Find reads the machine of one instance by its tags.
-func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
-	if _, err := puidv7.Parse(id); err != nil {
-		return cloud.VM{}, false, err
+// client returns the HTTP client for an SDK client, which would use usual by default.
+func (c connection) client(usual awssdk.HTTPClient) deadline.HTTPClient {
+	if c.dial != nil {
+		usual = awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) { t.DialContext = c.dial })
 	}
-	all, err := a.describe(ctx, append(a.filters(), filter("tag:"+tagInstanceID, id)))
-	if err != nil {
-		return cloud.VM{}, false, fmt.Errorf("find the instance with the tag %s=%s: %w", tagInstanceID, id, err)
-	}
-	return a.existing(ctx, all, nil)
-}
-
-// FindKnown reads a machine by its provider id, which is more consistent than a list, and
-// does not depend on tags that a user can change.
-func (a *API) FindKnown(ctx context.Context, known cloud.VM) (cloud.VM, bool, error) {
-	id, err := instanceID(known.ProviderID)
-	if err != nil {
-		return cloud.VM{}, false, err
-	}
-	output, err := a.calls.describeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
-	var all []types.Instance
-	if err == nil {
-		all = instancesOf(output)
-	}
-	switch code := codeOf(err); {
-	case code == codeNotFound:
-		if since := time.Since(a.lastSeen(id)); since < notFoundDelay {
-			return cloud.VM{}, false, fmt.Errorf("find instance %s: the service does not know it, which is believed in %v: %w",
-				id, (notFoundDelay - since).Round(time.Second), err)
-		}
-		return a.Find(ctx, known.ID)
-	case err != nil:
-		return cloud.VM{}, false, fmt.Errorf("find instance %s: %w", id, classify(err))
-	case len(all) != 1 || awssdk.ToString(all[0].InstanceId) != id:
-		return cloud.VM{}, false, fmt.Errorf("find instance %s: the response has %d instances", id, len(all))
-	}
-	a.show(all)
-	return a.existing(ctx, all, &known)
-}
-
-// existing returns the machine of the first instance that was not terminated. Its identity
-// is the one that is known, unless its tags have one.
-func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.VM) (cloud.VM, bool, error) {
-	impaired, err := a.statuses(ctx, all)
-	if err != nil {
-		return cloud.VM{}, false, fmt.Errorf("list the status checks that fail: %w", err)
-	}
-	for n := range all {
-		m, ours := a.identify(&all[n])
-		switch {
-		case known != nil && (!ours || m.ID != known.ID):
-			m = *known
-			m.Addresses = addresses(&all[n])
-		case !ours:
-			continue
-		}
-		if a.setState(&m, &all[n], impaired) {
-			return m, true, nil
-		}
-	}
-	return cloud.VM{}, false, nil
-}
-
-// describe returns all instances that match filters.
-func (a *API) describe(ctx context.Context, filters []types.Filter) ([]types.Instance, error) {
-	var all []types.Instance
-	input := &ec2.DescribeInstancesInput{Filters: filters, MaxResults: awssdk.Int32(pageSize)}
-	for {
-		output, err := a.calls.describeInstances(ctx, input)
-		if err != nil {
-			return nil, classify(err)
-		}
-		all = append(all, instancesOf(output)...)
-		next := awssdk.ToString(output.NextToken)
-		switch {
-		case next == "":
-			a.show(all)
-			return all, nil
-		case next == awssdk.ToString(input.NextToken):
-			return nil, errors.New("a page of the list refers to itself")
-		}
-		input.NextToken = &next
-	}
-}
-
-func instancesOf(output *ec2.DescribeInstancesOutput) []types.Instance {
-	var all []types.Instance
-	for _, reservation := range output.Reservations {
-		all = append(all, reservation.Instances...)
-	}
-	return all
-}
-
-// show notes that the service has shown instances.
-func (a *API) show(all []types.Instance) {
-	now := time.Now()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	forget(a.seen, now)
-	forget(a.ended, now)
-	for n := range all {
-		a.seen[awssdk.ToString(all[n].InstanceId)] = now
-	}
-}
-
-// memory is how long an instance is remembered. It is longer than the service shows one
-// that was terminated.
-const memory = 2 * time.Hour
-
-func forget(times map[string]time.Time, now time.Time) {
-	for id, at := range times {
-		if now.Sub(at) > memory {
-			delete(times, id)
-		}
-	}
-}
-
-// lastSeen returns when the service has last shown an instance, at the latest to another
-// process.
-func (a *API) lastSeen(id string) time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if at, shown := a.seen[id]; shown {
-		return at
-	}
-	return a.started
-}
-
-// Room returns how many free addresses a subnet has.
-func (a *API) Room(ctx context.Context, subnet string) (int, error) {
-	if !subnets.MatchString(subnet) {
-		return 0, errNoSubnet(subnet)
-	}
-	output, err := a.calls.describeSubnets(ctx, &ec2.DescribeSubnetsInput{SubnetIds: []string{subnet}})
-	switch {
-	case err != nil:
-		return 0, fmt.Errorf("read the free addresses of subnet %s: %w", subnet, classify(err))
-	case len(output.Subnets) != 1 || awssdk.ToString(output.Subnets[0].SubnetId) != subnet:
-		return 0, fmt.Errorf("read the free addresses of subnet %s: the response has %d subnets", subnet, len(output.Subnets))
-	}
-	return int(awssdk.ToInt32(output.Subnets[0].AvailableIpAddressCount)), nil
-}
-
-func errNoSubnet(name string) error {
-	return fmt.Errorf("subnet %q must be the id of a subnet, such as subnet-0123456789abcdef0", name)
+	return plainBody(usual.Do)
 }

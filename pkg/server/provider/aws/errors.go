@@ -17,7 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// Codes of errors that have a meaning of their own.
+// Error codes with special handling
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html).
 const (
 	codeNotFound        = "InvalidInstanceID.NotFound"
 	codeTokenMismatch   = "IdempotentParameterMismatch"
@@ -30,17 +31,17 @@ var (
 		"RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled",
 		"RequestThrottledException", "TooManyRequestsException", "EC2ThrottledException", "SlowDown",
 	}
-	// capacityCodes mean that the zone has no machine of a type at present.
+	// capacityCodes mean that the zone has no capacity for a type at present.
 	capacityCodes = []string{
 		"InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
 		"ReservationCapacityExceeded", "UnfulfillableCapacity", "SpotMaxPriceTooLow",
 	}
-	// quotaCodes mean that the account may not have more.
+	// quotaCodes mean that the account has used up a quota.
 	quotaCodes = []string{"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VolumeLimitExceeded"}
-	// subnetCodes are about the subnet, whatever is launched there.
+	// subnetCodes concern the subnet, independent of the instance.
 	subnetCodes = []string{"InvalidSubnetID.NotFound", "InvalidSubnetID.Malformed", "NetworkInterfaceLimitExceeded"}
-	// accessCodes are about the credentials, or the time of the request. The same request
-	// may succeed with others.
+	// accessCodes concern the credentials or the time of the request. The same request may
+	// succeed with other credentials.
 	accessCodes = []string{
 		"AuthFailure", "InvalidClientTokenId", "ExpiredToken", "ExpiredTokenException", "RequestExpired", "SignatureDoesNotMatch",
 		"MissingAuthenticationToken", "IncompleteSignature", "UnrecognizedClientException", "RequestInTheFuture", "RequestTimeTooSkewed",
@@ -48,17 +49,17 @@ var (
 )
 
 const (
-	// capacityRetryAfter is when a type that a zone had no machine of may be launched.
+	// capacityRetryAfter is the delay until a type without capacity is launched again.
 	capacityRetryAfter = 3 * time.Minute
-	// quotaRetryAfter is the same of one that exceeds a quota.
+	// quotaRetryAfter is the delay until a type that exceeds a quota is launched again.
 	quotaRetryAfter = 3 * time.Minute
-	// addressRetryAfter is the same of a subnet without a free address.
+	// addressRetryAfter is the delay after a subnet had no free address.
 	addressRetryAfter = time.Minute
-	// invalidRetryAfter is the same of what has to be corrected.
+	// invalidRetryAfter is the delay after an error that a user has to correct.
 	invalidRetryAfter = 30 * time.Second
 )
 
-// codeOf returns the code with which the service has responded, empty without a response.
+// codeOf returns the error code of a response, or an empty text without a response.
 func codeOf(err error) string {
 	if response, ok := errors.AsType[smithy.APIError](err); ok {
 		return response.ErrorCode()
@@ -66,14 +67,14 @@ func codeOf(err error) string {
 	return ""
 }
 
-// isRefusal reports whether the service has refused a call for what it contains: it has
+// isRefusal reports whether EC2 has refused a call because of its content. Such a call has
 // changed nothing.
 func isRefusal(err error) bool {
 	response, ok := errors.AsType[*awshttp.ResponseError](err)
 	return ok && codeOf(err) != "" && response.HTTPStatusCode() >= 400 && response.HTTPStatusCode() < 500
 }
 
-// classify wraps cloud.ErrThrottled around the error of a call that was throttled.
+// classify wraps cloud.ErrThrottled around the error of a throttled call.
 func classify(err error) error {
 	if slices.Contains(throttlingCodes, codeOf(err)) {
 		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
@@ -81,13 +82,13 @@ func classify(err error) error {
 	return err
 }
 
-// rejectGroup rejects what the arguments of a group cause.
+// rejectGroup rejects the requests of a group, whose arguments have caused an error.
 func rejectGroup(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: invalidRetryAfter, Err: err}
 }
 
-// launchError returns what the error of a launch means: a rejection if the service has
-// certainly created nothing, or else the error.
+// launchError converts the error of a launch. It returns a rejection if EC2 has certainly
+// created nothing, and otherwise the error.
 func launchError(spec provider.Spec, err error) error {
 	code := codeOf(err)
 	typeScope := cloud.Scope{Type: spec.Type.Name, Market: spec.Market}
@@ -118,7 +119,7 @@ func launchError(spec provider.Spec, err error) error {
 	return err
 }
 
-// described returns the type of a request, with its market if that is not the usual one.
+// described returns the type of a request, and its market unless that is on-demand.
 func described(spec provider.Spec) string {
 	if spec.Market == "" || spec.Market == marketOnDemand {
 		return spec.Type.Name

@@ -23,11 +23,13 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// maxUserdata is how many bytes the userdata may have before it is encoded.
+// maxUserdata is the largest userdata in bytes, before base64 encoding
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html).
 const maxUserdata = 16 << 10
 
-// Launch launches the instance of a request, with its tags: no later call is needed. The
-// same token gives the same instance, also after a lost response.
+// Launch launches the instance of a request together with its tags, so no other call follows.
+// EC2 returns the same instance for the same token, even after a lost response
+// (https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-idempotency.html).
 func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -43,7 +45,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	output, err := a.calls.runInstances(ctx, input)
 	switch {
 	case codeOf(err) == codeTokenTerminated:
-		// An earlier call has launched it. The id is not used for another one.
+		// An earlier call has launched it. Its token cannot launch another instance.
 		m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
 	case err != nil:
 		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
@@ -62,7 +64,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	return m, nil
 }
 
-// input returns the call that launches the instance of a request.
+// input returns the input of RunInstances for a request.
 func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInput, error) {
 	if _, err := puidv7.Parse(r.ID); err != nil {
 		return nil, rejectGroup(r.Spec, err)
@@ -97,7 +99,7 @@ func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInpu
 		TagSpecifications: specifications(tagsOf(a.shard, r.Spec, args.tags), types.MarketType(args.market)),
 		MetadataOptions:   args.metadata.request(),
 		LaunchTemplate:    args.launchTemplate.specification(),
-		// What has shut down is replaced.
+		// An instance that has shut down is replaced, and never started again.
 		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
 	}
 	if image.id != "" {
@@ -131,7 +133,8 @@ func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInpu
 	return input, nil
 }
 
-// market returns the market of a request, empty if it is not known before it is rendered.
+// market returns the market of a request, or an empty text if that is known only after
+// rendering.
 func market(spec provider.Spec) string {
 	switch value := spec.Args[argMarket].(type) {
 	case nil:
@@ -144,11 +147,11 @@ func market(spec provider.Spec) string {
 	return ""
 }
 
-// imageAge is how long an image that was found is not searched again. A repeated request
-// has the same image as the first one.
+// imageAge is how long a found image is used without searching again. A repeated request must
+// have the same image as the first one, because it has the same token.
 const imageAge = 10 * time.Minute
 
-// image is an image that instances are launched from.
+// image is an image to launch instances from.
 type image struct{ id, rootDevice string }
 
 type cachedImage struct {
@@ -156,8 +159,8 @@ type cachedImage struct {
 	at time.Time
 }
 
-// image returns the image of a request: the one that the arguments name, or the newest one
-// that they describe. It is empty if the launch template has it.
+// image returns the image that the arguments name, or the newest image that matches their
+// filters. It is empty if the launch template selects the image.
 func (a *API) image(ctx context.Context, spec provider.Spec, args arguments) (image, error) {
 	needsDevice := !args.rootVolume.isEmpty() && args.rootVolume.device == ""
 	switch {
@@ -189,7 +192,7 @@ func (a *API) image(ctx context.Context, spec provider.Spec, args arguments) (im
 		return image{}, rejectGroup(spec, fmt.Errorf("no image of %s is available with %s", strings.Join(args.imageOwners, ", "), describeFilters(input.Filters)))
 	}
 	newest := slices.MaxFunc(all, func(x, y types.Image) int {
-		// The dates are texts in a form that sorts by time.
+		// The dates have a format in which they sort by time.
 		return strings.Compare(awssdk.ToString(x.CreationDate)+awssdk.ToString(x.ImageId), awssdk.ToString(y.CreationDate)+awssdk.ToString(y.ImageId))
 	})
 	result := image{id: awssdk.ToString(newest.ImageId), rootDevice: awssdk.ToString(newest.RootDeviceName)}
@@ -201,7 +204,7 @@ func (a *API) image(ctx context.Context, spec provider.Spec, args arguments) (im
 	return result, nil
 }
 
-// describeImages returns all images of a request.
+// describeImages reads all pages of a list of images.
 func (a *API) describeImages(ctx context.Context, input *ec2.DescribeImagesInput) ([]types.Image, error) {
 	var all []types.Image
 	for {
@@ -217,7 +220,8 @@ func (a *API) describeImages(ctx context.Context, input *ec2.DescribeImagesInput
 	}
 }
 
-// imageFilters returns filters of images that can be launched with an architecture.
+// imageFilters returns the user's filters, and filters for the architecture and for available
+// images.
 func imageFilters(arch string, users map[string][]string) []types.Filter {
 	name := types.ArchitectureValuesX8664
 	if arch == provider.ArchARM64 {

@@ -26,10 +26,10 @@ import (
 const (
 	// assignInterval is how often a leader reads whether it still has the interface.
 	assignInterval = 30 * time.Second
-	// attachmentInterval is how often a state that changes is read.
+	// attachmentInterval is how often the state of the interface is read while it changes.
 	attachmentInterval = time.Second
-	// forceDelay is how long a detachment from another instance may take before it is forced:
-	// the system of that instance may not respond.
+	// forceDelay is how long a detachment from another instance may take before it is requested
+	// again: the operating system of that instance may not respond.
 	forceDelay = 5 * time.Second
 )
 
@@ -52,12 +52,13 @@ func (*Options) ValidateLeaderNetwork(path *field.Path, network provider.Network
 	return errs
 }
 
-// NewLeaderNetwork returns what attaches a network interface to the instance of this server.
+// NewLeaderNetwork returns a LeaderNetwork that attaches a network interface to the instance
+// of this server.
 func (o *Options) NewLeaderNetwork(shard provider.Shard) (provider.LeaderNetwork, error) {
 	return o.newLeaderNetwork(shard, nil, "")
 }
 
-// newLeaderNetwork has the metadata service at an address, or the usual one if it is empty.
+// newLeaderNetwork uses the metadata service at an address, or AWS's if it is empty.
 func (o *Options) newLeaderNetwork(shard provider.Shard, dial dialer, metadata string) (*leaderNetwork, error) {
 	c, err := connect(shard, dial)
 	if err != nil {
@@ -80,9 +81,10 @@ type leaderNetwork struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// own is the id of the instance, empty until it is known.
+	// own is the id of this server's instance, empty until it is known.
 	own string
-	// detaching is the attachment whose detachment was last requested or read, at since.
+	// detaching is the id of the attachment to another instance that is being detached, and
+	// since when the last attempt to detach it began. It is empty if the last attempt failed.
 	detaching string
 	since     time.Time
 }
@@ -90,9 +92,10 @@ type leaderNetwork struct {
 // AssignInterval returns how often the interface is read.
 func (*leaderNetwork) AssignInterval() time.Duration { return assignInterval }
 
-// Assign attaches the interface to this instance. Its state is read before each step: a
-// detachment names the attachment that was read, and the service attaches no interface that
-// another instance has.
+// Assign attaches the interface to this instance. It reads the state of the interface before
+// each step. A detachment names the attachment that was read, and EC2 refuses to attach an
+// interface that another instance has
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_AttachNetworkInterface.html).
 func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) error {
 	own, err := n.instance(ctx)
 	if err != nil {
@@ -121,49 +124,60 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 	}
 }
 
-// step makes the call that is due. It returns true if the interface is attached to this
-// instance.
+// step makes the next step to attach the interface to this instance, if a step is due. It
+// returns true if the interface is attached.
 func (n *leaderNetwork) step(ctx context.Context, nic *types.NetworkInterface, own string) (done bool, err error) {
-	id, a := awssdk.ToString(nic.NetworkInterfaceId), nic.Attachment
+	id, attachment := awssdk.ToString(nic.NetworkInterfaceId), nic.Attachment
 	switch {
-	case a == nil || a.Status == types.AttachmentStatusDetached:
+	case attachment == nil || attachment.Status == types.AttachmentStatusDetached:
 		if nic.Status != types.NetworkInterfaceStatusAvailable {
 			return false, nil
 		}
 		return false, n.attach(ctx, id, own)
-	case awssdk.ToString(a.InstanceId) == "":
+	case awssdk.ToString(attachment.InstanceId) == "":
 		return false, fmt.Errorf("interface %s is one of a service of AWS", id)
-	case awssdk.ToInt32(a.DeviceIndex) == 0:
-		return false, fmt.Errorf("interface %s is the primary one of instance %s, from which it cannot be detached", id, *a.InstanceId)
-	case *a.InstanceId == own:
-		// The interface is in use before the attachment has ended.
-		return a.Status == types.AttachmentStatusAttached, nil
-	case !n.isDue(a):
-		return false, nil
+	case awssdk.ToInt32(attachment.DeviceIndex) == 0:
+		return false, fmt.Errorf("interface %s is the primary one of instance %s, from which it cannot be detached", id, *attachment.InstanceId)
+	case *attachment.InstanceId == own:
+		// The status of the interface is in-use before the attachment has finished.
+		return attachment.Status == types.AttachmentStatusAttached, nil
 	}
-	err = n.detach(ctx, id, a, true)
-	if err != nil {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		n.detaching = "" // is due as soon as the interface was read again
-	}
-	return false, err
+	return false, n.takeFrom(ctx, id, attachment)
 }
 
-// isDue reports whether the interface is to be detached from another instance now: at first,
-// and again if that takes too long. Reads may show it as attached for some time.
-func (n *leaderNetwork) isDue(a *types.NetworkInterfaceAttachment) bool {
+// takeFrom detaches the interface from another instance by force, unless an attempt that
+// began less than forceDelay ago may still succeed: reads may show the old state for some
+// time.
+func (n *leaderNetwork) takeFrom(ctx context.Context, id string, attachment *types.NetworkInterfaceAttachment) error {
+	if !n.beginDetaching(attachment) {
+		return nil
+	}
+	err := n.detach(ctx, id, attachment, true)
+	if err != nil {
+		n.retryDetaching()
+	}
+	return err
+}
+
+// beginDetaching reports whether to detach the attachment now, and if so, notes the attempt.
+func (n *leaderNetwork) beginDetaching(attachment *types.NetworkInterfaceAttachment) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if id := awssdk.ToString(a.AttachmentId); n.detaching != id {
-		n.detaching, n.since = id, time.Now()
-		return a.Status != types.AttachmentStatusDetaching
-	}
-	if time.Since(n.since) < forceDelay {
+	id := awssdk.ToString(attachment.AttachmentId)
+	isFirst := n.detaching != id
+	if !isFirst && time.Since(n.since) < forceDelay {
 		return false
 	}
-	n.since = time.Now()
-	return true
+	n.detaching, n.since = id, time.Now()
+	// If another client is detaching the interface already, it gets forceDelay, too.
+	return !isFirst || attachment.Status != types.AttachmentStatusDetaching
+}
+
+// retryDetaching makes the next attempt due at once, because the last one failed.
+func (n *leaderNetwork) retryDetaching() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.detaching = ""
 }
 
 // attach begins to attach the interface to this instance.
@@ -182,7 +196,7 @@ func (n *leaderNetwork) attach(ctx context.Context, id, own string) error {
 	return nil
 }
 
-// detach begins to detach the interface, if its attachment is still the one that was read.
+// detach begins to detach the interface, if its attachment has not changed since it was read.
 func (n *leaderNetwork) detach(ctx context.Context, id string, a *types.NetworkInterfaceAttachment, force bool) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err
@@ -197,7 +211,7 @@ func (n *leaderNetwork) detach(ctx context.Context, id string, a *types.NetworkI
 	return nil
 }
 
-// Release detaches the interface from this instance, and from no other one.
+// Release detaches the interface from this instance. It never detaches it from another one.
 func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) error {
 	own, err := n.instance(ctx)
 	if err != nil {
@@ -207,15 +221,15 @@ func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) e
 	if err != nil {
 		return err
 	}
-	a := nic.Attachment
-	if a == nil || awssdk.ToString(a.InstanceId) != own || awssdk.ToInt32(a.DeviceIndex) == 0 ||
-		a.Status == types.AttachmentStatusDetaching || a.Status == types.AttachmentStatusDetached {
+	attachment := nic.Attachment
+	if attachment == nil || awssdk.ToString(attachment.InstanceId) != own || awssdk.ToInt32(attachment.DeviceIndex) == 0 ||
+		attachment.Status == types.AttachmentStatusDetaching || attachment.Status == types.AttachmentStatusDetached {
 		return nil
 	}
-	return n.detach(ctx, network.InterfaceID, a, false)
+	return n.detach(ctx, network.InterfaceID, attachment, false)
 }
 
-// instance returns the id of this instance, which the metadata service knows.
+// instance returns the id of this instance, from the metadata service.
 func (n *leaderNetwork) instance(ctx context.Context) (string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -238,10 +252,10 @@ func (n *leaderNetwork) instance(ctx context.Context) (string, error) {
 	return n.own, nil
 }
 
-// maxInstanceID is more than the bytes of an instance id.
+// maxInstanceID is larger than any instance id, in bytes.
 const maxInstanceID = 64
 
-// read returns the interface as the service shows it.
+// read reads the interface.
 func (n *leaderNetwork) read(ctx context.Context, id string) (*types.NetworkInterface, error) {
 	output, err := n.calls.describeNetworkInterfaces(ctx, &ec2.DescribeNetworkInterfacesInput{NetworkInterfaceIds: []string{id}})
 	switch {
@@ -253,7 +267,7 @@ func (n *leaderNetwork) read(ctx context.Context, id string) (*types.NetworkInte
 	return &output.NetworkInterfaces[0], nil
 }
 
-// freeIndex returns the first device index that no interface of this instance has.
+// freeIndex returns the lowest device index that no interface of this instance has.
 func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error) {
 	output, err := n.calls.describeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{own}})
 	if err != nil {
@@ -263,9 +277,9 @@ func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error
 	if len(all) != 1 {
 		return 0, fmt.Errorf("read the interfaces of this instance, %s: the response has %d instances", own, len(all))
 	}
-	used := map[int32]bool{0: true} // that of the primary one
+	used := map[int32]bool{0: true} // the primary interface
 	for _, nic := range all[0].NetworkInterfaces {
-		// Other network cards have indexes of their own.
+		// Each network card has its own indexes.
 		if nic.Attachment != nil && awssdk.ToInt32(nic.Attachment.NetworkCardIndex) == 0 {
 			used[awssdk.ToInt32(nic.Attachment.DeviceIndex)] = true
 		}
@@ -277,7 +291,7 @@ func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error
 	return index, nil
 }
 
-// privateAddresses returns the addresses of an interface in its subnet.
+// privateAddresses returns the private IPv4 and the IPv6 addresses of an interface.
 func privateAddresses(nic *types.NetworkInterface) []netip.Addr {
 	var texts []string
 	for _, address := range nic.PrivateIpAddresses {
@@ -295,7 +309,7 @@ func privateAddresses(nic *types.NetworkInterface) []netip.Addr {
 	return all
 }
 
-// describeAttachment returns the state of an interface for people.
+// describeAttachment describes the state of an interface for an error message.
 func describeAttachment(nic *types.NetworkInterface) string {
 	if nic.Attachment == nil {
 		return string(nic.Status)

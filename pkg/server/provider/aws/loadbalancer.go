@@ -24,10 +24,10 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// targetGroupARNs are ARNs of target groups, with their partition, region and account.
+// targetGroupARNs matches ARNs of target groups, with their partition, region and account.
 var targetGroupARNs = regexp.MustCompile(`^arn:(aws[a-z-]*):elasticloadbalancing:([a-z0-9-]+):([0-9]{12}):targetgroup/[A-Za-z0-9-]{1,32}/[0-9a-f]{16}$`)
 
-// aTargetGroupARN describes an ARN of a target group.
+// aTargetGroupARN describes an ARN of a target group in error messages.
 const aTargetGroupARN = "the ARN of a target group, such as arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef"
 
 // balancerSettings are the fields of an entry of load_balancers, or of one of its parts.
@@ -74,10 +74,11 @@ func (s balancerSettings) Validate(path *field.Path) field.ErrorList {
 }
 
 const (
-	// targetBatch is how many targets a call may have. The documentation has no limit.
+	// targetBatch is the number of targets in a request. The API reference states no maximum
+	// (https://docs.aws.amazon.com/elasticloadbalancing/latest/APIReference/API_RegisterTargets.html).
 	targetBatch = 100
-	// codeInvalidTarget means that an instance does not exist, does not run, or is in
-	// another network than the target group.
+	// codeInvalidTarget means that an instance does not exist, does not run, or is in another
+	// VPC than the target group.
 	codeInvalidTarget = "InvalidTarget"
 )
 
@@ -94,10 +95,11 @@ var (
 	_ provider.LoadBalancers = (*Provider)(nil)
 )
 
-// balancerCall is one of the calls of the SDK for load balancers.
+// balancerCall is a method of the SDK client for load balancers.
 type balancerCall[Input, Output any] func(context.Context, *Input, ...func(*elb.Options)) (*Output, error)
 
-// targetGroups are the calls for target groups. As with calls, there is no client in it.
+// targetGroups calls the API for target groups. Like type calls, it must not contain the
+// client.
 type targetGroups struct {
 	shard      provider.Shard
 	register   balancerCall[elb.RegisterTargetsInput, elb.RegisterTargetsOutput]
@@ -111,7 +113,7 @@ func (c connection) newTargetGroups(o *Options) *targetGroups {
 			options.BaseEndpoint = awssdk.String(o.LoadBalancerEndpoint)
 		}
 		options.HTTPClient = c.client(options.HTTPClient)
-		// The caller repeats calls.
+		// The caller repeats requests.
 		options.RetryMaxAttempts = 1
 		options.Logger = logging.Nop{}
 	})
@@ -196,8 +198,8 @@ func (g *targetGroups) Deregister(ctx context.Context, balancer provider.LoadBal
 }
 
 // deregisterBatch deregisters instances with one request. If the service refuses the request,
-// it has deregistered none of them, so the others are requested again without the ones that
-// the error names.
+// it has deregistered none of them. Then deregisterBatch divides the instances into the ones
+// that the error names and the others.
 func (g *targetGroups) deregisterBatch(ctx context.Context, group targetGroup, ids []string) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err

@@ -22,15 +22,15 @@ import (
 // Name is the name of the provider in the configuration.
 const Name = "aws"
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
 	provider.CommonOptions
 
-	// Endpoint is the address of the API, empty for that of the region.
+	// Endpoint is the URL of the EC2 API. Empty means the endpoint of the region.
 	Endpoint string
-	// LoadBalancerEndpoint is that of the API of load balancers.
+	// LoadBalancerEndpoint is the same for the API of Elastic Load Balancing.
 	LoadBalancerEndpoint string
-	// Image is that of instances whose arguments have neither an image nor a launch template.
+	// Image is the default image. Instances with a launch template do not use it.
 	Image string
 }
 
@@ -50,7 +50,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 	}
 }
 
-// typeNames are names of instance types.
+// typeNames matches names of instance types.
 var typeNames = regexp.MustCompile(`^[a-z0-9-]+\.[a-z0-9-]+$`)
 
 // Validate returns every rule that the options break.
@@ -74,7 +74,7 @@ func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.Error
 	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
 }
 
-// validateEndpoint checks the address of an API, empty for that of the region.
+// validateEndpoint reports a URL that cannot be an endpoint of the API.
 func validateEndpoint(path *field.Path, endpoint, example string) field.ErrorList {
 	if endpoint == "" {
 		return nil
@@ -88,7 +88,7 @@ func validateEndpoint(path *field.Path, endpoint, example string) field.ErrorLis
 }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
-// quotas come with each Spec.
+// quotas can change at any time, because each Spec contains its type.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
@@ -111,8 +111,8 @@ func (o *Options) newProvider(shard provider.Shard, callContext provider.CallCon
 	return &Provider{engine, c.newTargetGroups(o)}, nil
 }
 
-// expectedNode returns the Nodes of the machines of a shard. Firmware and kernel of an
-// instance need a part of the memory, less than a twelfth.
+// expectedNode returns the function that predicts the Nodes of a shard. The firmware and the
+// kernel of an instance use less than a twelfth of its memory.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
 		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU,
@@ -121,7 +121,7 @@ func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 }
 
 // defaultInstanceTypes returns the types that need no configuration: common sizes of common
-// families.
+// families (https://aws.amazon.com/ec2/instance-types/).
 func defaultInstanceTypes() provider.Catalogue {
 	sizes := []struct {
 		name string

@@ -13,28 +13,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// reader reads the members of an object of arguments and collects what is wrong with them.
-// Texts that are rendered later are not checked.
+// reader reads the members of an object of arguments and collects errors. It does not check
+// text that is rendered later.
 type reader struct {
 	path *field.Path
-	// members is nil for an object that is missing.
+	// members is nil if the object is missing.
 	members map[string]any
 	known   []string
 	errs    *field.ErrorList
 }
 
-// isTemplate reports whether a text is not known until it is rendered.
+// isTemplate reports whether a text is unknown until it is rendered.
 func isTemplate(text string) bool { return strings.Contains(text, "{{") }
 
 func (r *reader) report(err *field.Error) { *r.errs = append(*r.errs, err) }
 
-// get returns a member, nil if it is missing.
+// get returns a member, or nil if it is missing.
 func (r *reader) get(name string) any {
 	r.known = append(r.known, name)
 	return r.members[name]
 }
 
-// finish reports the members that were not read.
+// finish reports members that were not read.
 func (r *reader) finish() {
 	slices.Sort(r.known)
 	for _, name := range slices.Sorted(maps.Keys(r.members)) {
@@ -53,7 +53,7 @@ func (r *reader) text(name string) string {
 	return text
 }
 
-// match returns a text that matches a pattern, or is empty.
+// match returns a text that is empty or matches a pattern.
 func (r *reader) match(name string, pattern *regexp.Regexp, what string) string {
 	text := r.text(name)
 	r.check(r.path.Child(name), text, pattern, what)
@@ -66,7 +66,7 @@ func (r *reader) check(path *field.Path, text string, pattern *regexp.Regexp, wh
 	}
 }
 
-// oneOf returns one of some texts, or an empty one.
+// oneOf returns a text that is empty or allowed.
 func (r *reader) oneOf(name string, allowed ...string) string {
 	text := r.text(name)
 	if text != "" && !isTemplate(text) && !slices.Contains(allowed, text) {
@@ -101,7 +101,7 @@ func (r *reader) list(path *field.Path, value any) []string {
 	return texts
 }
 
-// number returns a whole number between bounds, zero if it is missing.
+// number returns an integer between two limits, or zero if the member is missing.
 func (r *reader) number(name string, least, most int32) int32 {
 	value := r.get(name)
 	if value == nil {
@@ -145,7 +145,7 @@ func (r *reader) texts(name string) map[string]string {
 	return texts
 }
 
-// filters returns filters of images, each with one text or a list of them.
+// filters returns filters of images. The value of a filter is a text or a list of texts.
 func (r *reader) filters(name string) map[string][]string {
 	object := r.object(name)
 	filters := make(map[string][]string, len(object.members))

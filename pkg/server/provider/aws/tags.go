@@ -21,11 +21,11 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// tagPrefix is that of all tags of the provider. Tags of users do not have it.
+// tagPrefix begins the keys of all tags of the provider. Tags of users must not have it.
 const tagPrefix = "nstance:"
 
-// Tags of an instance. tagInstanceID identifies it. By the next three a shard finds its
-// instances, and from those up to tagInfraConfigHash a record is created again.
+// Tags of an instance. tagInstanceID identifies it. A shard finds its instances by the next
+// three tags. If it has no record of an instance, it restores the record from the others.
 const (
 	tagInstanceID = tagPrefix + "instance-id"
 	tagManaged    = tagPrefix + "managed"
@@ -51,17 +51,18 @@ const (
 const isTrue = "true"
 
 const (
-	// maxTagKey and maxTagValue are the longest texts of a tag, in characters.
+	// maxTagKey and maxTagValue are the longest key and value of a tag, in characters
+	// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/Using_Tags.html).
 	maxTagKey   = 128
 	maxTagValue = 256
 	// maxTags is how many tags an instance may have.
 	maxTags = 50
-	// ownTags is how many of them the provider needs at most.
+	// ownTags is how many tags the provider needs at most.
 	ownTags = 18
 )
 
-// tagsOf returns the tags of the instance of a request, by key. None has a secret: users
-// who can list instances can read them.
+// tagsOf returns the tags for the instance of a request, by key. They contain no secrets,
+// because users who can list instances can read them.
 func tagsOf(shard provider.Shard, spec provider.Spec, users map[string]string) map[string]string {
 	tags := map[string]string{tagName: shard.ClusterID + "-" + spec.Group.Group + "-" + spec.ID}
 	for key, value := range users {
@@ -81,7 +82,7 @@ func tagsOf(shard provider.Shard, spec provider.Spec, users map[string]string) m
 	if spec.Origin.InfraConfigHash != "" {
 		tags[tagInfraConfigHash] = spec.Origin.InfraConfigHash
 	}
-	// A key may have any characters, and more than a tag.
+	// The key may contain any characters, and be longer than the value of a tag.
 	encoded := base64.RawURLEncoding.EncodeToString([]byte(spec.Origin.IdempotencyKey))
 	for n := 1; encoded != ""; n++ {
 		length := min(maxTagValue, len(encoded))
@@ -91,7 +92,7 @@ func tagsOf(shard provider.Shard, spec provider.Spec, users map[string]string) m
 	return tags
 }
 
-// idempotencyTag returns the key of a part of the idempotency key.
+// idempotencyTag returns the key of the tag with a part of the idempotency key.
 func idempotencyTag(part int) string {
 	if part == 1 {
 		return tagIdempotencyKey
@@ -99,8 +100,8 @@ func idempotencyTag(part int) string {
 	return fmt.Sprintf("%s-%d", tagIdempotencyKey, part)
 }
 
-// specifications returns tags for an instance and what is created with it, in an order
-// that is always the same.
+// specifications returns the tags for an instance and the resources created with it. Their
+// order is always the same, because a repeated request must have the same content.
 func specifications(tags map[string]string, market types.MarketType) []types.TagSpecification {
 	var list []types.Tag
 	for key, value := range tags {
@@ -118,7 +119,7 @@ func specifications(tags map[string]string, market types.MarketType) []types.Tag
 	return all
 }
 
-// filters select the instances of the shard.
+// filters returns filters that select the instances of the shard.
 func (a *API) filters() []types.Filter {
 	return []types.Filter{
 		filter("tag:"+tagManaged, isTrue),
@@ -131,8 +132,8 @@ func filter(name string, values ...string) types.Filter {
 	return types.Filter{Name: awssdk.String(name), Values: values}
 }
 
-// identify returns the machine of an instance without its state, and false if its tags do
-// not say which one of the shard it is.
+// identify returns the VM of an instance without its state. It returns false if the tags do
+// not identify an instance of the shard.
 func (a *API) identify(i *types.Instance) (cloud.VM, bool) {
 	tags := map[string]string{}
 	for _, tag := range i.Tags {
@@ -156,7 +157,7 @@ func (a *API) identify(i *types.Instance) (cloud.VM, bool) {
 	return m, true
 }
 
-// machine returns what an instance says of its machine, without tags and state.
+// machine returns the VM of an instance, without the fields from tags and state.
 func (a *API) machine(i *types.Instance, id string) cloud.VM {
 	zone := a.shard.Zone
 	if i.Placement != nil && i.Placement.AvailabilityZone != nil {
@@ -170,7 +171,7 @@ func (a *API) machine(i *types.Instance, id string) cloud.VM {
 	}
 }
 
-// addresses returns those of an instance in its network, IPv4 first.
+// addresses returns the private addresses of an instance, IPv4 first.
 func addresses(i *types.Instance) []netip.Addr {
 	texts := []string{awssdk.ToString(i.PrivateIpAddress)}
 	for _, nic := range i.NetworkInterfaces {
@@ -187,12 +188,13 @@ func addresses(i *types.Instance) []netip.Addr {
 	return all
 }
 
-// providerID returns the id that the cloud provider of Kubernetes gives an instance.
+// providerID returns the provider id that the AWS cloud provider of Kubernetes sets
+// (https://github.com/kubernetes/cloud-provider-aws).
 func providerID(zone, id string) string { return Name + ":///" + zone + "/" + id }
 
 var errNoInstance = errors.New("has no id of an instance")
 
-// instanceID returns the id of the service in a provider id.
+// instanceID returns the EC2 id in a provider id.
 func instanceID(providerID string) (string, error) {
 	id := providerID[strings.LastIndexByte(providerID, '/')+1:]
 	if !instances.MatchString(id) {

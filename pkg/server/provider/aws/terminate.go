@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// Terminate terminates instances with one call.
+// Terminate terminates instances in one call.
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -40,7 +40,7 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	}
 	size := len(ids)
 	if len(list) == 1 {
-		size = 1 // the caller cannot divide the call further
+		size = 1 // the caller cannot divide a call for one VM
 	}
 	a.step("terminate the instance")
 	report := func(id string, err error) {
@@ -59,9 +59,9 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	return errs
 }
 
-// toTerminate returns the ids of the instances of a machine. The launch of one without a
-// provider id was only known from its token. The error wraps cloud.ErrNotFound if the
-// service does not know any.
+// toTerminate returns the EC2 ids of a VM. It searches by tags if the VM has no provider id:
+// then only the token has shown that it was launched. The error wraps cloud.ErrNotFound if
+// EC2 does not know the VM.
 func (a *API) toTerminate(ctx context.Context, m cloud.VM) ([]string, error) {
 	if m.ProviderID != "" {
 		id, err := instanceID(m.ProviderID)
@@ -83,8 +83,8 @@ func (a *API) toTerminate(ctx context.Context, m cloud.VM) ([]string, error) {
 	return ids, nil
 }
 
-// terminate terminates instances and reports the result of each. If the service refuses the
-// call because of some of them, it has terminated none.
+// terminate terminates instances and reports the result of each. If EC2 refuses the call
+// because of one instance, it terminates none.
 func (a *API) terminate(ctx context.Context, ids []string, report func(id string, err error)) {
 	_, err := a.calls.terminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
 	err = classify(err)
@@ -104,7 +104,7 @@ func (a *API) terminate(ctx context.Context, ids []string, report func(id string
 	}
 }
 
-// mentioned returns those of ids that an error names.
+// mentioned returns the ids that an error contains.
 func mentioned(err error, ids []string) map[string]bool {
 	found := map[string]bool{}
 	if err != nil {
@@ -134,8 +134,7 @@ func splitNamed(err error, ids []string) (bad, others []string) {
 	return bad, others
 }
 
-// end notes that an instance that has failed was terminated: the service shows it for some
-// time.
+// end stores that a failed instance was terminated, because EC2 shows it for some time.
 func (a *API) end(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -58,7 +58,8 @@ func (w *world) restart() {
 	w.start()
 }
 
-// expect gives the provider the instances of other processes whose machines no list has shown.
+// expect gives the provider the instances of other processes whose machines no list has
+// shown.
 func (w *world) expect(ids ...string) {
 	var vms []instance.VM
 	for _, id := range ids {

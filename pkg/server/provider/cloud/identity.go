@@ -10,8 +10,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Identity identifies the instance of a VM. A provider stores it as JSON with the VM, where it
-// has room for it, so that another server can find the VM again.
+// Identity identifies the instance of a VM. A provider stores it as JSON with the VM, where
+// it has room for it, so that another server can find the VM again.
 type Identity struct {
 	InstanceID  string      `json:"instance_id"`
 	Association Association `json:"association"`
@@ -71,8 +71,8 @@ func (o Origin) Instance() instance.Origin {
 	return instance.Origin{OnDemand: o.OnDemand, IdempotencyKey: o.IdempotencyKey, InfraConfigHash: o.InfraConfigHash}
 }
 
-// VM returns the VM with the id, the group and the origin of its instance. The caller sets the
-// other fields.
+// VM returns the VM with the id, the group and the origin of its instance. The caller sets
+// the other fields.
 func (i Identity) VM() VM {
 	return VM{
 		ID:     i.InstanceID,

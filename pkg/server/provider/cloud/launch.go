@@ -15,8 +15,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// renewAfter is how long after its request a launch in progress needs a new request: the nonce
-// in the userdata is valid for a few minutes only.
+// renewAfter is how long after its request a launch in progress needs a new request: the
+// nonce in the userdata is valid for a few minutes only.
 const renewAfter = 2 * time.Minute
 
 // work makes the next step of one request. It returns false when the queue has shut down.
@@ -124,8 +124,8 @@ func (p *Provider) drop(e *entry) {
 	}
 }
 
-// launch launches the VM of a request. If the launch is in progress, it returns when to repeat
-// the call, or else zero.
+// launch launches the VM of a request. If the launch is in progress, it returns when to
+// repeat the call, or else zero.
 func (p *Provider) launch(ctx context.Context, id string, r request) (again time.Duration, err error) {
 	spec := r.spec
 	p.mu.Lock()
@@ -277,8 +277,9 @@ func (p *Provider) markUncertain(id string) {
 	p.poll.send()
 }
 
-// renew removes a request whose launch is in progress. The caller requests the instance again,
-// with the same id and other userdata, which continues the launch, or deletes the instance.
+// renew removes a request whose launch is in progress. The caller requests the instance
+// again, with the same id and other userdata, which continues the launch, or deletes the
+// instance.
 func (p *Provider) renew(id string) {
 	p.mu.Lock()
 	if e, known := p.table[id]; known {

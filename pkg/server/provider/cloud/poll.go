@@ -320,8 +320,8 @@ func (p *Provider) isEmpty(shown, absent bool) bool {
 	return time.Since(p.emptySince) < p.limits.EmptyDelay
 }
 
-// restartEmptyDelay restarts the EmptyDelay because a list has failed: only lists that succeed
-// count.
+// restartEmptyDelay restarts the EmptyDelay because a list has failed: only lists that
+// succeed count.
 func (p *Provider) restartEmptyDelay() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -183,8 +183,8 @@ func TestRefreshListsSoon(t *testing.T) {
 	})
 }
 
-// refusing is an API that refuses the calls of Launch after the first one, and lookups of some
-// machines.
+// refusing is an API that refuses the calls of Launch after the first one, and lookups of
+// some machines.
 type refusing struct {
 	cloud.API
 	launches atomic.Int32
@@ -295,8 +295,8 @@ func TestARejectionAfterALostRequest(t *testing.T) {
 	})
 }
 
-// TestUnreadableMachinesDoNotHideOthers: lookups that fail, however many, delay those of other
-// machines by one list.
+// TestUnreadableMachinesDoNotHideOthers: lookups that fail, however many, delay those of
+// other machines by one list.
 func TestUnreadableMachinesDoNotHideOthers(t *testing.T) {
 	r := &refusing{}
 	runRefusing(t, r, func(t *testing.T, w *world) {

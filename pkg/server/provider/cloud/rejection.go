@@ -161,7 +161,8 @@ func (r *rejections) running(spec provider.Spec) {
 	r.list = slices.DeleteFunc(r.list, func(known *remembered) bool { return known.scope.contains(spec) })
 }
 
-// release lets another request be the probe, because the request of an instance has no result.
+// release lets another request be the probe, because the request of an instance has no
+// result.
 func (r *rejections) release(id string) {
 	for _, known := range r.list {
 		if known.probe == id {

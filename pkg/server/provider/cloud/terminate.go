@@ -55,9 +55,10 @@ func (p *Provider) terminateDue(ctx context.Context) {
 	}
 }
 
-// dueTerminations returns the VMs to terminate now, as many as one call may have. If there are
-// no such VMs, it returns the time until the next is due, or zero for never. VMs that were
-// refused alone are not mixed with others, and the least recently refused VMs come first.
+// dueTerminations returns the VMs to terminate now, as many as one call may have. If there
+// are no such VMs, it returns the time until the next is due, or zero for never. VMs that
+// were refused alone are not mixed with others, and the least recently refused VMs come
+// first.
 func (p *Provider) dueTerminations(now time.Time) (batch []VM, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -25,23 +25,23 @@ const Name = "docker"
 // defaultStopTimeout is how long a container may take to stop.
 const defaultStopTimeout = 10 * time.Second
 
-// maxStopTimeout leaves time for the rest of a call within the server's limit of it.
+// maxStopTimeout leaves time for the other requests of a call, which the server limits.
 const maxStopTimeout = 20 * time.Second
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
 	provider.CommonOptions
 
 	// Host is the address of the Docker daemon, such as unix:///var/run/docker.sock. If it
 	// is empty, DOCKER_HOST and the other variables of Docker's clients apply.
 	Host string
-	// Image is that of containers whose arguments name none.
+	// Image is the default image of containers.
 	Image string
 	// StopTimeout is how long a container may take to stop before it is killed.
 	StopTimeout time.Duration
-	// MetadataAddress is where containers get their metadata, host:port, empty for nowhere.
+	// MetadataAddress is the host:port of the metadata service, empty to disable it.
 	MetadataAddress string
-	// Notices is a folder with the termination notices of instances, empty for none.
+	// Notices is a folder with the termination notices of instances, or empty.
 	Notices string
 }
 
@@ -63,7 +63,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 	}
 }
 
-// defaultInstanceTypes returns sizes that fit on a laptop, for both architectures.
+// defaultInstanceTypes returns small sizes for a laptop, in both architectures.
 func defaultInstanceTypes() provider.Catalogue {
 	types := provider.Catalogue{}
 	for _, arch := range []string{provider.ArchAMD64, provider.ArchARM64} {
@@ -128,7 +128,7 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	return &withMetadata{Provider: engine, address: o.MetadataAddress, source: &containers{api: api, notices: o.Notices}}, nil
 }
 
-// NewProvider returns the provider that makes the calls of api. It serves no metadata.
+// NewProvider returns a provider for an API. It serves no metadata.
 func NewProvider(api cloud.API, shard provider.Shard, callContext provider.CallContextFunc) *cloud.Provider {
 	return cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 }
@@ -146,7 +146,7 @@ func (o *Options) NewAPI(shard provider.Shard) (*API, error) {
 	return &API{docker: docker, options: o, shard: shard}, nil
 }
 
-// sortedKeys returns the keys of a map of an argument in order.
+// sortedKeys returns the keys of a map in order.
 func sortedKeys(values map[string]string) []string {
 	keys := make([]string, 0, len(values))
 	for key := range values {

@@ -29,7 +29,7 @@ const (
 	argServiceAccount   = "service_account"
 )
 
-// argumentNames are all of them, sorted.
+// argumentNames lists all arguments, sorted.
 var argumentNames = []string{
 	argDiskSize, argDiskType, argExternalIP, argImage, argInstanceTemplate, argLabels, argMetadata, argNetworkTags,
 	argProvisioning, argScopes, argServiceAccount,
@@ -44,7 +44,7 @@ const (
 // arguments are the arguments of the provider for one machine.
 type arguments struct {
 	image, diskType, instanceTemplate, serviceAccount string
-	// diskGB is the size of the boot disk in GiB, zero for that of the image.
+	// diskGB is the size of the boot disk in GiB, 0 for the size of the image.
 	diskGB       int64
 	externalIP   bool
 	provisioning string
@@ -55,28 +55,31 @@ type arguments struct {
 }
 
 var (
-	// images are images or families of images of a project.
+	// images matches images, or families of images, of a project.
 	images = regexp.MustCompile(`^projects/[a-z0-9.:-]+/global/images/(family/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	// templates are instance templates of a project, or of the project of the shard.
+	// templates matches instance templates of a named project, or of the shard's project.
 	templates = regexp.MustCompile(`^(projects/[a-z0-9.:-]+/)?(global|regions/[a-z0-9-]+)/instanceTemplates/[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 	accounts  = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]*@[a-z0-9.-]+$`)
 	scopeURLs = regexp.MustCompile(`^https://www\.googleapis\.com/auth/[a-z._-]+$`)
-	// labelKeys and labelValues are labels of resources without other scripts.
+	// labelKeys and labelValues match labels in ASCII
+	// (https://cloud.google.com/compute/docs/labeling-resources#requirements).
 	labelKeys    = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
 	labelValues  = regexp.MustCompile(`^[a-z0-9_-]{0,63}$`)
 	metadataKeys = regexp.MustCompile(`^[a-zA-Z0-9_-]{1,127}$`)
 )
 
-// maxLabels is how many labels arguments may have: 64 less those of the server.
+// maxLabels is how many labels arguments may have: Compute Engine allows 64 labels, and the
+// provider reserves 16.
 const maxLabels = 64 - 16
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	_, errs := readArguments(path, args)
 	return errs
 }
 
-// arguments returns the rendered arguments of a machine, with those of the options.
+// arguments returns the rendered arguments of a virtual machine. They replace the arguments
+// in the options.
 func (o *Options) arguments(args map[string]any) (arguments, error) {
 	merged := map[string]any{}
 	maps.Copy(merged, o.Machine)
@@ -92,7 +95,7 @@ func (o *Options) arguments(args map[string]any) (arguments, error) {
 	return a, errs.ToAggregate()
 }
 
-// reader reads arguments and collects what is wrong with them.
+// reader reads arguments and collects errors.
 type reader struct {
 	path *field.Path
 	args map[string]any
@@ -132,7 +135,7 @@ func readArguments(path *field.Path, args map[string]any) (arguments, field.Erro
 	return a, r.errs
 }
 
-// isTemplate reports whether a value is not known until it is rendered.
+// isTemplate reports whether a value is unknown until it is rendered.
 func isTemplate(text string) bool { return strings.Contains(text, "{{") }
 
 func (r *reader) invalid(path *field.Path, value any, rule string) {
@@ -143,7 +146,7 @@ func (r *reader) wrongType(path *field.Path, value any, want string) {
 	r.errs = append(r.errs, field.TypeInvalid(path, value, "must be "+want))
 }
 
-// text returns a text that matches a pattern, unless that is nil.
+// text returns a text that matches a pattern. A nil pattern matches every text.
 func (r *reader) text(name string, pattern *regexp.Regexp, rule string) string {
 	value, has := r.args[name]
 	if !has {
@@ -171,7 +174,8 @@ func (r *reader) boolean(name string) bool {
 	return b
 }
 
-// maxDiskGB is the largest disk.
+// maxDiskGB is the largest size of a disk in GiB
+// (https://cloud.google.com/compute/docs/disks/persistent-disks).
 const maxDiskGB = 64 << 10
 
 func (r *reader) diskSize() int64 {
@@ -233,7 +237,7 @@ func (r *reader) texts(name string) map[string]string {
 	return texts
 }
 
-// checkLabels reports labels that Compute Engine does not allow, and those of the server.
+// checkLabels reports labels that Compute Engine does not allow, or that the server sets.
 func (r *reader) checkLabels(labels map[string]string) {
 	path := r.path.Child(argLabels)
 	if len(labels) > maxLabels {
@@ -251,7 +255,7 @@ func (r *reader) checkLabels(labels map[string]string) {
 	}
 }
 
-// checkMetadata reports keys that Compute Engine does not allow, and that of the userdata.
+// checkMetadata reports keys that Compute Engine does not allow, and the key of the userdata.
 func (r *reader) checkMetadata(metadata map[string]string) {
 	path := r.path.Child(argMetadata)
 	for _, key := range slices.Sorted(maps.Keys(metadata)) {

@@ -19,7 +19,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// virtualMachine is a virtual machine, as far as the provider sends and reads it.
+// virtualMachine has the fields of an instance that the provider sends or reads
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
 type virtualMachine struct {
 	ID                string             `json:"id,omitempty"`
 	Name              string             `json:"name"`
@@ -91,7 +92,7 @@ type scheduling struct {
 	AutomaticRestart          *bool  `json:"automaticRestart,omitempty"`
 }
 
-// addresses returns those of the machine, private ones first.
+// addresses returns the addresses of the virtual machine, private addresses first.
 func (v virtualMachine) addresses() []netip.Addr {
 	var private, public []netip.Addr
 	add := func(list []netip.Addr, text string) []netip.Addr {
@@ -109,7 +110,8 @@ func (v virtualMachine) addresses() []netip.Addr {
 	return append(private, public...)
 }
 
-// operation is the work of a call that changes something.
+// operation tracks a change that Compute Engine carries out asynchronously
+// (https://cloud.google.com/compute/docs/reference/rest/v1/zoneOperations).
 type operation struct {
 	Name             string          `json:"name"`
 	Status           string          `json:"status"`
@@ -120,7 +122,7 @@ type operation struct {
 	Error            *operationError `json:"error"`
 }
 
-// operationError is why an operation has failed.
+// operationError has the errors of a failed operation.
 type operationError struct {
 	Errors []struct {
 		Code    string `json:"code"`
@@ -128,14 +130,14 @@ type operationError struct {
 	} `json:"errors"`
 }
 
-// warning is what is wrong with a list.
+// warning explains why a list is incomplete.
 type warning struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// vmFields are those of a virtual machine that are read: without the metadata, which has the
-// userdata.
+// vmFields are the fields that are read of a virtual machine. They exclude the metadata,
+// which contains the userdata.
 const vmFields = "id,name,description,machineType,status,statusMessage,lastStopTimestamp,labels,scheduling,networkInterfaces"
 
 // zonePath returns the path of a resource in the zone of the shard.
@@ -143,7 +145,8 @@ func (a *API) zonePath(parts ...string) []string {
 	return append([]string{"projects", a.options.Project, "zones", a.shard.Zone}, parts...)
 }
 
-// insert requests a virtual machine. The same request id gives the same operation.
+// insert requests a virtual machine. The same request id gives the same operation
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
 func (a *API) insert(ctx context.Context, body virtualMachine, requestID, template string) (op operation, err error) {
 	query := url.Values{"requestId": {requestID}}
 	if template != "" {
@@ -165,17 +168,17 @@ func (a *API) get(ctx context.Context, name string) (vm virtualMachine, err erro
 	return vm, err
 }
 
-// isNotFound reports whether the API has responded that a virtual machine does not exist. The
-// project, the zone, or a path that a proxy does not know may be missing too.
+// isNotFound reports whether the API has responded that a virtual machine does not exist.
+// Other responses 404 may mean that the project or the zone is missing, or come from a proxy.
 func isNotFound(err error, name string) bool {
 	response, ok := googleapi.AsError(err)
 	return ok && googleapi.IsNotFound(err) && strings.Contains(response.Message, "/instances/"+name)
 }
 
-// maxPages is how many pages a list may have: one that does not end is an error.
+// maxPages limits the pages of a list, so that a faulty API cannot keep a call busy forever.
 const maxPages = 1000
 
-// errIncomplete means that a list does not have everything.
+// errIncomplete means that a list is not complete.
 var errIncomplete = errors.New("the list is incomplete")
 
 // checkPage returns an error if a page of a list is not complete.
@@ -189,14 +192,14 @@ func checkPage(kind, want string, w *warning) error {
 	return nil
 }
 
-// list reads all virtual machines of the shard.
+// list reads all virtual machines with the labels of the shard.
 func (a *API) list(ctx context.Context) (all []virtualMachine, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.instances.list", Path: a.zonePath("instances"), Query: url.Values{"filter": {a.filter()}},
 	}, "compute#instanceList", vmFields, all)
 }
 
-// operations reads the operations of the zone that a filter selects.
+// operations reads the operations of the zone that match a filter.
 func (a *API) operations(ctx context.Context, filter string) (all []operation, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.zoneOperations.list", Path: a.zonePath("operations"), Query: url.Values{"filter": {filter}},
@@ -257,7 +260,7 @@ type subnetwork struct {
 	} `json:"utilizationDetails"`
 }
 
-// subnetwork reads a subnetwork, with how many of its addresses are used.
+// subnetwork reads a subnetwork with the number of its free addresses.
 func (a *API) subnetwork(ctx context.Context, subnet Subnet) (read subnetwork, err error) {
 	err = a.client.DoJSON(ctx, googleapi.Call{
 		Name: "compute.subnetworks.get", Method: http.MethodGet,
@@ -275,40 +278,40 @@ const (
 	minInterval = 250 * time.Millisecond
 	maxInterval = 2 * time.Second
 	// operationTimeout is how long one call waits for an operation. It leaves time for the
-	// rest of the call within the server's limit of it.
+	// other requests of a call, which the server limits.
 	operationTimeout = 12 * time.Second
 )
 
-// statusDone is the status of an operation that has finished.
+// statusDone is the status of a finished operation.
 const statusDone = "DONE"
 
-// operationFailure is the result of an operation that has failed.
+// operationFailure is the error of an operation.
 type operationFailure struct {
 	name     string
 	codes    []string
 	messages []string
 }
 
-// Error returns the codes and messages.
+// Error returns the codes and the messages.
 func (f *operationFailure) Error() string {
 	return fmt.Sprintf("operation %s: %s: %s", f.name, strings.Join(f.codes, ", "), strings.Join(f.messages, "; "))
 }
 
 // has reports whether the operation has failed with a code that begins with one of the
-// prefixes: some have a variant that ends in _WITH_DETAILS.
+// prefixes. Some codes have a variant with the suffix _WITH_DETAILS.
 func (f *operationFailure) has(prefixes ...string) bool {
 	return slices.ContainsFunc(f.codes, func(code string) bool {
 		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(code, prefix) })
 	})
 }
 
-// isFailure reports whether an error is that of an operation that has failed.
+// isFailure reports whether an error is the failure of an operation.
 func isFailure(err error) bool {
 	_, failed := errors.AsType[*operationFailure](err)
 	return failed
 }
 
-// failure returns why an operation has failed, nil if it has not.
+// failure returns an *operationFailure, or nil if the operation has not failed.
 func (o operation) failure() error {
 	f := &operationFailure{name: o.Name}
 	if o.Error != nil {
@@ -326,7 +329,7 @@ func (o operation) failure() error {
 }
 
 // await waits until an operation has finished. The error is an *operationFailure if it has
-// failed, and wraps cloud.ErrInProgress if it runs at a time.
+// failed, and wraps cloud.ErrInProgress if it still runs at until.
 func (a *API) await(ctx context.Context, op operation, until time.Time) error {
 	interval := minInterval
 	for op.Status != statusDone {

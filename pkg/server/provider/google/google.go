@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package google is a provider of virtual machines of Google Compute Engine
-// (docs/google.md). Package machines decides what to do with them.
+// Package google is a provider of virtual machines of Google Compute Engine (docs/google.md).
+// It only calls Compute Engine. Package cloud decides which calls to make.
 package google
 
 import (
@@ -27,18 +27,18 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// parallel is how many calls are made at a time for one termination.
+// parallel is the number of concurrent requests of one termination.
 const parallel = 8
 
-// visibilityDelay is how long a machine may be missing from responses after its launch.
+// visibilityDelay is how long responses may not show a virtual machine after its launch.
 const visibilityDelay = time.Minute
 
-// emptyDelay is how long lists prove nothing that show no machine of the shard although there
+// emptyDelay is how long a list proves nothing if it shows no virtual machine although there
 // were some, even if none is found by its name.
 const emptyDelay = 15 * time.Minute
 
-// API are the calls for the virtual machines of one shard. It implements cloud.API and
-// keeps nothing: Compute Engine remembers requests and their operations.
+// API makes the calls for the virtual machines of one shard. It implements cloud.API. It has
+// no state, because Compute Engine remembers requests and their operations.
 type API struct {
 	client  *googleapi.Client
 	options *Options
@@ -47,19 +47,18 @@ type API struct {
 	// timeout is how long one call waits for an operation.
 	timeout time.Duration
 	// step is called before each step of a launch or a termination, and before a change of a
-	// network interface. Tests stop the process there, or change something.
+	// network interface. Tests use it to stop the process there, or to change something.
 	step func(string)
 }
 
 var _ cloud.API = (*API)(nil)
 
-// NewAPI returns the calls for the virtual machines of a shard, with application default
-// credentials. It sends nothing.
+// NewAPI returns an API with application default credentials. It sends no request.
 func NewAPI(o *Options, shard provider.Shard) (*API, error) {
 	return newAPI(o, shard, googleapi.NewTransport(scope))
 }
 
-// newAPI returns calls through a transport that adds credentials.
+// newAPI returns an API that uses a transport. The transport adds credentials.
 func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API, error) {
 	if err := validateShard(shard); err != nil {
 		return nil, fmt.Errorf("provider %s: %w", Name, err)
@@ -83,11 +82,12 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 	}, nil
 }
 
-// Limits returns how the API may be called.
+// Limits returns limits below Compute Engine's default rate quotas
+// (https://cloud.google.com/compute/api-quota).
 func (a *API) Limits() cloud.Limits { return a.limits }
 
-// List returns all machines of the shard, without those that are being created: they may never
-// exist. A list that cannot be complete is an error.
+// List returns all VMs of the shard, except VMs that are being created, because their
+// creation may fail. It never returns an incomplete list.
 func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	list, err := a.list(ctx)
 	if err != nil {
@@ -95,7 +95,7 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	}
 	preempted := a.preempted(ctx, list)
 	var all []cloud.VM
-	// One that is created or deleted between two pages may shift others.
+	// If a virtual machine is created or deleted between two pages, others may appear twice.
 	names := map[string]bool{}
 	for _, vm := range list {
 		if names[vm.Name] {
@@ -113,9 +113,9 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	return all, nil
 }
 
-// Find reads the machine of one instance by its name, which is the instance id. Its labels
-// do not count: a user may have changed them. Of one that is being created it is not known
-// whether it will exist.
+// Find reads the VM of one instance by its name, which is the instance id. It ignores the
+// labels, because a user may have changed them. While the VM is being created, Find returns
+// an error, because the creation may fail.
 func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	m, found, err := a.find(ctx, id)
 	if found && m.creating {
@@ -126,7 +126,7 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 
 var errCreating = fmt.Errorf("it is being created: %w", cloud.ErrInProgress)
 
-// foundMachine is a machine that was read.
+// foundMachine is a VM that was read.
 type foundMachine struct {
 	cloud.VM
 	creating bool
@@ -152,7 +152,7 @@ func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, 
 	return m, true, nil
 }
 
-// throttled returns an error that wraps cloud.ErrThrottled if there were too many calls.
+// throttled wraps cloud.ErrThrottled around an error that means too many requests.
 func throttled(err error) error {
 	if googleapi.IsThrottled(err) {
 		return fmt.Errorf("%w: %w", cloud.ErrThrottled, err)
@@ -165,10 +165,11 @@ func (a *API) subnetworkProject(subnet Subnet) string {
 	return cmp.Or(subnet.Project, a.options.Project)
 }
 
-// reserved is how many addresses of a range no machine can have.
+// reserved is the number of addresses of a subnet's primary range that Google reserves
+// (https://cloud.google.com/vpc/docs/subnets#unusable-ip-addresses-in-every-subnet).
 const reserved = 4
 
-// Room returns how many more machines a subnet has room for: the free addresses of its
+// Room returns how many more VMs a subnet has room for: the number of free addresses in its
 // subnetwork.
 func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	configured, known := a.options.Subnets[subnet]
@@ -186,7 +187,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 			}
 		}
 	}
-	// Compute Engine does not report how many are used.
+	// Without utilization details, assume that no address is used.
 	prefix, err := netip.ParsePrefix(subnetwork.Range)
 	if err != nil || !prefix.Addr().Is4() {
 		return 0, errors.Join(fmt.Errorf("subnetwork %s has no range of IPv4 addresses", configured.Subnetwork), err)
@@ -194,8 +195,8 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	return max(0, 1<<(32-prefix.Bits())-reserved), nil
 }
 
-// expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
-// part of the memory, at most an eighth.
+// expectedNode returns the function that predicts the Nodes of a shard. The kernel of a guest
+// uses at most an eighth of the memory.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
 		return cloud.LinuxNode(shard, spec.Type, spec.Type.CPU,
@@ -203,8 +204,9 @@ func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	}
 }
 
-// state returns the state of a virtual machine and its reason (docs/google.md#states). One
-// that was stopped still exists, with its disks, and is to be deleted.
+// state returns the state of a virtual machine and its reason (docs/google.md#states,
+// https://cloud.google.com/compute/docs/instances/instance-life-cycle). A stopped virtual
+// machine still exists, with its disks, and has to be deleted.
 func (v virtualMachine) state() (instance.State, string) {
 	switch v.Status {
 	case "PROVISIONING", "STAGING", "PENDING":
@@ -225,9 +227,9 @@ func (v virtualMachine) state() (instance.State, string) {
 	return instance.Impaired, fmt.Sprintf("the virtual machine has the unknown status %q", v.Status)
 }
 
-// isBeingCreated reports whether the operation that creates a virtual machine has not finished:
-// it may fail for lack of capacity, and then the machine does not exist any more. One that a
-// user has started again has stopped before.
+// isBeingCreated reports whether the operation that creates a virtual machine is in progress.
+// It may fail for lack of capacity, and then the virtual machine disappears. If a user has
+// started a stopped virtual machine again, it has a time of its last stop.
 func (v virtualMachine) isBeingCreated() bool { return v.Status == "PROVISIONING" && v.LastStop == "" }
 
 func (v virtualMachine) reason(text string) string {
@@ -237,25 +239,25 @@ func (v virtualMachine) reason(text string) string {
 	return text
 }
 
-// isStopped reports whether a virtual machine has been stopped, by a user or because its
-// capacity was needed.
+// isStopped reports whether a virtual machine was stopped, by a user or by a preemption.
 func (v virtualMachine) isStopped() bool { return v.Status == "TERMINATED" || v.Status == "STOPPED" }
 
-// preemptions are the ids of virtual machines that were preempted.
+// preemptions are the ids of preempted virtual machines.
 type preemptions map[string]bool
 
-// operationPreempted is the type of the operation that stops a spot machine because its
-// capacity is needed.
+// operationPreempted is the type of the operation that preempts a spot VM
+// (https://cloud.google.com/compute/docs/instances/spot).
 const operationPreempted = "compute.instances.preempted"
 
-// isSpot reports whether the capacity of a virtual machine may be taken away.
+// isSpot reports whether a virtual machine may be preempted.
 func (v virtualMachine) isSpot() bool {
 	return v.Scheduling != nil && v.Scheduling.ProvisioningModel == spot
 }
 
-// preempted returns which of the virtual machines were preempted. Compute Engine reports that
-// by an operation only, which is read if a spot machine has stopped. The reason is not worth
-// a list: if it cannot be read, preempted returns nil.
+// preempted returns which virtual machines were preempted. Compute Engine reports a
+// preemption only as an operation, so the operations are read if a spot VM has stopped. If
+// they cannot be read, preempted returns nil, because the list is more important than a
+// reason.
 func (a *API) preempted(ctx context.Context, list []virtualMachine) preemptions {
 	if !slices.ContainsFunc(list, func(vm virtualMachine) bool { return vm.isStopped() && vm.isSpot() }) {
 		return nil
@@ -274,7 +276,7 @@ func (a *API) preempted(ctx context.Context, list []virtualMachine) preemptions 
 	return found
 }
 
-// explain adds to a spot machine that has stopped why it has.
+// explain adds the reason why a spot VM has stopped.
 func (p preemptions) explain(m cloud.VM, vm virtualMachine) cloud.VM {
 	switch {
 	case !vm.isStopped() || !vm.isSpot():

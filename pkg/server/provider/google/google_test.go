@@ -51,8 +51,8 @@ func TestStates(t *testing.T) {
 	})
 }
 
-// TestAMachineThatIsBeingCreated is not listed, and is neither found nor missing: the zone may
-// have no capacity for it. Its instance is rejected then, and was never missing.
+// TestAMachineThatIsBeingCreated is not listed, and is neither found nor missing: the zone
+// may have no capacity for it. Its instance is rejected then, and was never missing.
 func TestAMachineThatIsBeingCreated(t *testing.T) {
 	s := gcetest.New()
 	s.OperationTime = time.Minute
@@ -203,8 +203,8 @@ func TestFindIsCertain(t *testing.T) {
 	})
 }
 
-// TestLabelsThatAUserChanges: the machine is known as before, because its name finds it. A copy
-// of it is no instance.
+// TestLabelsThatAUserChanges: the machine is known as before, because its name finds it. A
+// copy of it is no instance.
 func TestLabelsThatAUserChanges(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		h := w.startProvider()

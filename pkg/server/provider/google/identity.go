@@ -17,11 +17,11 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// labelPrefix begins all labels of the server.
+// labelPrefix begins the keys of all labels of the server.
 const labelPrefix = "nstance-"
 
-// Labels of a machine (docs/google.md#labels). The first three are what lists select
-// machines by.
+// Labels of a virtual machine (docs/google.md#labels). Lists select virtual machines by the
+// first three.
 const (
 	labelManaged    = labelPrefix + "managed"
 	labelClusterID  = labelPrefix + "cluster-id"
@@ -37,8 +37,9 @@ const (
 // managed is the value of labelManaged.
 const managed = "true"
 
-// identity is what the description of a machine has about its instance. It is set by the
-// call that creates the machine, and Compute Engine does not let labels have all of it.
+// identity identifies the instance of a virtual machine. It is stored as JSON in the
+// description, because labels cannot contain all of it. The request that creates the virtual
+// machine sets it.
 type identity struct {
 	InstanceID string `json:"instance_id"`
 	ClusterID  string `json:"cluster_id"`
@@ -48,10 +49,11 @@ type identity struct {
 	cloud.Origin
 }
 
-// descriptionTitle begins a description, for people.
+// descriptionTitle begins a description, as a warning to users.
 const descriptionTitle = "Managed by nstance, do not change: "
 
-// maxDescription is the longest description, in characters.
+// maxDescription is the longest description, in characters
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
 const maxDescription = 2048
 
 func newIdentity(shard provider.Shard, spec provider.Spec) identity {
@@ -62,7 +64,7 @@ func newIdentity(shard provider.Shard, spec provider.Spec) identity {
 	}
 }
 
-// description returns the text for the description.
+// description returns the description for a virtual machine.
 func (i identity) description() (string, error) {
 	data, err := json.Marshal(i)
 	if err == nil && len(descriptionTitle)+len(data) > maxDescription {
@@ -71,7 +73,7 @@ func (i identity) description() (string, error) {
 	return descriptionTitle + string(data), err
 }
 
-// parseDescription returns false if a description has no identity.
+// parseDescription returns false if a description contains no identity.
 func parseDescription(text string) (i identity, found bool) {
 	text, found = strings.CutPrefix(text, descriptionTitle)
 	if !found {
@@ -81,17 +83,18 @@ func parseDescription(text string) (i identity, found bool) {
 	return i, err == nil && i.InstanceID != ""
 }
 
-// isOurs reports whether a virtual machine is the one of an instance of the shard. A copy
-// that a user has made has the same labels and description, and another name.
+// isOurs reports whether a virtual machine belongs to an instance of the shard. If a user has
+// copied it, the copy has the same labels and description, and another name.
 func (a *API) isOurs(vm virtualMachine, i identity) bool {
 	return i.InstanceID == vm.Name && i.ClusterID == a.shard.ClusterID && i.Shard == a.shard.ID
 }
 
-// errNoIdentity is of a machine that the labels say is ours.
+// errNoIdentity means that a VM has the labels of this shard but no identity in its
+// description.
 var errNoIdentity = errors.New("its labels are those of this shard, but its description does not say of which group its instance is")
 
-// identify returns the identity of a virtual machine, false if it is no instance of the
-// shard.
+// identify returns the identity of a virtual machine, and false if it does not belong to an
+// instance of the shard.
 func (a *API) identify(vm virtualMachine) (i identity, ours bool, err error) {
 	i, found := parseDescription(vm.Description)
 	if found {
@@ -113,13 +116,13 @@ func (a *API) hasLabels(vm virtualMachine) bool {
 	return vm.Labels[labelManaged] == managed && vm.Labels[labelClusterID] == a.shard.ClusterID && vm.Labels[labelShard] == a.shard.ID
 }
 
-// filter selects the machines of the shard in a list.
+// filter returns the filter that selects the virtual machines of the shard in a list.
 func (a *API) filter() string {
 	return fmt.Sprintf("(labels.%s = %q) AND (labels.%s = %q) AND (labels.%s = %q)",
 		labelManaged, managed, labelClusterID, a.shard.ClusterID, labelShard, a.shard.ID)
 }
 
-// labels returns those of the machine of a spec.
+// labels returns the labels for the virtual machine of a spec.
 func (a *API) labels(spec provider.Spec, others map[string]string) map[string]string {
 	all := map[string]string{}
 	for key, value := range others {
@@ -130,7 +133,7 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 		labelTenant: spec.Group.Tenant, labelGroup: spec.Group.Group, labelKind: spec.Kind, labelTemplate: spec.Template,
 		labelCreatedAt: spec.CreatedAt.UTC().Format(createdAtFormat),
 	} {
-		// Those that are for people only may have characters that labels do not allow.
+		// Values that only users read may contain characters that labels do not allow.
 		if value != "" && labelValues.MatchString(value) {
 			all[key] = value
 		}
@@ -138,10 +141,10 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 	return all
 }
 
-// createdAtFormat is that of RFC 3339 with the characters that labels allow.
+// createdAtFormat is RFC 3339 with characters that labels allow.
 const createdAtFormat = "2006-01-02t15-04-05z"
 
-// machine returns the machine of a virtual machine.
+// machine returns the VM of a virtual machine.
 func (a *API) machine(vm virtualMachine, i identity) cloud.VM {
 	m := cloud.VM{
 		ID:         i.InstanceID,
@@ -155,7 +158,7 @@ func (a *API) machine(vm virtualMachine, i identity) cloud.VM {
 	return m
 }
 
-// validateShard returns an error if the names of the shard cannot be in an address or a label.
+// validateShard returns an error if a name of the shard is not valid in a URL or a label.
 func validateShard(shard provider.Shard) error {
 	for name, value := range map[string]string{"region": shard.Region, "zone": shard.Zone} {
 		if !names.MatchString(value) {
@@ -171,7 +174,7 @@ func validateShard(shard provider.Shard) error {
 	return nil
 }
 
-// validateSpec returns an error if the names of a request cannot be in an address or a label.
+// validateSpec returns an error if a name of a request is not valid in a URL or a label.
 func validateSpec(spec provider.Spec) error {
 	_, err := puidv7.Parse(spec.ID)
 	errs := []error{err}

@@ -21,15 +21,15 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// plan is what a launch makes.
+// plan is the virtual machine that a launch creates.
 type plan struct {
 	spec provider.Spec
 	args arguments
 }
 
-// Launch requests the virtual machine of a request and waits for the operation. The request
-// id makes a repetition find the same operation, and the name, which is the instance id,
-// makes any other request fail.
+// Launch requests the virtual machine of a request and waits for the operation. If the
+// request is repeated, the request id selects the same operation. Any other request fails,
+// because the name, which is the instance id, is used.
 func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	args, err := a.options.arguments(r.Args)
 	if err == nil {
@@ -60,8 +60,8 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	return a.launched(ctx, r.ID)
 }
 
-// requestIDOf returns the UUID of a request: the one in the instance id, and for each further
-// token another one that follows from it.
+// requestIDOf returns the UUID for a request. It is the UUID in the instance id for the first
+// token, and a UUID derived from it for each further token.
 func requestIDOf(r cloud.Request) (string, error) {
 	id, err := puidv7.Parse(r.ID)
 	if err != nil {
@@ -73,9 +73,8 @@ func requestIDOf(r cloud.Request) (string, error) {
 	return uuid.NewSHA1(id.UUID, []byte(r.Token)).String(), nil
 }
 
-// launched returns the machine of an operation that has finished. If it does not exist, it is
-// not visible yet, or another client has deleted it: the same request would never create
-// it again.
+// launched returns the VM of a finished operation. If the VM does not exist, it is not
+// visible yet, or another client has deleted it. The same request would not create it again.
 func (a *API) launched(ctx context.Context, id string) (cloud.VM, error) {
 	a.step("read the machine")
 	m, found, err := a.find(ctx, id)
@@ -89,8 +88,8 @@ func (a *API) launched(ctx context.Context, id string) (cloud.VM, error) {
 	return m.VM, nil
 }
 
-// accepted returns the error of a call that follows one that may have changed something: a
-// throttled one would count as a launch that has changed nothing.
+// accepted converts the error of a call after a request that may have changed something. It
+// hides cloud.ErrThrottled, which would mean that the launch has changed nothing.
 func accepted(err error) error {
 	if errors.Is(err, cloud.ErrThrottled) || googleapi.IsThrottled(err) {
 		return fmt.Errorf("%w: %v", cloud.ErrInProgress, err) //nolint:errorlint // must not be ErrThrottled
@@ -98,7 +97,7 @@ func accepted(err error) error {
 	return err
 }
 
-// afterInsert returns what an error of the request means.
+// afterInsert converts the error of a request to create a virtual machine.
 func (a *API) afterInsert(ctx context.Context, p plan, err error) (cloud.VM, error) {
 	response, ok := googleapi.AsError(err)
 	switch {
@@ -110,15 +109,15 @@ func (a *API) afterInsert(ctx context.Context, p plan, err error) (cloud.VM, err
 	return cloud.VM{}, p.rejectResponse(err)
 }
 
-// mentionsRequestID reports whether a message is about the request id, which is in order: it
+// mentionsRequestID reports whether a message is about the request id. The id is valid, so it
 // was used for a request with other content, such as other userdata.
 func mentionsRequestID(message string) bool {
 	message = strings.ToLower(message)
 	return strings.Contains(message, "requestid") || strings.Contains(message, "request id")
 }
 
-// adopt returns the machine that has the name of the instance, if it is the one of the
-// instance: an earlier request has created it.
+// adopt returns the VM with the name of the instance, if an earlier request of the instance
+// has created it.
 func (a *API) adopt(ctx context.Context, p plan, cause error) (cloud.VM, error) {
 	vm, err := a.get(ctx, p.spec.ID)
 	switch {
@@ -140,8 +139,7 @@ func (a *API) adopt(ctx context.Context, p plan, cause error) (cloud.VM, error) 
 	return a.machine(vm, identity), nil
 }
 
-// afterOperation returns what an error of the operation means. One that is not known may have
-// left a machine.
+// afterOperation converts the error of an operation. After an unknown error the VM may exist.
 func (a *API) afterOperation(ctx context.Context, p plan, err error) (cloud.VM, error) {
 	failed, ok := errors.AsType[*operationFailure](err)
 	if !ok {
@@ -163,14 +161,16 @@ func (a *API) afterOperation(ctx context.Context, p plan, err error) (cloud.VM, 
 	return cloud.VM{}, &cloud.Rejection{Scope: p.narrow(), RetryAfter: retryAfter, Err: err}
 }
 
-// userdataKey is the metadata in which cloud-init and other programs look for the userdata.
+// userdataKey is the key of the userdata in the metadata
+// (https://cloudinit.readthedocs.io/en/latest/reference/datasources/gce.html).
 const userdataKey = "user-data"
 
-// cloudPlatform is the scope that a service account has unless arguments have others. The
-// roles of the account limit it.
+// cloudPlatform is the default scope of a service account. The account's roles limit its
+// access
+// (https://cloud.google.com/compute/docs/access/service-accounts#scopes_best_practice).
 const cloudPlatform = "https://www.googleapis.com/auth/cloud-platform"
 
-// body returns the virtual machine of a spec, as it is requested.
+// body returns the request body that creates the virtual machine of a spec.
 func (a *API) body(spec provider.Spec, args arguments) (virtualMachine, error) {
 	subnet, known := a.options.Subnets[spec.Subnet]
 	if !known {
@@ -209,8 +209,8 @@ func (a *API) body(spec provider.Spec, args arguments) (virtualMachine, error) {
 	}
 	switch args.provisioning {
 	case spot:
-		// A machine that is preempted is stopped and not deleted, so that its instance can be
-		// reported as preempted. The server deletes it.
+		// A preempted VM is stopped and not deleted, so that the instance can be reported as
+		// preempted. The server deletes it.
 		vm.Scheduling = &scheduling{
 			ProvisioningModel: spot, InstanceTerminationAction: "STOP", OnHostMaintenance: "TERMINATE", AutomaticRestart: new(bool),
 		}
@@ -220,7 +220,7 @@ func (a *API) body(spec provider.Spec, args arguments) (virtualMachine, error) {
 	return vm, nil
 }
 
-// bootDisk returns a disk that is deleted with its machine.
+// bootDisk returns a disk that is deleted together with the virtual machine.
 func (a *API) bootDisk(args arguments, labels map[string]string) disk {
 	params := &diskParams{SourceImage: args.image, DiskSizeGB: args.diskGB, Labels: labels}
 	if args.diskType != "" {
@@ -229,7 +229,7 @@ func (a *API) bootDisk(args arguments, labels map[string]string) disk {
 	return disk{Boot: true, AutoDelete: true, InitializeParams: params}
 }
 
-// newMetadata returns the metadata of a machine, nil if there is none.
+// newMetadata returns the metadata of a virtual machine, or nil.
 func newMetadata(spec provider.Spec, args arguments) *metadata {
 	var items []metadataItem
 	if len(spec.Userdata) > 0 {
@@ -245,27 +245,26 @@ func newMetadata(spec provider.Spec, args arguments) *metadata {
 }
 
 const (
-	// retryAfter is when a request that was rejected may succeed: something has to change.
+	// retryAfter is the delay after a rejection that a user has to correct.
 	retryAfter = 30 * time.Second
-	// capacityRetryAfter is the same for one for which there was no capacity.
+	// capacityRetryAfter is the delay after a rejection for lack of capacity.
 	capacityRetryAfter = 3 * time.Minute
-	// quotaRetryAfter is the same for one that exceeds a quota, which machines that are
-	// deleted make room in.
+	// quotaRetryAfter is the delay after a quota was exceeded. Deletions make room.
 	quotaRetryAfter = 2 * time.Minute
 )
 
-// rejectGroup rejects what the arguments of a group cause.
+// rejectGroup rejects the requests of a group, whose arguments have caused an error.
 func rejectGroup(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
 }
 
-// narrow returns the scope of requests that are like this one.
+// narrow returns the scope of requests with the same group, type and subnet.
 func (p plan) narrow() cloud.Scope {
 	return cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
 }
 
-// market returns the scope of requests for the same type in the same market. That of spot
-// machines is known by the group, which has its arguments.
+// market returns the scope of requests with the same type and provisioning model. The model
+// comes from the arguments of the group, so the scope of spot VMs has the group.
 func (p plan) market() cloud.Scope {
 	s := cloud.Scope{Type: p.spec.Type.Name}
 	if p.args.provisioning == spot {
@@ -274,7 +273,8 @@ func (p plan) market() cloud.Scope {
 	return s
 }
 
-// Codes of operations that have created nothing, without the ending _WITH_DETAILS.
+// Error codes of operations that have created nothing, without the suffix _WITH_DETAILS
+// (https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation).
 var (
 	noCapacity   = []string{"ZONE_RESOURCE_POOL_EXHAUSTED", "RESOURCE_POOL_EXHAUSTED", "STOCKOUT"}
 	noAddresses  = []string{"IP_SPACE_EXHAUSTED"}
@@ -282,8 +282,8 @@ var (
 	invalidCodes = []string{"INVALID", "RESOURCE_NOT_FOUND", "PERMISSIONS_ERROR", "UNSUPPORTED_OPERATION", "BAD_REQUEST"}
 )
 
-// rejectCodes returns the rejection that the failure of an operation means, nil if it does not
-// say that nothing was created.
+// rejectCodes converts the failure of an operation to a rejection, or to nil if the operation
+// may have created something.
 func (p plan) rejectCodes(failed *operationFailure) error {
 	switch {
 	case failed.has(noCapacity...):
@@ -317,8 +317,8 @@ func (p plan) outOfQuota(err error) error {
 		provider.OutOfCapacity("a quota of the project has no room for type %s", p.spec.Type.Name), err)}
 }
 
-// rejectResponse returns what the error of a request means: a rejection, or the error itself
-// if the machine may exist or the same request may succeed.
+// rejectResponse converts an error response to a rejection. It returns the error itself if
+// the VM may exist, or if the same request may succeed.
 func (p plan) rejectResponse(err error) error {
 	response, ok := googleapi.AsError(err)
 	if !ok {

@@ -30,7 +30,7 @@ const (
 	assignInterval = 30 * time.Second
 	// defaultInterface is the network interface that every virtual machine has.
 	defaultInterface = "nic0"
-	// metadataTimeout is how long a call of the metadata server may take.
+	// metadataTimeout limits a request to the metadata server.
 	metadataTimeout = 5 * time.Second
 )
 
@@ -41,8 +41,8 @@ var (
 	_ provider.LeaderNetwork        = (*leaderNetwork)(nil)
 )
 
-// ValidateLeaderNetwork requires an IPv4 address, and the name of a network interface if there
-// is one.
+// ValidateLeaderNetwork requires an IPv4 address, and a valid name of the network interface
+// if it is set.
 func (*Options) ValidateLeaderNetwork(path *field.Path, network provider.Network) field.ErrorList {
 	var errs field.ErrorList
 	if network.InterfaceID != "" && !interfaceNames.MatchString(network.InterfaceID) {
@@ -54,7 +54,8 @@ func (*Options) ValidateLeaderNetwork(path *field.Path, network provider.Network
 	return errs
 }
 
-// NewLeaderNetwork returns what gives the machine of this server an alias IP range.
+// NewLeaderNetwork returns a LeaderNetwork that assigns an alias IP range to the virtual
+// machine of this server (https://cloud.google.com/vpc/docs/alias-ip).
 func (o *Options) NewLeaderNetwork(shard provider.Shard) (provider.LeaderNetwork, error) {
 	api, err := NewAPI(o, shard)
 	if err != nil {
@@ -63,13 +64,13 @@ func (o *Options) NewLeaderNetwork(shard provider.Shard) (provider.LeaderNetwork
 	return newLeaderNetwork(api, &http.Client{Timeout: metadataTimeout}), nil
 }
 
-// newLeaderNetwork has a client for the metadata server.
+// newLeaderNetwork uses client for the metadata server.
 func newLeaderNetwork(api *API, client *http.Client) *leaderNetwork {
 	return &leaderNetwork{api: api, metadata: metadataserver.NewClient(client).GetWithContext}
 }
 
-// leaderNetwork gives the address of the leader to the machine of this server, as an alias IP
-// range of its network interface. It keeps no state of the address.
+// leaderNetwork assigns the address of the leader to the virtual machine of this server, as
+// an alias IP range of its network interface. It stores no state of the address.
 type leaderNetwork struct {
 	api      *API
 	metadata func(ctx context.Context, suffix string) (string, error)
@@ -79,16 +80,17 @@ type leaderNetwork struct {
 	own self
 }
 
-// self is the virtual machine of this server.
+// self identifies the virtual machine of this server.
 type self struct{ id, name string }
 
 // AssignInterval returns how often the network interface is read.
 func (*leaderNetwork) AssignInterval() time.Duration { return assignInterval }
 
-// Assign removes the address from other network interfaces, and adds it to the one of this
-// machine. Each of these calls has the fingerprint of the interface that was read, and no two
-// interfaces of a network can have an address. An interface that has changed since is an
-// error: the caller repeats Assign, which reads again.
+// Assign removes the address from other network interfaces, and adds it to the interface of
+// this virtual machine. Each request contains the fingerprint of the interface that was read,
+// and Compute Engine allows an address on one interface of a network only. If an interface
+// has changed since it was read, Assign returns an error. The caller repeats Assign, which
+// reads again.
 func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) error {
 	own, err := n.machine(ctx)
 	if err != nil {
@@ -113,7 +115,7 @@ func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) er
 	return nil
 }
 
-// Release removes the address from this machine, and from no other one.
+// Release removes the address from this virtual machine only.
 func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) error {
 	own, err := n.machine(ctx)
 	if err != nil {
@@ -129,7 +131,8 @@ func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) e
 	return nil
 }
 
-// machine returns the virtual machine of this server, which the metadata server knows.
+// machine returns the virtual machine of this server, from the metadata server
+// (https://cloud.google.com/compute/docs/metadata/overview).
 func (n *leaderNetwork) machine(ctx context.Context) (self, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -158,8 +161,9 @@ func (n *leaderNetwork) machine(ctx context.Context) (self, error) {
 	return own, nil
 }
 
-// read returns the network interface of this machine, when no change of it is in progress:
-// one that is may show an address that is not there yet, and may fail.
+// read returns the network interface of this virtual machine when no change of it is in
+// progress. During a change, it may show an address that is not there yet, and the change may
+// fail.
 func (n *leaderNetwork) read(ctx context.Context, own self, network provider.Network) (networkInterface, error) {
 	running, err := n.api.operations(ctx, fmt.Sprintf("status != %q", statusDone))
 	if err != nil {
@@ -189,14 +193,15 @@ func (n *leaderNetwork) read(ctx context.Context, own self, network provider.Net
 	return networkInterface{}, fmt.Errorf("this virtual machine, %s, has no network interface %s", own.name, wanted)
 }
 
-// owner is a network interface that has the address.
+// owner is a network interface with the address, and the name of its virtual machine.
 type owner struct {
 	machine string
 	nic     networkInterface
 }
 
-// owners returns the network interfaces of the zone that have the address as an alias. That it
-// is a machine's in any other way is an error: it is not the leader's.
+// owners returns the network interfaces of the zone that have the address as an alias. It
+// returns an error if a virtual machine has the address in another way: then it is not the
+// leader's.
 func (n *leaderNetwork) owners(ctx context.Context, ip netip.Addr) ([]owner, error) {
 	all, err := n.api.interfaces(ctx)
 	if err != nil {
@@ -222,8 +227,8 @@ func (n *leaderNetwork) owners(ctx context.Context, ip netip.Addr) ([]owner, err
 	return owners, nil
 }
 
-// change replaces the alias IP ranges of a network interface that is as it was read, and waits
-// until it has them.
+// change replaces the alias IP ranges of a network interface, unless it has changed since it
+// was read, and waits for the operation.
 func (n *leaderNetwork) change(ctx context.Context, machine string, nic networkInterface, ranges []aliasRange) error {
 	n.api.step("change the network interface")
 	if err := deadline.Check(ctx); err != nil {
@@ -239,12 +244,12 @@ func (n *leaderNetwork) change(ctx context.Context, machine string, nic networkI
 // aliasRange is an alias IP range of a network interface.
 type aliasRange struct {
 	Range string `json:"ipCidrRange"`
-	// Secondary is the name of the secondary range of the subnetwork that it is of, empty for
-	// the primary one.
+	// Secondary is the name of the subnetwork's secondary range that contains the range, or
+	// empty for the primary range.
 	Secondary string `json:"subnetworkRangeName,omitempty"`
 }
 
-// prefix returns the addresses of the range, which may be a single one.
+// prefix returns the range as a prefix. A single address is a prefix, too.
 func (r aliasRange) prefix() (netip.Prefix, bool) {
 	if address, err := netip.ParseAddr(r.Range); err == nil {
 		return netip.PrefixFrom(address, address.BitLen()), true
@@ -253,7 +258,7 @@ func (r aliasRange) prefix() (netip.Prefix, bool) {
 	return prefix, err == nil
 }
 
-// is reports whether the range has an address and no other one.
+// is reports whether the range consists of a single address ip.
 func (r aliasRange) is(ip netip.Addr) bool {
 	prefix, ok := r.prefix()
 	return ok && prefix.IsSingleIP() && prefix.Addr() == ip
@@ -264,38 +269,39 @@ func (i networkInterface) has(ip netip.Addr) bool {
 	return slices.ContainsFunc(i.AliasIPRanges, func(r aliasRange) bool { return r.is(ip) })
 }
 
-// with returns the ranges of the network interface and an address.
+// with returns the alias ranges of the network interface and an additional address.
 func (i networkInterface) with(ip netip.Addr) []aliasRange {
 	return append(slices.Clone(i.AliasIPRanges), aliasRange{Range: netip.PrefixFrom(ip, ip.BitLen()).String()})
 }
 
-// without returns the ranges of the network interface except an address.
+// without returns the alias ranges of the network interface without an address.
 func (i networkInterface) without(ip netip.Addr) []aliasRange {
 	return slices.DeleteFunc(slices.Clone(i.AliasIPRanges), func(r aliasRange) bool { return r.is(ip) })
 }
 
-// interfaceFields are those of a virtual machine that are read to find an address.
+// interfaceFields are the fields of virtual machines that are read to find an address.
 const interfaceFields = "id,name,networkInterfaces(name,networkIP,fingerprint,aliasIpRanges)"
 
-// interfaces reads the network interfaces of all virtual machines of the zone, also of those
-// that are not of the shard.
+// interfaces reads the network interfaces of all virtual machines of the zone, including
+// virtual machines of others.
 func (a *API) interfaces(ctx context.Context) (all []virtualMachine, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.instances.list", Path: a.zonePath("instances"), Query: url.Values{},
 	}, "compute#instanceList", interfaceFields, all)
 }
 
-// updateInterface requests other alias IP ranges of a network interface, on condition that it
-// is as it was read.
+// updateInterface requests other alias IP ranges of a network interface, unless it has
+// changed since it was read
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances/updateNetworkInterface).
 func (a *API) updateInterface(ctx context.Context, name string, nic networkInterface, ranges []aliasRange) (op operation, err error) {
-	// The same one for the attempts that the HTTP client makes.
+	// The HTTP client may repeat the request, with the same id.
 	requestID, err := uuid.NewRandom()
 	if err != nil {
 		return operation{}, err
 	}
 	body := struct {
 		Fingerprint string `json:"fingerprint"`
-		// AliasIPRanges is sent if it is empty, too: without the member the ranges would stay.
+		// AliasIPRanges is sent even if it is empty. Without the member the ranges would stay.
 		AliasIPRanges []aliasRange `json:"aliasIpRanges"`
 	}{nic.Fingerprint, ranges}
 	return op, a.client.DoJSON(ctx, googleapi.Call{

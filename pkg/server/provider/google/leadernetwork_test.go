@@ -94,8 +94,8 @@ func TestOtherAliases(t *testing.T) {
 	})
 }
 
-// TestInterfaceThatHasChanged: an interface that another client changes after it was read is an
-// error. The next call reads it again.
+// TestInterfaceThatHasChanged: an interface that another client changes after it was read is
+// an error. The next call reads it again.
 func TestInterfaceThatHasChanged(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *aliasBackend) {
 		n := b.Machine("a")
@@ -125,9 +125,9 @@ func TestInterfaceThatHasChanged(t *testing.T) {
 	})
 }
 
-// TestAddressThatWasGivenBack: a call that was sent before a pause is valid again when the machine
-// from which it takes the address has the same content as before. That machine gets it back, and
-// the server that continues does not get it.
+// TestAddressThatWasGivenBack: a call that was sent before a pause is valid again when the
+// machine from which it takes the address has the same content as before. That machine gets
+// it back, and the server that continues does not get it.
 func TestAddressThatWasGivenBack(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *aliasBackend) {
 		require.NoError(t, b.assign("c"))
@@ -151,8 +151,8 @@ func TestAddressThatWasGivenBack(t *testing.T) {
 	})
 }
 
-// TestOwnersOnManyPages: the machine that has the address may be on any page of the list. While the
-// address is this machine's, the list is not read.
+// TestOwnersOnManyPages: the machine that has the address may be on any page of the list.
+// While the address is this machine's, the list is not read.
 func TestOwnersOnManyPages(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *aliasBackend) {
 		b.PageSize = 2

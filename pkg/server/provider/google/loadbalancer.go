@@ -66,7 +66,8 @@ func (s balancerSettings) Validate(path *field.Path) field.ErrorList {
 	return append(errs, provider.ValidatePort(path.Child("port"), s.port)...)
 }
 
-// endpointBatch is how many endpoints a call may have.
+// endpointBatch is the maximum number of endpoints in a request
+// (https://cloud.google.com/compute/docs/reference/rest/v1/networkEndpointGroups/attachNetworkEndpoints).
 const endpointBatch = 500
 
 // Provider is the provider of the virtual machines of one shard, which can be endpoints of
@@ -168,7 +169,8 @@ func (g *endpointGroups) Deregister(ctx context.Context, balancer provider.LoadB
 	})
 }
 
-// inBatches calls do for batches of instances. If a batch fails, it continues with the others.
+// inBatches calls do for batches of instances. If a batch fails, it continues with the
+// others.
 func (g *endpointGroups) inBatches(ctx context.Context, balancer provider.LoadBalancer, list []instance.VM, do func(group endpointGroup, ids []string) error) error {
 	group, err := endpointGroupOf(balancer)
 	if err != nil {
@@ -253,9 +255,9 @@ func (g *endpointGroups) drainingIn(group endpointGroup) []string {
 	return all
 }
 
-// change attaches or detaches endpoints. The API may refuse a request because of one endpoint.
-// Then change leaves out the endpoints that a list proves to be as requested, and requests the
-// others again.
+// change attaches or detaches endpoints. The API may refuse a request because of one
+// endpoint. Then change leaves out the endpoints that a list proves to be as requested, and
+// requests the others again.
 func (g *endpointGroups) change(ctx context.Context, method string, group endpointGroup, ids []string) error {
 	err := g.call(ctx, method, group, ids)
 	if err == nil || !isRefused(err) {
@@ -291,8 +293,8 @@ func (g *endpointGroups) call(ctx context.Context, method string, group endpoint
 	return g.api.await(ctx, op, time.Now().Add(g.api.timeout))
 }
 
-// endpoint is an endpoint of a network endpoint group. Without an address it is the primary
-// one of its virtual machine.
+// endpoint is an endpoint of a network endpoint group. Its address is the primary address of
+// the virtual machine.
 type endpoint struct {
 	// Instance is the name or the address of a virtual machine.
 	Instance string `json:"instance"`
@@ -302,10 +304,10 @@ type endpoint struct {
 // name returns the name of the virtual machine.
 func (e endpoint) name() string { return e.Instance[strings.LastIndex(e.Instance, "/")+1:] }
 
-// statusDraining is the health of an endpoint that was detached and has connections.
+// statusDraining is the health state of a detached endpoint that still has connections.
 const statusDraining = "DRAINING"
 
-// listedEndpoint is an endpoint with its health at each load balancer.
+// listedEndpoint is an endpoint with its health state at each load balancer.
 type listedEndpoint struct {
 	Endpoint *endpoint `json:"networkEndpoint"`
 	Healths  []struct {
@@ -313,7 +315,7 @@ type listedEndpoint struct {
 	} `json:"healths"`
 }
 
-// isDraining reports whether the endpoint is being drained at all load balancers.
+// isDraining reports whether all load balancers are draining the endpoint.
 func (e listedEndpoint) isDraining() bool {
 	for _, health := range e.Healths {
 		if health.State != statusDraining {
@@ -349,7 +351,7 @@ const (
 
 // changeEndpoints requests to attach or to detach endpoints.
 func (a *API) changeEndpoints(ctx context.Context, method, group string, list []endpoint) (op operation, err error) {
-	// The same one for the attempts that the HTTP client makes.
+	// The HTTP client may repeat the request, with the same id.
 	requestID, err := uuid.NewRandom()
 	if err != nil {
 		return operation{}, err
@@ -360,8 +362,8 @@ func (a *API) changeEndpoints(ctx context.Context, method, group string, list []
 	}, &op)
 }
 
-// isRefused reports whether an error is one of the API about a request: some of what was
-// requested may be true already.
+// isRefused reports whether the API has refused a request because of its content: an endpoint
+// may already be attached, or be detached.
 func isRefused(err error) bool {
 	response, ok := googleapi.AsError(err)
 	return isFailure(err) || ok && len(response.Reasons) > 0 && response.Status/100 == 4 && !googleapi.IsThrottled(err)

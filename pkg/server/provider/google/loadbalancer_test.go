@@ -137,8 +137,8 @@ func TestManyEndpoints(t *testing.T) {
 }
 
 // TestDrainingEndpoints: an endpoint is a target until the draining timeout is over, and also
-// as long as the API shows that it has connections. The timeout begins with the first call of a
-// process.
+// as long as the API shows that it has connections. The timeout begins with the first call of
+// a process.
 func TestDrainingEndpoints(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		vm := b.NewInstance()
@@ -178,8 +178,8 @@ func TestDrainingEndpoints(t *testing.T) {
 	})
 }
 
-// TestSlowEndpoints: an instance is registered when the operation has finished. That it is being
-// deregistered is enough.
+// TestSlowEndpoints: an instance is registered when the operation has finished. That it is
+// being deregistered is enough.
 func TestSlowEndpoints(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		vm := b.NewInstance()
@@ -219,8 +219,8 @@ func TestFailedEndpointLists(t *testing.T) {
 	})
 }
 
-// TestPausedBalancers: a server that loses the leadership between two batches changes only the
-// first.
+// TestPausedBalancers: a server that loses the leadership between two batches changes only
+// the first.
 func TestPausedBalancers(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		var list []instance.VM

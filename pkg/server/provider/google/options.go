@@ -22,35 +22,36 @@ import (
 const Name = "google"
 
 const (
-	// defaultEndpoint is the address of Compute Engine.
+	// defaultEndpoint is the URL of the Compute Engine API.
 	defaultEndpoint = "https://compute.googleapis.com/compute/v1"
-	// scope is what tokens are requested for. The roles of the service account limit it.
+	// scope is the scope of the server's tokens. The roles of its service account limit it.
 	scope = "https://www.googleapis.com/auth/compute"
-	// maxDrainingTimeout is the longest one of a backend service.
+	// maxDrainingTimeout is the longest draining timeout of a backend service
+	// (https://cloud.google.com/load-balancing/docs/enabling-connection-draining).
 	maxDrainingTimeout = time.Hour
 )
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
 	provider.CommonOptions // InstanceTypes are machine types
 
 	// Project is the id of the project.
 	Project string
-	// Endpoint is the address of the API, empty for that of Compute Engine.
+	// Endpoint is the URL of the API. Empty means the public API of Compute Engine.
 	Endpoint string
-	// Machine are the arguments of all machines, unless templates and groups have others.
+	// Machine has the default arguments of virtual machines.
 	Machine map[string]any
-	// Subnets are the subnetworks of the machines, by subnet.
+	// Subnets maps subnets of the shard to subnetworks.
 	Subnets map[string]Subnet
-	// DrainingTimeout is how long endpoints that were detached may have connections.
+	// DrainingTimeout is how long detached endpoints may have connections.
 	DrainingTimeout time.Duration
 }
 
-// Subnet is where machines of a subnet are connected.
+// Subnet says where the virtual machines of a subnet are connected.
 type Subnet struct {
 	// Subnetwork is the name of a subnetwork in the region of the shard.
 	Subnetwork string
-	// Project is the project of the subnetwork if that is another one, for a shared VPC.
+	// Project is the host project of a shared VPC, or empty.
 	Project string
 }
 
@@ -77,9 +78,9 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 }
 
 var (
-	// projects are ids of projects. Those of old ones have a domain.
+	// projects matches ids of projects. Old ids begin with a domain.
 	projects = regexp.MustCompile(`^([a-z][a-z0-9.-]*[a-z0-9]:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$`)
-	// names are names of resources.
+	// names matches names of resources (https://cloud.google.com/compute/docs/naming-resources).
 	names = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
 )
 
@@ -115,17 +116,17 @@ func validateSubnet(path *field.Path, subnet Subnet) field.ErrorList {
 	return errs
 }
 
-// endpoint returns the address of the API.
+// endpoint returns the URL of the API.
 func (o *Options) endpoint() string { return cmp.Or(o.Endpoint, defaultEndpoint) }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
-// quotas come with each Spec.
+// quotas can change at any time, because each Spec contains its type.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{
 		{Path: path.Child("project"), Value: o.Project},
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
 		{Path: path.Child("draining_timeout"), Value: o.DrainingTimeout.String()},
-		// The maps in it are printed in the order of their keys.
+		// fmt prints maps sorted by key.
 		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
 		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
 			return fmt.Sprintf("subnetwork %q, project %q", subnet.Subnetwork, subnet.Project)

@@ -16,9 +16,8 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// Terminate requests the deletion of virtual machines, with the disks that belong to them. It
-// does not wait: lists show when they are deleted, and a deletion that has failed is
-// requested again.
+// Terminate requests the deletion of virtual machines and their disks. It does not wait:
+// lists show when they are deleted, and the caller requests a failed deletion again.
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	var mu sync.Mutex
 	errs := map[string]error{}
@@ -42,8 +41,8 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	if _, err := puidv7.Parse(id); err != nil {
 		return err
 	}
-	// Another id for each call: the same one would find the operation of a deletion that has
-	// failed. It is the same for the attempts that the HTTP client makes.
+	// Each call needs a new id: the same id would select the operation of a deletion that has
+	// failed. The HTTP client may repeat the request, with the same id.
 	requestID, err := uuid.NewRandom()
 	if err != nil {
 		return err

@@ -43,8 +43,8 @@ func (a absence) isOf(node *corev1.Node) bool {
 	return node.Spec.ProviderID == a.vm.ProviderID
 }
 
-// Expect adds the instances with a provider id. They count as running until their Nodes are in
-// the cache, or are confirmed to be missing, because nothing else is known.
+// Expect adds the instances with a provider id. They count as running until their Nodes are
+// in the cache, or are confirmed to be missing, because nothing else is known.
 func (p *Provider) Expect(instances []instance.VM) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -75,8 +75,8 @@ func (p *Provider) removeAbsent(id string) {
 	delete(p.absent, id)
 }
 
-// confirm looks up the Node of an instance by name, if it is not in the cache. It returns true
-// if the Node does not exist. Then the instance was deleted, and its request is done.
+// confirm looks up the Node of an instance by name, if it is not in the cache. It returns
+// true if the Node does not exist. Then the instance was deleted, and its request is done.
 func (p *Provider) confirm(ctx context.Context, id string, changed func(instance.GroupKey), failed provider.FailureFunc) (deleted bool, err error) {
 	p.mu.Lock()
 	absent, found := p.absent[id]

@@ -198,8 +198,8 @@ func groupOf(node *corev1.Node) instance.GroupKey {
 	return instance.GroupKey{Tenant: node.Labels[LabelTenant], Group: node.Labels[LabelGroup]}
 }
 
-// errForeignNode means that a Node has the name of an instance and belongs to another. Clients
-// choose the ids of on-demand instances, so the name proves nothing.
+// errForeignNode means that a Node has the name of an instance and belongs to another.
+// Clients choose the ids of on-demand instances, so the name proves nothing.
 var errForeignNode = errors.New("there is a Node of this name that belongs to another group, shard or cluster")
 
 // find reads the Node of an instance from the API server. The error is errForeignNode if

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// That Linux mounts such an image is tested by TestGuest of package qemu.
+// TestGuest of package qemu tests that Linux mounts such an image.
 func TestFilesAreFoundFromTheVolumeDescriptor(t *testing.T) {
 	files := map[string][]byte{
 		"meta-data": []byte("instance-id: a\n"),

@@ -14,9 +14,11 @@ import (
 	"strings"
 )
 
-// entry is one of the list of the whole cluster. Of a virtual machine, node and tags are
-// current on each node; the name and what follows it are what its node last reported, which
-// may be a minute ago, and nothing if the node has not reported for long.
+// entry is an item of /cluster/resources
+// (https://pve.proxmox.com/pve-docs/api-viewer/#/cluster/resources). Every node reports the
+// node and the tags of a virtual machine up to date. Its name and the fields below come from
+// the last report of its own node, which may be a minute old. They are missing if the node
+// has not reported for long.
 type entry struct {
 	Type     string  `json:"type"`
 	Node     string  `json:"node"`
@@ -32,14 +34,14 @@ type entry struct {
 	Shared   flag    `json:"shared"`
 }
 
-// The types of resources.
+// Types of entries.
 const (
 	typeVM      = "qemu"
 	typeNode    = "node"
 	typeStorage = "storage"
 )
 
-// flag is a boolean, a number in JSON.
+// flag is a boolean that the API encodes as a number.
 type flag bool
 
 // UnmarshalJSON reads 1 and "1" as true.
@@ -68,7 +70,7 @@ type member struct {
 	Quorate flag   `json:"quorate"`
 }
 
-// clusterStatus returns the nodes, and the cluster unless there is only one node.
+// clusterStatus returns the nodes, and the cluster unless it consists of a single node.
 func (c *client) clusterStatus(ctx context.Context) (list []member, err error) {
 	return list, c.get(ctx, "cluster/status", nil, &list)
 }
@@ -82,7 +84,7 @@ func (c *client) permissions(ctx context.Context, path string) (privileges map[s
 	return privileges, c.get(ctx, "access/permissions", query, &privileges)
 }
 
-// vmConfig is the configuration of a virtual machine, texts and numbers by name.
+// vmConfig is the configuration of a virtual machine: texts and numbers by name.
 type vmConfig map[string]any
 
 // text returns a value.
@@ -106,14 +108,14 @@ func (c *client) config(ctx context.Context, node string, vmid int) (config vmCo
 	return config, c.get(ctx, vmPath(node, vmid, "config"), nil, &config)
 }
 
-// vmStatus is what a virtual machine does at this moment.
+// vmStatus is the current status of a virtual machine.
 type vmStatus struct {
 	Status string `json:"status"`
 	QEMU   string `json:"qmpstatus"`
 	Lock   string `json:"lock"`
 }
 
-// status returns the status of a virtual machine, as its node knows it.
+// status returns the status of a virtual machine from its node.
 func (c *client) status(ctx context.Context, node string, vmid int) (status vmStatus, err error) {
 	return status, c.get(ctx, vmPath(node, vmid, "status", "current"), nil, &status)
 }
@@ -143,14 +145,14 @@ func (c *client) stop(ctx context.Context, node string, vmid int) (task upid, er
 	return task, c.post(ctx, vmPath(node, vmid, "status", "stop"), nil, &task)
 }
 
-// destroy deletes a virtual machine with its disks, and what the cluster has configured
-// for it.
+// destroy deletes a virtual machine with its disks, and its entries in the configuration of
+// the cluster.
 func (c *client) destroy(ctx context.Context, node string, vmid int) (task upid, err error) {
 	query := url.Values{"purge": {"1"}, "destroy-unreferenced-disks": {"1"}}
 	return task, c.remove(ctx, vmPath(node, vmid), query, &task)
 }
 
-// upload stores an image in a storage of a node, in place of one of the same name.
+// upload stores an image in a storage of a node. It replaces an image of the same name.
 func (c *client) upload(ctx context.Context, node, storage, name string, image []byte) (task upid, err error) {
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -171,7 +173,7 @@ func (c *client) upload(ctx context.Context, node, storage, name string, image [
 	return task, c.call(ctx, http.MethodPost, path, nil, form.FormDataContentType(), body.Bytes(), &task)
 }
 
-// hasImage reports whether a volume of ISO images exists.
+// hasImage reports whether a storage contains an ISO image.
 func (c *client) hasImage(ctx context.Context, node, volume string) (bool, error) {
 	storage, _, _ := strings.Cut(volume, ":")
 	var list []struct {
@@ -189,8 +191,8 @@ func (c *client) hasImage(ctx context.Context, node, volume string) (bool, error
 	return false, nil
 }
 
-// removeVolume deletes a volume of a storage. It returns no task if it was deleted during
-// the call.
+// removeVolume deletes a volume of a storage. It returns no task if the volume was deleted
+// during the call.
 func (c *client) removeVolume(ctx context.Context, node, volume string) (task upid, err error) {
 	storage, _, _ := strings.Cut(volume, ":")
 	path := strings.Join([]string{"nodes", node, typeStorage, storage, "content", url.PathEscape(volume)}, "/")
@@ -203,7 +205,7 @@ type taskStatus struct {
 	Exit   string `json:"exitstatus"`
 }
 
-// upid identifies a task. It is empty if there is none.
+// upid identifies a task. It is empty if the call has returned no task.
 type upid string
 
 // UnmarshalJSON reads null as no task.
@@ -219,7 +221,7 @@ func (u *upid) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// node returns the node on which the task runs.
+// node returns the node that runs the task.
 func (u upid) node() string {
 	parts := strings.Split(string(u), ":")
 	if len(parts) < 9 || parts[0] != "UPID" {
@@ -233,7 +235,7 @@ func (c *client) task(ctx context.Context, task upid) (status taskStatus, err er
 	return status, c.get(ctx, "nodes/"+task.node()+"/tasks/"+string(task)+"/status", nil, &status)
 }
 
-// The types of tasks that are looked for.
+// Types of tasks that the provider searches for.
 const (
 	taskClone  = "qmclone"
 	taskUpload = "imgcopy"

@@ -21,47 +21,48 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// maxResponse is the size up to which a response is read. The resources of a large cluster
-// have some MiB.
+// maxResponse is the largest response in bytes. The resources of a large cluster have some
+// MiB.
 const maxResponse = 64 << 20
 
-// client makes calls to the API of a cluster. Any node responds for all of them.
+// client calls the API of a cluster (https://pve.proxmox.com/wiki/Proxmox_VE_API). Every node
+// can serve every call.
 type client struct {
 	endpoints []*url.URL
 	token     string
 	http      *http.Client
 
-	// mu guards current, the index of the endpoint that was reached last.
+	// mu guards current, the index of the endpoint that was last reached.
 	mu      sync.Mutex
 	current int
 }
 
-// apiError is a response that is no success.
+// apiError is an error response.
 type apiError struct {
 	call    string
 	status  int
 	message string
 }
 
-// Error returns what was called and the response.
+// Error returns the call and the response.
 func (e *apiError) Error() string {
 	return fmt.Sprintf("%s: HTTP %d: %s", e.call, e.status, e.message)
 }
 
-// The status codes of a node that could not reach another one.
+// Status codes of a node that could not reach another node.
 const (
 	statusNoConnection = 595
 	statusNoResponse   = 596
 )
 
-// isDefinite reports whether the call has certainly changed nothing: the API has rejected
-// it before it began.
+// isDefinite reports whether the call has certainly changed nothing, because the API has
+// rejected it before it began.
 func (e *apiError) isDefinite() bool {
 	return e.status >= 400 && e.status < 500 || e.status == http.StatusInternalServerError && e.message != ""
 }
 
-// is reports whether an error is a response whose message contains one of the texts, in
-// lower case.
+// is reports whether an error is a response whose message contains one of the texts. The
+// texts must be in lower case.
 func is(err error, texts ...string) bool {
 	response, ok := errors.AsType[*apiError](err)
 	return ok && containsAny(response.message, texts...)
@@ -72,30 +73,30 @@ func containsAny(message string, texts ...string) bool {
 	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
 }
 
-// isNotExist reports whether an error means that a virtual machine or a file does not
-// exist. The API has no status code for that.
+// isNotExist reports whether an error means that a virtual machine or a file does not exist.
+// The API has no status code for this case.
 func isNotExist(err error) bool {
 	response, ok := errors.AsType[*apiError](err)
 	return ok && (response.status == http.StatusNotFound || is(err, "does not exist", "no such file"))
 }
 
-// isUnreachable reports whether an error says nothing but that a node does not respond.
+// isUnreachable reports whether an error only means that a node does not respond.
 func isUnreachable(err error) bool {
 	response, ok := errors.AsType[*apiError](err)
 	return ok && (response.status == statusNoConnection || response.status == statusNoResponse)
 }
 
-// get reads.
+// get sends a request that reads.
 func (c *client) get(ctx context.Context, path string, query url.Values, result any) error {
 	return c.call(ctx, http.MethodGet, path, query, "", nil, result)
 }
 
-// remove deletes.
+// remove sends a request that deletes.
 func (c *client) remove(ctx context.Context, path string, query url.Values, result any) error {
 	return c.call(ctx, http.MethodDelete, path, query, "", nil, result)
 }
 
-// post and put change something.
+// post and put send requests that change something.
 func (c *client) post(ctx context.Context, path string, form url.Values, result any) error {
 	return c.call(ctx, http.MethodPost, path, nil, "application/x-www-form-urlencoded", []byte(form.Encode()), result)
 }
@@ -104,7 +105,7 @@ func (c *client) put(ctx context.Context, path string, form url.Values, result a
 	return c.call(ctx, http.MethodPut, path, nil, "application/x-www-form-urlencoded", []byte(form.Encode()), result)
 }
 
-// call makes one call and decodes the data of its response.
+// call sends a request and decodes the data of its response.
 func (c *client) call(ctx context.Context, method, path string, query url.Values, contentType string, body []byte, result any) error {
 	name := method + " " + path
 	response, err := c.send(ctx, method, path, query, contentType, body)
@@ -130,8 +131,8 @@ func (c *client) call(ctx context.Context, method, path string, query url.Values
 	return nil
 }
 
-// send sends a request to the node that was reached last. It tries the next one only if
-// there was no connection: then no node has received it.
+// send sends a request to the node that was last reached. It tries the next node only if
+// there was no connection, because then no node has received the request.
 func (c *client) send(ctx context.Context, method, path string, query url.Values, contentType string, body []byte) (*http.Response, error) {
 	c.mu.Lock()
 	first := c.current
@@ -156,7 +157,7 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 			c.mu.Unlock()
 			return response, nil
 		}
-		// The error names the query too, which says nothing that the path does not.
+		// The error also contains the query, which is not needed.
 		if cause, ok := errors.AsType[*url.Error](err); ok {
 			err = cause.Err
 		}
@@ -168,8 +169,8 @@ func (c *client) send(ctx context.Context, method, path string, query url.Values
 	return nil, errors.Join(errs...)
 }
 
-// newError returns the error of a response. Its message is in the body, of older versions
-// in the status line only; what is wrong with single parameters is in the body.
+// newError returns the error of a response. The message is in the body; older versions send
+// it only in the status line. The errors of single parameters are in the body.
 func newError(name string, response *http.Response, data []byte) error {
 	var body struct {
 		Message string            `json:"message"`

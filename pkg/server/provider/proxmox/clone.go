@@ -13,20 +13,20 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// cloneKey is what one clone at a time uses: clones at once of one template, or to one
-// storage, time out waiting for locks.
+// cloneKey identifies the resources that only one clone at a time may use: concurrent clones
+// of a template, or to a storage, wait for locks and time out.
 type cloneKey struct {
 	template int
 	storage  string
 }
 
-// alreadyExists is in the message of a call or task whose VMID is in use.
+// alreadyExists is in the error message if a VMID is used.
 const alreadyExists = "already exists"
 
-// maxClaims is how many VMIDs a call tries.
+// maxClaims is how many VMIDs one call tries.
 const maxClaims = 20
 
-// clone claims a VMID by cloning a template with it, and waits for the clone.
+// clone claims a VMID by cloning the template to it, and waits for the clone.
 func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, until time.Time) (virtualMachine, error) {
 	if l.vmid == 0 {
 		placed, err := a.place(ctx, p, found)
@@ -53,13 +53,13 @@ func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, un
 		switch {
 		case is(err, alreadyExists), isTaskError(err, alreadyExists):
 		case l.lost:
-			return vm, err // the call whose response was lost may have created it
+			return vm, err // the request whose response was lost may have created it
 		default:
 			return vm, p.afterClone(err)
 		}
 		if l.lost {
-			// It may be the result of the call whose response was lost, which the next list
-			// shows.
+			// The request whose response was lost may have created the virtual machine. The next
+			// list shows it.
 			return virtualMachine{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, cloud.ErrInProgress)
 		}
 		a.claim(l, 0)
@@ -68,7 +68,7 @@ func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, un
 	return virtualMachine{}, fmt.Errorf("%d VMIDs in succession are used by others", maxClaims)
 }
 
-// cloneOnce clones with the VMID that was claimed.
+// cloneOnce clones to the claimed VMID.
 func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time) (virtualMachine, error) {
 	form, err := a.cloneForm(l, p)
 	if err != nil {
@@ -85,7 +85,7 @@ func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time)
 	}
 }
 
-// cloneForm returns the parameters of the call that clones.
+// cloneForm returns the parameters of the request to clone.
 func (a *API) cloneForm(l *launch, p plan) (url.Values, error) {
 	userdata := a.options.ISOStorage + ":iso/nstance-" + l.id + ".iso"
 	notes, err := newIdentity(a.shard, p.spec, l.vmid, userdata).notes()
@@ -106,7 +106,7 @@ func (a *API) cloneForm(l *launch, p plan) (url.Values, error) {
 	return form, nil
 }
 
-// tryClone makes the call that clones, and waits for the clone.
+// tryClone sends the request to clone, and waits for the clone.
 func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until time.Time) (virtualMachine, error) {
 	a.step("clone the template")
 	task, err := a.client.clone(ctx, l.source.node, l.source.vmid, form)
@@ -125,8 +125,8 @@ func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until ti
 	return virtualMachine{}, err
 }
 
-// giveUpClaim ends the claim of a VMID after an error that has certainly created nothing,
-// unless the same call may be repeated.
+// giveUpClaim gives up the claimed VMID after an error that has certainly created nothing,
+// unless the same request may succeed later.
 func (a *API) giveUpClaim(l *launch, err error) {
 	if is(err, alreadyExists, lockTimeout) || isTaskError(err, alreadyExists, lockTimeout) {
 		return
@@ -135,8 +135,8 @@ func (a *API) giveUpClaim(l *launch, err error) {
 	a.release(l)
 }
 
-// awaitClone waits for the task that clones and returns the virtual machine. A task that has
-// failed has removed what it made.
+// awaitClone waits for the task that clones, and returns the virtual machine. A failed task
+// has removed everything that it has created.
 func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (virtualMachine, error) {
 	vmid := l.vmid
 	if err := a.await(ctx, l.task, until); err != nil {
@@ -149,7 +149,7 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (virtu
 		return virtualMachine{}, fmt.Errorf("clone template %d to virtual machine %d: %w", l.source.vmid, vmid, err)
 	}
 	a.release(l)
-	// The node may know it later than the one that has cloned it.
+	// The target node may know the virtual machine later than the node that has cloned it.
 	for {
 		config, err := a.client.config(ctx, l.target, vmid)
 		switch identity, found := parseNotes(config.text("description")); {
@@ -166,8 +166,8 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (virtu
 	}
 }
 
-// nextVMID claims the VMID above the highest that is known, for this process. The cluster
-// accepts it for one virtual machine only.
+// nextVMID claims the VMID above the highest known VMID in this process. The cluster accepts
+// it for one virtual machine only.
 func (a *API) nextVMID(found *inventory) (int, error) {
 	highest := firstVMID - 1
 	for _, resource := range found.resources {
@@ -192,7 +192,7 @@ func (a *API) reserve(ctx context.Context, l *launch, p plan, until time.Time) e
 			return nil
 		}
 		if other.task != "" {
-			// The call that waits for it may come late.
+			// The call that waits for the task may come late.
 			if done, _ := a.finished(ctx, other.task); done {
 				a.release(other.launch)
 				continue
@@ -204,13 +204,14 @@ func (a *API) reserve(ctx context.Context, l *launch, p plan, until time.Time) e
 	}
 }
 
-// clones is a launch that clones, and its task.
+// clones is a launch that is cloning, and its task.
 type clones struct {
 	launch *launch
 	task   upid
 }
 
-// tryReserve returns the launch that has reserved the key, nil if that is l.
+// tryReserve returns another launch that has reserved the key, or else reserves it and
+// returns nil.
 func (a *API) tryReserve(key cloneKey, l *launch) *clones {
 	a.mu.Lock()
 	defer a.mu.Unlock()

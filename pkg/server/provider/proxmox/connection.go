@@ -29,18 +29,18 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Connection is how the API of a cluster is called.
+// Connection configures the calls to the API of a cluster.
 type Connection struct {
-	// Endpoints are addresses of the API, of one or more nodes.
+	// Endpoints are the URLs of the API on one or more nodes.
 	Endpoints []string
-	// TokenEnv is the environment variable, and TokenFile the file, that has the API token.
-	// One of them is set.
+	// TokenEnv is the environment variable that contains the API token, or TokenFile the
+	// file. One of them is set.
 	TokenEnv, TokenFile string
-	// CAFile has the certificates that sign those of the nodes. If it is empty, those of the
-	// system count.
+	// CAFile has the certificates of the CA that signs the nodes' certificates. Empty means the
+	// CAs of the operating system.
 	CAFile string
-	// Fingerprints are the SHA-256 of certificates of the nodes. If there are any, no other
-	// certificate is accepted.
+	// Fingerprints are SHA-256 fingerprints of the nodes' certificates. If they are set, all
+	// other certificates are rejected.
 	Fingerprints []string
 }
 
@@ -50,8 +50,7 @@ func readConnection(o *jsonc.Object) Connection {
 		CAFile:       o.String("ca_file"),
 		Fingerprints: o.Strings("fingerprints"),
 	}
-	// A user may have written the token itself instead of its location, and errors are
-	// logged.
+	// A user may have written the token instead of its location, and errors are logged.
 	token := o.ConfidentialObject("token")
 	c.TokenEnv, c.TokenFile = token.String("env"), token.String("file")
 	token.ExactlyOneOf("env", "file")
@@ -59,7 +58,7 @@ func readConnection(o *jsonc.Object) Connection {
 	return c
 }
 
-// fingerprints are 32 bytes in hexadecimal digits, with or without colons.
+// fingerprints matches 32 bytes in hexadecimal digits, with or without colons.
 var fingerprints = regexp.MustCompile(`^[0-9A-Fa-f]{2}(:?[0-9A-Fa-f]{2}){31}$`)
 
 func (c *Connection) validate(path *field.Path) field.ErrorList {
@@ -89,7 +88,7 @@ func (c *Connection) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// parseEndpoint returns an address of the API.
+// parseEndpoint parses the URL of an endpoint.
 func parseEndpoint(text string) (*url.URL, error) {
 	endpoint, err := url.Parse(text)
 	if err != nil || endpoint.Scheme != "https" || endpoint.Host == "" || endpoint.User != nil ||
@@ -108,10 +107,11 @@ func (c *Connection) immutableFields(path *field.Path) []provider.ImmutableField
 	}
 }
 
-// tokens are API tokens: user, realm, name and secret.
+// tokens matches API tokens: user, realm, name and secret
+// (https://pve.proxmox.com/wiki/User_Management#pveum_tokens).
 var tokens = regexp.MustCompile(`^[^\s@!=]+@[A-Za-z][A-Za-z0-9._-]+![A-Za-z][A-Za-z0-9._-]+=[0-9a-fA-F-]{36}$`)
 
-// token reads the API token. No error quotes it.
+// token reads the API token. Its errors never contain the token.
 func (c *Connection) token() (string, error) {
 	text, source := os.Getenv(c.TokenEnv), "the environment variable "+c.TokenEnv
 	if c.TokenFile != "" {
@@ -127,7 +127,7 @@ func (c *Connection) token() (string, error) {
 	return text, nil
 }
 
-// tlsConfig returns how the certificates of nodes are verified.
+// tlsConfig returns the configuration that verifies the certificates of the nodes.
 func (c *Connection) tlsConfig() (*tls.Config, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12}
 	if c.CAFile != "" {
@@ -142,8 +142,7 @@ func (c *Connection) tlsConfig() (*tls.Config, error) {
 	}
 	if len(c.Fingerprints) > 0 {
 		pinned := c.pinned()
-		// The certificate itself is known, so it matters neither who has signed it nor for
-		// which name.
+		// The certificate itself is known, so its issuer and its name do not matter.
 		config.InsecureSkipVerify = true
 		config.VerifyConnection = func(state tls.ConnectionState) error {
 			sum := sha256.Sum256(state.PeerCertificates[0].Raw)
@@ -156,7 +155,7 @@ func (c *Connection) tlsConfig() (*tls.Config, error) {
 	return config, nil
 }
 
-// pinned returns the bytes of the fingerprints, which are valid.
+// pinned returns the fingerprints as bytes.
 func (c *Connection) pinned() [][]byte {
 	var all [][]byte
 	for _, text := range c.Fingerprints {
@@ -167,14 +166,14 @@ func (c *Connection) pinned() [][]byte {
 	return all
 }
 
-// dialTimeout is how long a node may take to accept a connection before the next one is
+// dialTimeout is how long a node may take to accept a connection before the next node is
 // tried.
 const dialTimeout = 5 * time.Second
 
 // dialer connects to a node.
 type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// newClient returns a client that connects with dial, or as usual if it is nil.
+// newClient returns a client that connects with dial, or normally if dial is nil.
 func (c *Connection) newClient(dial dialer) (*client, error) {
 	token, err := c.token()
 	if err != nil {
@@ -193,7 +192,7 @@ func (c *Connection) newClient(dial dialer) (*client, error) {
 	}
 	made := &client{token: token, http: &http.Client{
 		Transport: deadline.HTTPClient(transport.RoundTrip),
-		// A redirect is no part of the API, and would be sent the token.
+		// The API sends no redirects. A redirect could send the token to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	for _, text := range c.Endpoints {

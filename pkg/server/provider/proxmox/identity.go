@@ -35,7 +35,7 @@ type resources struct {
 	Userdata string `json:"userdata"`
 }
 
-// notesTitle is the first line of the notes, for people.
+// notesTitle is the first line of the notes, as a warning to users.
 const notesTitle = "This virtual machine is managed by nstance. Do not change these notes."
 
 // newIdentity returns the identity of the virtual machine of a spec.
@@ -47,13 +47,13 @@ func newIdentity(shard provider.Shard, spec provider.Spec, vmid int, userdata st
 	}
 }
 
-// notes returns the text for the notes.
+// notes returns the notes for a virtual machine.
 func (i identity) notes() (string, error) {
 	data, err := json.MarshalIndent(i, "", "  ")
 	return notesTitle + "\n\n```json\n" + string(data) + "\n```\n", err
 }
 
-// parseNotes returns false if notes have no identity.
+// parseNotes returns false if the notes contain no identity.
 func parseNotes(notes string) (i identity, found bool) {
 	begin, end := strings.Index(notes, "{"), strings.LastIndex(notes, "}")
 	if !strings.HasPrefix(notes, notesTitle) || begin < 0 || end < begin {
@@ -71,10 +71,10 @@ func (i identity) cloudVM(shard provider.Shard) cloud.VM {
 	return vm
 }
 
-// ownershipTag is on each virtual machine of this project.
+// ownershipTag is a tag of every virtual machine of this project.
 const ownershipTag = "nstance"
 
-// The prefixes of the tags with ids: a cluster may have the name of a shard of another one.
+// Prefixes of tags with ids. They differ because a cluster and a shard may have the same id.
 const (
 	clusterTag = "nstance-cluster-"
 	shardTag   = "nstance-shard-"
@@ -85,18 +85,18 @@ func tagsOf(shard provider.Shard) []string {
 	return []string{ownershipTag, clusterTag + shard.ClusterID, shardTag + shard.ID}
 }
 
-// splitTags returns the tags in a text.
+// splitTags splits a list of tags as the API reports it.
 func splitTags(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
 
-// hasTags reports whether a text has all tags of a shard.
+// hasTags reports whether a list of tags contains all tags of a shard.
 func hasTags(shard provider.Shard, text string) bool {
 	tags := splitTags(text)
 	return !slices.ContainsFunc(tagsOf(shard), func(tag string) bool { return !slices.Contains(tags, tag) })
 }
 
-// hasOtherTags reports whether a text has all tags of another shard.
+// hasOtherTags reports whether a list of tags contains all tags of another shard.
 func hasOtherTags(shard provider.Shard, text string) bool {
 	tags := splitTags(text)
 	lacks := func(prefix string) bool {
@@ -108,27 +108,27 @@ func hasOtherTags(shard provider.Shard, text string) bool {
 // lockClone is the lock of a virtual machine that is being cloned.
 const lockClone = "clone"
 
-// reading is what was read of a virtual machine whose notes have an identity.
+// reading has the facts that were read from the notes of a virtual machine.
 type reading struct {
 	identity identity
-	// ours is true if it is one of the shard.
+	// ours is true if the virtual machine belongs to the shard.
 	ours bool
-	// complete is true once everything was configured.
+	// complete is true once the virtual machine was configured.
 	complete bool
-	// name and tags are those that it had.
+	// name and tags are the name and the tags at that time.
 	name, tags string
 }
 
-// isCurrent reports whether the list shows the virtual machine that was read. The list has
-// no name if its node has not reported it.
+// isCurrent reports whether the list still shows the virtual machine that was read. The list
+// has no name if the node has not reported it.
 func (r *reading) isCurrent(listed entry) bool {
 	return r != nil && r.tags == listed.Tags && (listed.Name == "" || listed.Name == r.name)
 }
 
-// mayBeOurs reports whether a resource may be a virtual machine of the shard, as far as the
-// list shows. The notes decide: a user may have changed the tags, and a clone has those of
-// its template until it is configured. Without a name it may be a clone, or the list does not
-// show the name yet.
+// mayBeOurs reports whether an entry of the list may be a virtual machine of the shard. Only
+// the notes are certain: a user may have changed the tags, and a clone has the tags of its
+// template until it is configured. An entry without a name may be a clone, or its node has
+// not reported the name.
 func (a *API) mayBeOurs(listed entry) bool {
 	if listed.Type != typeVM || listed.VMID < firstVMID || bool(listed.Template) {
 		return false
@@ -141,8 +141,8 @@ func isInstanceID(name string) bool {
 	return err == nil
 }
 
-// rememberOther stores that a virtual machine is none of ours: the list has no name any more
-// when its node fails.
+// rememberOther stores that a virtual machine does not belong to the shard, because the list
+// loses the name if its node fails.
 func (a *API) rememberOther(listed entry) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -151,16 +151,16 @@ func (a *API) rememberOther(listed entry) {
 	}
 }
 
-// identification is whose virtual machine one is.
+// identification says which shard and instance a virtual machine belongs to.
 type identification struct {
 	reading
-	// unknown is true if that cannot be known at present.
+	// unknown is true if this cannot be read at present.
 	unknown bool
 }
 
-// identifyOne reads whose virtual machine one is. A virtual machine of others, or one with
-// the tags of the shard, is read once. Without the tags it is read each time: another clone of
-// the same template may have its VMID by now.
+// identifyOne reads which shard and instance a virtual machine belongs to. It reads a virtual
+// machine of others, or with the tags of the shard, once. Without the tags it reads it each
+// time, because another clone of the same template may have the VMID by now.
 func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (identification, error) {
 	tagged := hasTags(a.shard, listed.Tags)
 	a.mu.Lock()
@@ -182,7 +182,7 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 		return identification{}, err
 	}
 	identity, found := parseNotes(config.text("description"))
-	// A copy that a user has made has another VMID.
+	// If a user has copied the virtual machine, the copy has another VMID.
 	ours := found && identity.VMID == listed.VMID && identity.Association == cloud.AssociationOf(a.shard)
 	switch name := config.text("name"); {
 	case config.text("lock") == lockClone && (ours || name == ""):
@@ -195,7 +195,7 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 	}
 	known = &reading{
 		identity: identity, ours: ours, name: config.text("name"), tags: listed.Tags,
-		// The disk with the userdata is configured with the rest.
+		// The userdata disk is configured together with the other properties.
 		complete: tagged || strings.HasPrefix(config.text("ide2"), identity.Resources.Userdata),
 	}
 	a.mu.Lock()
@@ -204,9 +204,10 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 	return identification{reading: *known}, nil
 }
 
-// unreadable returns what is known of a virtual machine whose configuration cannot be read.
-// A list without one that is ours would be incomplete. Only here tags show that one is of
-// others: a shard does not depend on the nodes of another one.
+// unreadable identifies a virtual machine whose configuration cannot be read. If it belongs
+// to the shard, a list without it would be incomplete, which is an error. Only here tags can
+// show that it belongs to another shard, so that a shard does not depend on the nodes of
+// another one.
 func (a *API) unreadable(listed entry, known *reading, err error) (identification, error) {
 	tagged, ours := hasTags(a.shard, listed.Tags), known != nil && known.ours
 	switch {
@@ -219,21 +220,21 @@ func (a *API) unreadable(listed entry, known *reading, err error) (identificatio
 }
 
 // isBeingCloned reports whether a virtual machine with the lock of a clone will be complete.
-// If its node has failed during the clone it never will, and it is not a machine.
+// If its node has failed during the clone, it stays incomplete and is no VM.
 func (a *API) isBeingCloned(ctx context.Context, listed entry) (bool, error) {
 	running, err := a.client.hasTask(ctx, listed.Node, taskClone)
 	if err != nil || running {
 		return err == nil, err
 	}
-	// The clone may have finished in between.
+	// The clone may have finished since the list of tasks.
 	config, err := a.client.config(ctx, listed.Node, listed.VMID)
 	if isNotExist(err) {
-		return true, nil // it was moved to its node
+		return true, nil // it was moved to the target node
 	}
 	return err == nil && config.text("name") != "" && config.text("lock") != lockClone, err
 }
 
-// firstVMID and lastVMID bound those of instances.
+// firstVMID and lastVMID are the limits for VMIDs of instances.
 const (
 	firstVMID = 10000
 	lastVMID  = 999_999_999
@@ -244,23 +245,24 @@ type virtualMachine struct {
 	vmid     int
 	node     string
 	identity identity
-	// complete is true once everything was configured.
+	// complete is true once the virtual machine was configured.
 	complete bool
-	// status is what its node last reported, maybe not for long.
+	// status is the last status that the node has reported, maybe a minute ago.
 	status string
-	// reachable is false if its node is offline.
+	// reachable is false if the node is offline.
 	reachable bool
 }
 
-// inventory is what the cluster has at some time.
+// inventory has the resources of the cluster at one time.
 type inventory struct {
 	resources []entry
 	ours      []virtualMachine
-	// online are the nodes of the cluster that are.
+	// online tells which nodes of the cluster are online.
 	online map[string]bool
-	// unknown are virtual machines that may be ours: those that are being cloned, those that
-	// were moved since, and others without tags whose configuration cannot be read. A clone
-	// has its identity before the last of several disks is cloned.
+	// unknown has the virtual machines that may belong to the shard: clones in progress, virtual
+	// machines that were moved since the list, and virtual machines without tags whose
+	// configuration cannot be read. A clone with several disks gets its identity before the
+	// last disk is cloned.
 	unknown []virtualMachine
 }
 
@@ -269,7 +271,7 @@ func (i *inventory) of(id string) []virtualMachine {
 	return slices.DeleteFunc(slices.Clone(i.ours), func(vm virtualMachine) bool { return vm.identity.InstanceID != id })
 }
 
-// certain returns an error if some virtual machine may be one of the shard.
+// certain returns an error if an unknown virtual machine may belong to the shard.
 func (i *inventory) certain() error {
 	if len(i.unknown) == 0 {
 		return nil
@@ -281,9 +283,10 @@ func (i *inventory) certain() error {
 	return fmt.Errorf("it is not known yet whose virtual machines these are: %s", strings.Join(names, ", "))
 }
 
-// inventory reads what the cluster has. Without quorum a node knows only what was there
-// before, which is an error. The virtual machines on a node that is offline are listed all
-// the same, since every node has the configurations of the whole cluster.
+// inventory reads the resources of the cluster. Without quorum a node knows only an old
+// state, so inventory returns an error
+// (https://pve.proxmox.com/wiki/Cluster_Manager#_quorum). It also lists virtual machines on
+// nodes that are offline, since every node has the configurations of the whole cluster.
 func (a *API) inventory(ctx context.Context) (*inventory, error) {
 	members, err := a.client.clusterStatus(ctx)
 	if err != nil {
@@ -313,8 +316,8 @@ func (a *API) inventory(ctx context.Context) (*inventory, error) {
 	return found, a.identify(ctx, found)
 }
 
-// forgetOthers forgets the virtual machines that are not listed: their ids may be used for
-// others.
+// forgetOthers forgets virtual machines that are not listed any more, because other virtual
+// machines may reuse their VMIDs.
 func (a *API) forgetOthers(list []entry) {
 	listed := map[int]bool{}
 	for _, resource := range list {
@@ -336,7 +339,7 @@ func (a *API) forgetOthers(list []entry) {
 	}
 }
 
-// identify finds the virtual machines of the shard.
+// identify finds the virtual machines of the shard among the resources.
 func (a *API) identify(ctx context.Context, found *inventory) error {
 	var candidates []entry
 	for _, resource := range found.resources {

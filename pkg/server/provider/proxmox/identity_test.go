@@ -164,8 +164,8 @@ func TestAVMIDThatIsUsedAgain(t *testing.T) {
 	})
 }
 
-// TestAVMIDOfAnotherShardThatIsUsedAgain for a machine of this shard, whose clone has the tags
-// of the machine before.
+// TestAVMIDOfAnotherShardThatIsUsedAgain for a machine of this shard, whose clone has the
+// tags of the machine before.
 func TestAVMIDOfAnotherShardThatIsUsedAgain(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		w.Set(9000, "tags", strings.Join(tagsOf(otherShard), ";"))

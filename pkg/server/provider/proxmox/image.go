@@ -19,13 +19,12 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Image is what a virtual machine is cloned from. Options and arguments have the same
+// Image selects the template of virtual machines. Options and arguments have the same
 // members; an argument replaces the option.
 type Image struct {
-	// Template is the name of a template. Several nodes may have one of that name.
+	// Template is the name of a template. Several nodes may have a template of that name.
 	Template string
-	// DiskSize is the size of the disk that is booted, if it is larger than that of the
-	// template.
+	// DiskSize is the size of the boot disk, if it is larger than the template's disk.
 	DiskSize string
 }
 
@@ -35,14 +34,14 @@ const (
 	imageDiskSize = "disk_size"
 )
 
-// templateNames are names of virtual machines.
+// templateNames matches names of virtual machines.
 var templateNames = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
 
 func readImage(o *jsonc.Object) Image {
 	return Image{Template: o.String(imageTemplate), DiskSize: o.String(imageDiskSize)}
 }
 
-// member returns a member by its name, nil if there is none.
+// member returns a pointer to a member by its name, or nil.
 func (i *Image) member(name string) *string {
 	switch name {
 	case imageTemplate:
@@ -67,7 +66,7 @@ func (i *Image) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// diskSize returns the bytes of a size.
+// diskSize returns a size in bytes.
 func diskSize(text string) (bytes int64, problem string) {
 	size, err := resource.ParseQuantity(text)
 	if err != nil || size.Sign() <= 0 || size.Value()%(1<<20) != 0 {
@@ -76,7 +75,7 @@ func diskSize(text string) (bytes int64, problem string) {
 	return size.Value(), ""
 }
 
-// with returns i with arguments instead of its members.
+// with returns the image with the arguments in place of its members.
 func (i Image) with(args map[string]any) (Image, error) {
 	path := field.NewPath("args")
 	errs := validateArgs(path, args)
@@ -92,7 +91,7 @@ func (i Image) with(args map[string]any) (Image, error) {
 	return i, errs.ToAggregate()
 }
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	errs := validateArgs(path, args)
 	known := Image{}
@@ -118,8 +117,9 @@ func validateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	return errs
 }
 
-// disks matches the names, in a configuration, of the disks that a virtual machine can boot
-// from. volumes also matches those of the firmware's variables and of the TPM's state.
+// disks matches the names of disks in a configuration that a virtual machine can boot from.
+// volumes also matches the disks for variables of the firmware and for the state of the TPM
+// (https://pve.proxmox.com/pve-docs/qm.conf.5.html).
 var (
 	disks   = regexp.MustCompile(`^(scsi|virtio|sata|ide)[0-9]+$`)
 	volumes = regexp.MustCompile(`^(scsi|virtio|sata|ide|efidisk|tpmstate)[0-9]+$`)
@@ -128,7 +128,7 @@ var (
 // bootDisk returns the first disk in the boot order, and its size in bytes.
 func (c vmConfig) bootDisk() (name string, size int64, err error) {
 	order := strings.FieldsFunc(strings.TrimPrefix(c.text("boot"), "order="), func(r rune) bool { return r == ';' })
-	// Older templates have it in another value.
+	// Older templates have the disk in another property.
 	for _, name := range append(order, c.text("bootdisk")) {
 		drive := c.text(name)
 		if !disks.MatchString(name) || drive == "" || strings.Contains(drive, "media=cdrom") {
@@ -145,7 +145,7 @@ func (c vmConfig) bootDisk() (name string, size int64, err error) {
 	return "", 0, errors.New("there is no disk in the boot order")
 }
 
-// parseDriveSize returns the bytes of the size of a disk, such as 20G.
+// parseDriveSize returns the size of a disk, such as 20G, in bytes.
 func parseDriveSize(text string) (int64, error) {
 	digits := strings.TrimRight(text, "KMGT")
 	number, err := strconv.ParseFloat(digits, 64)

@@ -21,41 +21,41 @@ import (
 	"nstance.dev/operator/pkg/server/provider/nocloud"
 )
 
-// launchAge is how long after its last call a launch counts as one that will be continued.
-// A call that fails is repeated much sooner.
+// launchAge is how long after its last call a launch is expected to continue. A failed call
+// is repeated much sooner.
 const launchAge = 2 * time.Minute
 
-// claimAge is how long after its last call the VMID of a launch is remembered. No instance is
-// requested for so long.
+// claimAge is how long after its last call the VMID of a launch is remembered. The server
+// gives up a request long before that.
 const claimAge = 24 * time.Hour
 
-// launch is a launch that has begun and not finished. One worker uses it at a time.
+// launch is a launch in progress. One worker uses it at a time.
 type launch struct {
 	id string
-	// last is when its last call ended, zero during a call.
+	// last is when the last call ended, or zero during a call.
 	last time.Time
-	// source is the template, and target the node of the virtual machine, while vmid is set.
+	// source is the template, and target the node for the clone. They are set while vmid is.
 	source source
 	target string
-	// vmid is what was claimed. The virtual machine may exist.
+	// vmid is the claimed VMID. The virtual machine may exist.
 	vmid int
-	// task clones. It is empty if there is none or the response was lost.
+	// task is the task that clones. It is empty without a clone, or if the response was lost.
 	task upid
-	// lost is true if the response of a call to clone with this VMID was lost.
+	// lost is true if the response to a request to clone to this VMID was lost.
 	lost bool
-	// tasks are those that have completed the virtual machine so far, by step, so that a
-	// call continues where the one before has run out of time.
+	// tasks are the tasks that have completed the virtual machine so far, by step, so that a
+	// call continues where the last one has run out of time.
 	tasks map[string]upid
-	// memory is how many bytes of the target it will use.
+	// memory is the memory of the virtual machine in bytes.
 	memory int64
 }
 
-// begin returns the launch of an instance, new or begun before.
+// begin returns the launch of an instance, and creates it if needed.
 func (a *API) begin(id string) *launch {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.launches, func(_ string, l *launch) bool {
-		// What was claimed may exist, or will when a clone has finished.
+		// A claimed virtual machine may exist, or will exist when a clone has finished.
 		return !l.isFresh() && (l.vmid == 0 || time.Since(l.last) > claimAge)
 	})
 	l, begun := a.launches[id]
@@ -70,7 +70,7 @@ func (a *API) begin(id string) *launch {
 // isFresh reports whether the launch is running or will be continued. mu must be locked.
 func (l *launch) isFresh() bool { return l.last.IsZero() || time.Since(l.last) < launchAge }
 
-// end notes the result of a call.
+// end stores the result of a call.
 func (a *API) end(l *launch, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -81,7 +81,7 @@ func (a *API) end(l *launch, err error) {
 	}
 }
 
-// isLaunching reports whether a launch of this process has not finished.
+// isLaunching reports whether a launch of this process is in progress.
 func (a *API) isLaunching(id string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -101,15 +101,15 @@ func (a *API) isClaimed(vmid int) bool {
 	return false
 }
 
-// plan is what a launch makes.
+// plan is the virtual machine that a launch creates.
 type plan struct {
 	spec   provider.Spec
 	image  Image
 	subnet Subnet
 }
 
-// Launch clones, configures and starts the virtual machine of a request. Each step is
-// repeated without harm: a call continues where the one before was interrupted.
+// Launch clones, configures and starts the virtual machine of a request. If a call is
+// interrupted, the next call continues, because each step can be repeated.
 func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	image, err := a.options.Image.with(r.Args)
 	if err != nil {
@@ -152,8 +152,7 @@ func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, er
 	return vm, nil
 }
 
-// locate returns the virtual machine of a launch, if it exists: a call before this one has
-// cloned it.
+// locate returns the virtual machine of a launch, if an earlier call has cloned it.
 func (a *API) locate(ctx context.Context, l *launch, found *inventory, until time.Time) (vm virtualMachine, exists bool, err error) {
 	if all := found.of(l.id); len(all) > 0 {
 		a.release(l)
@@ -163,27 +162,27 @@ func (a *API) locate(ctx context.Context, l *launch, found *inventory, until tim
 		vm, err := a.awaitClone(ctx, l, until)
 		switch {
 		case isTaskError(err, alreadyExists):
-			a.claim(l, 0) // of another client
+			a.claim(l, 0) // another client has it
 			return virtualMachine{}, false, nil
 		case isTaskError(err, lockTimeout):
-			return virtualMachine{}, false, nil // is tried again
+			return virtualMachine{}, false, nil // try again
 		}
 		return vm, err == nil, err
 	}
-	// It is not known whether the call to clone has arrived. A repetition claims the same
-	// VMID, so there is only one virtual machine.
+	// It is unknown whether the request to clone has arrived. A repetition claims the same VMID,
+	// so no second virtual machine is created.
 	for _, unknown := range found.unknown {
 		if unknown.vmid == l.vmid || unknown.identity.InstanceID == l.id {
 			return virtualMachine{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", unknown.vmid, cloud.ErrInProgress)
 		}
 	}
 	if l.vmid != 0 && slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }) {
-		a.claim(l, 0) // it is of another client
+		a.claim(l, 0) // another client has it
 	}
 	return virtualMachine{}, false, nil
 }
 
-// claim notes the VMID of a launch, zero for none.
+// claim stores the VMID of a launch, 0 for no VMID.
 func (a *API) claim(l *launch, vmid int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -217,14 +216,15 @@ func (a *API) complete(ctx context.Context, l *launch, vm virtualMachine, p plan
 	}
 	a.step("start the virtual machine")
 	err = a.run(ctx, until, l.step("start"), func() (upid, error) { return a.client.start(ctx, vm.node, vm.vmid) })
-	// It may run because of a call whose response was lost.
+	// A request whose response was lost may have started it.
 	if err != nil && !is(err, alreadyRunning) && !isTaskError(err, alreadyRunning) {
 		return fmt.Errorf("start virtual machine %d: %w", vm.vmid, err)
 	}
 	return nil
 }
 
-// configuration returns what is configured of a virtual machine.
+// configuration returns the configuration of a virtual machine
+// (https://pve.proxmox.com/pve-docs/qm.conf.5.html).
 func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 	network := "virtio,bridge=" + p.subnet.Bridge
 	if p.subnet.VLAN != nil {
@@ -238,7 +238,7 @@ func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 		"net0":    {network},
 		"ide2":    {vm.identity.Resources.Userdata + ",media=cdrom"},
 		"onboot":  {"1"},
-		// A template may be protected. Its clone is to be deleted some day.
+		// A template may be protected, but its clones must not be.
 		"protection": {"0"},
 	}
 }
@@ -246,7 +246,7 @@ func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 // cpus returns the number of processors of an instance type.
 func cpus(t provider.InstanceType) int64 { return max(1, t.CPU.Value()) }
 
-// enlarge makes the disk that is booted as large as was configured, if it is smaller.
+// enlarge enlarges the boot disk to the configured size, if it is smaller.
 func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image Image, until time.Time) error {
 	if image.DiskSize == "" {
 		return nil
@@ -267,8 +267,8 @@ func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image I
 	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, vm.node, vm.vmid, disk, want) })
 }
 
-// abandon removes a virtual machine that could not be completed, if the reason would be the
-// same for another attempt. A call that failed for any other reason is repeated.
+// abandon removes a virtual machine that could not be completed, if another attempt would
+// fail for the same reason. Otherwise the caller repeats the call.
 func (a *API) abandon(ctx context.Context, vm virtualMachine, p plan, err error, until time.Time) error {
 	rejection := p.reject(err)
 	if rejection == nil {
@@ -282,20 +282,20 @@ func (a *API) abandon(ctx context.Context, vm virtualMachine, p plan, err error,
 }
 
 const (
-	// retryAfter is when a request that was rejected may succeed: something has to change.
+	// retryAfter is the delay after a rejection that a user has to correct.
 	retryAfter = 30 * time.Second
-	// spaceRetryAfter is the same for one that had no space. A clone writes much until it
-	// is out of space.
+	// spaceRetryAfter is the delay after a clone ran out of space. A clone writes much until
+	// then.
 	spaceRetryAfter = 5 * time.Minute
 )
 
-// rejectGroup rejects what the arguments of a group cause.
+// rejectGroup rejects the requests of a group, whose arguments have caused an error.
 func rejectGroup(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
 }
 
-// afterClone returns what an error means whose clone has not begun, or has removed what it
-// made: a rejection, or the error itself if the clone may exist or may be repeated.
+// afterClone converts the error of a clone that has not begun, or has removed everything that
+// it had created. It returns the error itself if the clone may exist or may be repeated.
 func (p plan) afterClone(err error) error {
 	if rejection := p.reject(err); rejection != nil {
 		return rejection
@@ -303,17 +303,17 @@ func (p plan) afterClone(err error) error {
 	return err
 }
 
-// Texts in messages of the API and of tasks, in lower case. There are no codes.
+// Texts in messages of the API and of tasks, in lower case. The API has no error codes.
 var (
-	// transient are those after which the same may succeed.
+	// transient are texts of errors after which the same call may succeed.
 	transient  = []string{lockTimeout, alreadyExists, "quorum", "is locked", "not ready", "unexpected status", "interrupted", "timeout"}
 	outOfSpace = []string{"no space left", "not enough space", "not enough free space", "out of space", "insufficient free space", "disk quota exceeded"}
 	noMemory   = []string{"cannot allocate memory", "cannot set up guest memory"}
-	// subnetFaults are of the storage or the network.
+	// subnetFaults are texts of errors about the storage or the network.
 	subnetFaults = []string{"storage '", "no such storage", "bridge '", "no such bridge", "non-shared storage", "uses local storage"}
 )
 
-// reject returns the rejection that an error means, nil if it says nothing about other
+// reject returns the rejection that an error means, or nil if it says nothing about other
 // requests.
 func (p plan) reject(err error) error {
 	var message string

@@ -23,35 +23,35 @@ import (
 // Name is the name of the provider in the configuration.
 const Name = "proxmox"
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
 	provider.CommonOptions
 
-	// Connection is how the API is called.
+	// Connection configures the calls to the API.
 	Connection Connection
 	// Nodes are the nodes of the cluster on which virtual machines are created.
 	Nodes []string
-	// Image is what virtual machines are cloned from, unless arguments say otherwise.
+	// Image is the default image of virtual machines.
 	Image Image
 	// FullClone is false if the disks of virtual machines stay linked to their template.
 	FullClone bool
-	// ISOStorage is the storage for the disks with the userdata, which every node has.
+	// ISOStorage is the storage of the userdata disks, which every node must have.
 	ISOStorage string
-	// Pool is the pool of the virtual machines, empty for none.
+	// Pool is the pool of the virtual machines, or empty.
 	Pool string
-	// Subnets are where virtual machines are created, by subnet.
+	// Subnets says where virtual machines are created, by subnet.
 	Subnets map[string]Subnet
 }
 
-// Subnet is a network and a storage of virtual machines.
+// Subnet configures the network and the storage of virtual machines.
 type Subnet struct {
-	// Bridge is a bridge of the nodes or a virtual network of the cluster.
+	// Bridge is a bridge of the nodes, or a virtual network (VNet) of the cluster.
 	Bridge string
-	// VLAN is the tag of the frames, nil for none.
+	// VLAN is the VLAN tag, nil for untagged frames.
 	VLAN *int32
-	// Storage is where the disks are.
+	// Storage is the storage of the disks.
 	Storage string
-	// Instances is how many instances the subnet has room for, nil for any number.
+	// Instances is how many instances the subnet has room for, nil for no limit.
 	Instances *int32
 }
 
@@ -82,20 +82,21 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 }
 
 var (
-	// nodeNames are host names without a domain.
+	// nodeNames matches host names without a domain.
 	nodeNames = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$`)
-	// storages are ids of storages.
+	// storages matches ids of storages.
 	storages = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
-	// bridges are names of network interfaces of Linux.
+	// bridges matches names of Linux network interfaces.
 	bridges = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
-	// pools are ids of pools.
+	// pools matches ids of pools.
 	pools = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$`)
 )
 
-// minMemory is the least memory of a virtual machine.
+// minMemory is the smallest memory of a virtual machine in bytes
+// (https://pve.proxmox.com/pve-docs/qm.conf.5.html).
 const minMemory = 16 << 20
 
-// maxVLAN is the highest tag.
+// maxVLAN is the highest VLAN tag (IEEE 802.1Q).
 const maxVLAN = 4094
 
 // Validate returns every rule that the options break.
@@ -152,7 +153,7 @@ func validateType(path *field.Path, t provider.InstanceType) field.ErrorList {
 }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
-// quotas come with each Spec.
+// quotas can change at any time, because each Spec contains its type.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return append(o.Connection.immutableFields(path),
 		provider.ImmutableField{Path: path.Child("nodes"), Value: strings.Join(o.Nodes, ", ")},
@@ -183,20 +184,21 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	return cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
 }
 
-// privilege is one that the token needs.
+// privilege is a privilege that the token needs
+// (https://pve.proxmox.com/wiki/User_Management#pveum_permission_management).
 type privilege struct {
 	name string
-	// paths are where. One of them is enough.
+	// paths are the paths that can grant the privilege. One of them is enough.
 	paths []string
 }
 
-// vmPrivileges are those on virtual machines.
+// vmPrivileges are the required privileges on virtual machines.
 var vmPrivileges = []string{
 	"VM.Allocate", "VM.Audit", "VM.Clone", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk",
 	"VM.Config.Memory", "VM.Config.Network", "VM.Config.Options", "VM.PowerMgmt",
 }
 
-// vmPaths are the paths of which one has the privileges on virtual machines.
+// vmPaths returns the paths that can grant privileges on virtual machines.
 func (o *Options) vmPaths() []string {
 	if o.Pool == "" {
 		return []string{"/vms"}
@@ -204,7 +206,7 @@ func (o *Options) vmPaths() []string {
 	return []string{"/pool/" + o.Pool, "/vms"}
 }
 
-// privileges returns what the token needs.
+// privileges returns the privileges that the token needs.
 func (o *Options) privileges() []privilege {
 	needed := []privilege{{name: "Sys.Audit", paths: []string{"/"}}}
 	for _, name := range vmPrivileges {
@@ -229,11 +231,12 @@ func (o *Options) privileges() []privilege {
 	return needed
 }
 
-// sdnZones is the path above those of virtual networks, whose zones are not known here.
+// sdnZones is the path above the paths of all virtual networks, whose zones are not
+// configured.
 const sdnZones = "/sdn/zones"
 
-// checkPrivileges returns an error that names the privileges that the token does not have,
-// until it has all of them once.
+// checkPrivileges returns an error that names the privileges that the token lacks. Once the
+// token had all privileges, it does not check again.
 func (a *API) checkPrivileges(ctx context.Context) error {
 	a.mu.Lock()
 	checked := a.checked
@@ -268,8 +271,8 @@ func (a *API) checkPrivileges(ctx context.Context) error {
 	return nil
 }
 
-// checkVisibility returns an error if the token may not see virtual machines: they are then
-// not listed, without an error.
+// checkVisibility returns an error if the token may not see virtual machines. The API would
+// leave them out of lists without an error.
 func (a *API) checkVisibility(ctx context.Context) error {
 	for _, path := range a.options.vmPaths() {
 		all, err := a.client.permissions(ctx, path)

@@ -22,27 +22,27 @@ type source struct {
 	node string
 }
 
-// placement is where a virtual machine is created, and of what.
+// placement is the node for a virtual machine, and the template to clone.
 type placement struct {
 	source source
 	target string
 }
 
-// load is what a node has and uses.
+// load is a node with its capacity and its usage.
 type load struct {
 	entry
-	// memory is what is used, and promised what its virtual machines may use. Both include
-	// the launches of this process.
+	// memory is the used memory, and promised the memory that its virtual machines may use.
+	// Both include the launches of this process.
 	memory, promised int64
 }
 
-// share is how much of the memory is used or promised, in hundredths: nodes that differ by
-// less are equal.
+// share returns the used or promised share of the memory in percent, rounded down, so that
+// nodes with nearly the same share count as equal.
 func (l load) share() int64 { return max(l.memory, l.promised) * 100 / max(1, l.MaxMem) }
 
-// place chooses the node of a virtual machine: of those that are configured and online, have
-// the template and enough memory, the one that uses the least part of its memory, and of
-// equal ones the one that uses the least part of its processors.
+// place chooses the node for a virtual machine. A node must be configured and online, and
+// have the template and enough memory. place prefers the node with the lowest share of used
+// memory, and among equal nodes the node with the lowest processor usage.
 func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, error) {
 	sources, err := a.sources(ctx, p, found)
 	if err != nil {
@@ -97,9 +97,9 @@ func (a *API) loads(found *inventory) []load {
 	return all
 }
 
-// sources returns what a virtual machine is cloned of, by the node where it can be created:
-// that node's own template of the name, or one of another node if all its disks, and those
-// of the clone, are in storages that the nodes share.
+// sources returns the template to clone, by the node for the clone. It is the node's own
+// template of the name. A node without one can use the template of another node if all disks
+// of the template and of the clone are in shared storages.
 func (a *API) sources(ctx context.Context, p plan, found *inventory) (map[string]source, error) {
 	own := map[string]source{}
 	for _, resource := range found.resources {

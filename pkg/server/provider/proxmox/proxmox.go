@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package proxmox is a provider of virtual machines of a Proxmox VE cluster
-// (docs/providers.md#proxmox). Package machines decides what to do with them.
+// (docs/providers.md#proxmox). It only calls the cluster. Package cloud decides which calls
+// to make.
 package proxmox
 
 import (
@@ -21,17 +22,17 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// parallel is how many calls are made at a time for one list or termination.
+// parallel is the number of concurrent requests for one list or termination.
 const parallel = 8
 
-// visibilityDelay is how long a node may take to know what was changed on another one, and
-// to begin a clone that it has accepted.
+// visibilityDelay is how long a node may take to know a change on another node, and to begin
+// an accepted clone.
 const visibilityDelay = 15 * time.Second
 
-// API are the calls for the virtual machines of one shard. It implements cloud.API.
+// API makes the calls for the virtual machines of one shard. It implements cloud.API.
 //
-// What the cluster stores about them is in their configurations: notes, which are read once
-// and remembered, and tags, which every list shows.
+// The cluster stores the identity of instances in the configurations of the virtual machines:
+// in notes, which are read once and remembered, and in tags, which every list shows.
 type API struct {
 	client  *client
 	options *Options
@@ -39,22 +40,22 @@ type API struct {
 	limits  cloud.Limits
 	// timeout is how long one call waits for tasks.
 	timeout time.Duration
-	// step is called before each step of a launch or a termination. Tests stop the process
-	// there.
+	// step is called before each step of a launch or a termination. Tests use it to stop the
+	// process there.
 	step func(string)
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// checked is true once the token was seen to have all privileges.
+	// checked is true once the token had all privileges.
 	checked bool
-	// lastVMID is the highest VMID that was claimed.
+	// lastVMID is the highest VMID that this process has claimed.
 	lastVMID int
-	// readings and states have what was last read, by VMID.
+	// readings and states have the last read facts by VMID.
 	readings map[int]*reading
 	states   map[int]vmState
-	// launches are those that have begun and not finished, by instance id.
+	// launches has the launches in progress, by instance id.
 	launches map[string]*launch
-	// cloning has the launch that clones at present.
+	// cloning has the launches that are cloning at present.
 	cloning map[cloneKey]*launch
 }
 
@@ -63,7 +64,7 @@ var _ cloud.API = (*API)(nil)
 // NewAPI returns the calls for the virtual machines of a shard.
 func NewAPI(o *Options, shard provider.Shard) (*API, error) { return newAPI(o, shard, nil) }
 
-// newAPI returns calls through dial, or as usual if it is nil.
+// newAPI returns an API that connects with dial, or normally if dial is nil.
 func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 	client, err := o.Connection.newClient(dial)
 	if err != nil {
@@ -91,10 +92,10 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 	}, nil
 }
 
-// Limits returns how the API may be called.
+// Limits returns limits that a cluster serves without delay.
 func (a *API) Limits() cloud.Limits { return a.limits }
 
-// List returns all machines, without those whose launch has not finished.
+// List returns all VMs, except VMs whose launch is in progress.
 func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	if err := a.checkPrivileges(ctx); err != nil {
 		return nil, err
@@ -113,8 +114,8 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	return cloud.Collect(group, parallel, listed, func(vm virtualMachine) (cloud.VM, bool, error) { return a.inspect(ctx, vm) })
 }
 
-// Find reads the machine of one instance. That there is none is certain only if all virtual
-// machines are known, and if the token may still see them.
+// Find reads the VM of one instance. It returns false only if all virtual machines of the
+// cluster are known, and if the token may still see them.
 func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	found, err := a.inventory(ctx)
 	if err != nil {
@@ -171,9 +172,9 @@ type vmState struct {
 	reason string
 }
 
-// inspect returns the instance of a virtual machine, and false if the virtual machine does not
-// exist any more. The list shows the status that its node has reported some time ago. Only
-// the status "running" is trusted.
+// inspect returns the instance of a virtual machine, and false if the virtual machine does
+// not exist any more. The list shows the status that its node has reported some time ago.
+// Only the status "running" is trusted.
 func (a *API) inspect(ctx context.Context, vm virtualMachine) (m cloud.VM, exists bool, err error) {
 	m = vm.identity.cloudVM(a.shard)
 	state := vmState{state: instance.Running}

@@ -18,12 +18,12 @@ const (
 	// status of a task.
 	minTaskInterval = 50 * time.Millisecond
 	maxTaskInterval = 2 * time.Second
-	// taskTimeout is how long one call waits for tasks. It leaves time for the rest of
-	// the call within the server's limit of it.
+	// taskTimeout is how long one call waits for tasks. It leaves time for the other requests
+	// of a call, which the server limits.
 	taskTimeout = 12 * time.Second
 )
 
-// taskError is the result of a task that has failed.
+// taskError is the result of a failed task.
 type taskError struct {
 	task upid
 	exit string
@@ -32,8 +32,8 @@ type taskError struct {
 // Error returns the result.
 func (e *taskError) Error() string { return fmt.Sprintf("task %s: %s", e.task, e.exit) }
 
-// isTaskError reports whether an error is the result of a task whose text contains one of
-// the texts, in lower case.
+// isTaskError reports whether an error is the result of a failed task that contains one of
+// the texts. The texts must be in lower case.
 func isTaskError(err error, texts ...string) bool {
 	failed, ok := errors.AsType[*taskError](err)
 	return ok && containsAny(failed.exit, texts...)
@@ -54,7 +54,7 @@ func (a *API) finished(ctx context.Context, task upid) (bool, error) {
 }
 
 // await waits until a task has finished. The error wraps cloud.ErrInProgress if it still
-// runs at a time.
+// runs at until.
 func (a *API) await(ctx context.Context, task upid, until time.Time) error {
 	if task == "" {
 		return nil
@@ -71,7 +71,7 @@ func (a *API) await(ctx context.Context, task upid, until time.Time) error {
 	}
 }
 
-// sleep waits for a time. The error wraps cloud.ErrInProgress if that ends too late.
+// sleep waits. The error wraps cloud.ErrInProgress if the wait would end after until.
 func sleep(ctx context.Context, d time.Duration, until time.Time) error {
 	if time.Now().Add(d).After(until) {
 		return cloud.ErrInProgress
@@ -93,7 +93,7 @@ type memo struct {
 // step returns the memo of a step.
 func (l *launch) step(name string) *memo { return &memo{tasks: l.tasks, step: name} }
 
-// begun returns the task, if it was started.
+// begun returns the task, and whether it was started.
 func (m *memo) begun() (task upid, begun bool) {
 	if m == nil {
 		return "", false
@@ -102,7 +102,7 @@ func (m *memo) begun() (task upid, begun bool) {
 	return task, begun
 }
 
-// set remembers the task. One that has failed is forgotten.
+// set remembers the task, or forgets a failed task.
 func (m *memo) set(task upid, failed bool) {
 	if m == nil {
 		return
@@ -112,8 +112,8 @@ func (m *memo) set(task upid, failed bool) {
 	}
 }
 
-// run starts a task, unless that was done before, and waits until it has finished. A virtual
-// machine that another task has locked for a moment is tried again.
+// run starts a task, unless an earlier call has started it, and waits until it has finished.
+// If another task has locked the virtual machine for a moment, it tries again.
 func (a *API) run(ctx context.Context, until time.Time, m *memo, start func() (upid, error)) error {
 	for {
 		task, begun := m.begun()
@@ -138,10 +138,10 @@ func (a *API) run(ctx context.Context, until time.Time, m *memo, start func() (u
 }
 
 const (
-	// lockTimeout is in the message of a call or task that did not get a lock.
+	// lockTimeout is in the error message if a lock could not be acquired.
 	lockTimeout = "got timeout"
-	// alreadyRunning is in the message of a call or task that starts what runs.
+	// alreadyRunning is in the error message if the virtual machine to start is running.
 	alreadyRunning = "already running"
-	// lockRetryInterval is the time between two attempts to get it.
+	// lockRetryInterval is the time between two attempts to acquire a lock.
 	lockRetryInterval = time.Second
 )

@@ -15,8 +15,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// Terminate stops and deletes virtual machines. One that takes longer than a call is
-// continued by the next one, which comes if it still exists.
+// Terminate stops and deletes virtual machines. If this takes longer than one call, the next
+// call continues. The caller repeats the call as long as the virtual machine exists.
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	found, err := a.inventory(ctx)
@@ -56,10 +56,10 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	return errs
 }
 
-// terminate stops and deletes a virtual machine. The disk with the userdata is deleted
-// first: as long as the virtual machine exists, it says which one that is. It reports
-// whether nothing is left; without an error it is being deleted. The error wraps
-// cloud.ErrNotFound if the node does not know it.
+// terminate stops and deletes a virtual machine. It deletes the userdata disk first, because
+// the virtual machine's notes contain the name of the disk. It returns true if nothing is
+// left. If it returns false without an error, the deletion continues. The error wraps
+// cloud.ErrNotFound if the node does not know the virtual machine.
 func (a *API) terminate(ctx context.Context, vm virtualMachine, until time.Time) (deleted bool, err error) {
 	deleted, err = a.terminateSteps(ctx, vm, until)
 	if errors.Is(err, cloud.ErrInProgress) {
@@ -105,8 +105,8 @@ func (a *API) terminateSteps(ctx context.Context, vm virtualMachine, until time.
 	return true, nil
 }
 
-// awaitUploads waits until no upload is in progress on the node: that of a launch that was
-// interrupted would store the userdata after it was deleted.
+// awaitUploads waits until no upload is in progress on the node. The upload of an interrupted
+// launch would store the userdata after its deletion.
 func (a *API) awaitUploads(ctx context.Context, vm virtualMachine, until time.Time) error {
 	for {
 		if running, err := a.client.hasTask(ctx, vm.node, taskUpload); err != nil || !running {
@@ -118,7 +118,7 @@ func (a *API) awaitUploads(ctx context.Context, vm virtualMachine, until time.Ti
 	}
 }
 
-// removeUserdata deletes the disk with the userdata, if it exists.
+// removeUserdata deletes the userdata disk, if it exists.
 func (a *API) removeUserdata(ctx context.Context, vm virtualMachine, until time.Time) error {
 	volume := vm.identity.Resources.Userdata
 	if exists, err := a.client.hasImage(ctx, vm.node, volume); err != nil || !exists {
@@ -126,12 +126,12 @@ func (a *API) removeUserdata(ctx context.Context, vm virtualMachine, until time.
 	}
 	err := a.run(ctx, until, nil, func() (upid, error) { return a.client.removeVolume(ctx, vm.node, volume) })
 	if isNotExist(err) || isTaskError(err, "does not exist", "no such file") {
-		return nil // by another call
+		return nil // another call has deleted it
 	}
 	return err
 }
 
-// ignoreNotExist returns nil if what is to be deleted does not exist.
+// ignoreNotExist returns nil if the thing to delete does not exist.
 func ignoreNotExist(err error) error {
 	if isNotExist(err) {
 		return nil

@@ -17,20 +17,20 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Boot is what a machine boots: a disk with a boot loader, or a kernel, or a kernel with
-// a disk. Options and arguments have the same members; an argument replaces the option.
+// Boot selects what VMs boot: a disk with a boot loader, or a kernel, or a kernel with a
+// disk. Options and arguments have the same members; an argument replaces the option.
 type Boot struct {
-	// Image is the absolute path of a disk image, qcow2 or raw, which machines do not
-	// change: each writes to a disk of its own above it.
+	// Image is the absolute path of a disk image, qcow2 or raw. VMs do not change it: each VM
+	// writes to its own overlay disk.
 	Image string
-	// DiskSize is the size of that disk if it is larger than the image.
+	// DiskSize is the size of the overlay disk, if it is larger than the image.
 	DiskSize string
-	// Kernel and Initrd are absolute paths, Append is the command line of the kernel. It is
+	// Kernel and Initrd are absolute paths. Append is the command line of the kernel, which is
 	// visible to all users of the host.
 	Kernel, Initrd, Append string
 }
 
-// The names of the members in options and arguments.
+// Names of the members in options and arguments.
 const (
 	bootImage    = "image"
 	bootDiskSize = "disk_size"
@@ -41,7 +41,7 @@ const (
 
 var bootMembers = []string{bootAppend, bootDiskSize, bootImage, bootInitrd, bootKernel}
 
-// member returns a member by its name.
+// member returns a pointer to a member by its name, or nil.
 func (b *Boot) member(name string) *string {
 	switch name {
 	case bootImage:
@@ -66,7 +66,7 @@ func readBoot(o *jsonc.Object) Boot {
 	return b
 }
 
-// with returns b with arguments instead of its members.
+// with returns the options with the arguments in place of their members.
 func (b Boot) with(args map[string]any) (Boot, error) {
 	if errs := validateArgs(field.NewPath("args"), args, true); len(errs) > 0 {
 		return Boot{}, errs.ToAggregate()
@@ -83,7 +83,7 @@ func (b Boot) with(args map[string]any) (Boot, error) {
 	return b, nil
 }
 
-// validate returns every rule that the members break together.
+// validate returns every rule that the members break.
 func (b Boot) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range bootMembers {
@@ -113,7 +113,7 @@ func validateBootMember(path *field.Path, name, value string) field.ErrorList {
 	return nil
 }
 
-// immutableFields returns the options. They are read when the provider is created.
+// immutableFields returns all members, because they are read when the provider is created.
 func (b Boot) immutableFields(path *field.Path) []provider.ImmutableField {
 	var fields []provider.ImmutableField
 	for _, name := range bootMembers {
@@ -122,7 +122,7 @@ func (b Boot) immutableFields(path *field.Path) []provider.ImmutableField {
 	return fields
 }
 
-// ValidateArgs checks what is known before the values are rendered.
+// ValidateArgs validates arguments before they are rendered: it ignores text with templates.
 func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	return validateArgs(path, args, false)
 }
@@ -148,7 +148,7 @@ func validateArgs(path *field.Path, args map[string]any, rendered bool) field.Er
 	return errs
 }
 
-// files returns the files of the host that are needed.
+// files returns the paths of the files on the host that a VM needs.
 func (b Boot) files() []string {
 	return slices.DeleteFunc([]string{b.Image, b.Kernel, b.Initrd}, func(path string) bool { return path == "" })
 }

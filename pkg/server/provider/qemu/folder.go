@@ -20,14 +20,13 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// The files in the folder of a machine. QEMU runs in the folder and gets their names.
+// Files in the folder of a VM. QEMU runs in the folder and gets their names.
 const (
-	// lockFile is locked by the process that works on the folder, and by QEMU as long as
-	// it runs.
+	// lockFile is locked by the process that works on the folder, and by QEMU while it runs.
 	lockFile     = "lock"
 	identityFile = "identity.json"
-	// launchedFile is written when QEMU has answered for the first time, deletionFile
-	// when the machine shall be deleted.
+	// launchedFile is written when QEMU has responded for the first time, and deletionFile when
+	// the deletion was requested.
 	launchedFile = "launched.json"
 	deletionFile = "deletion.json"
 	diskFile     = "disk.qcow2"
@@ -38,21 +37,21 @@ const (
 	logFile      = "qemu.log"
 )
 
-// deletedSuffix is added to the name of a folder before its files are deleted, so that
-// no part of them is mistaken for a machine.
+// deletedSuffix is added to the name of a folder before its files are deleted, so that a
+// partly deleted folder is not mistaken for a VM.
 const deletedSuffix = ".deleted"
 
-// maxSerialLog is the size from which on the serial log is emptied. A guest must not fill
-// the disk of the host.
+// maxSerialLog is the size in bytes at which the serial log is emptied, so that a guest
+// cannot fill the disk of the host.
 const maxSerialLog = 16 << 20
 
-// folder is the folder of one machine.
+// folder is the folder of one VM.
 type folder struct {
 	id   string
 	path string
 }
 
-// folders are the folders of the machines of one shard.
+// folders is the parent folder of the VMs of one shard.
 type folders struct {
 	root, path string
 }
@@ -66,14 +65,14 @@ func (f folders) of(id string) folder {
 	return folder{id: id, path: filepath.Join(f.path, id)}
 }
 
-// check returns an error if the whole file system is missing: then nothing is known about
-// the machines, and a folder that is created would hide that.
+// check returns an error if the whole file system is missing. Then nothing is known about the
+// VMs, and creating a folder would hide this.
 func (f folders) check() error {
 	_, err := os.Stat(f.root)
 	return err
 }
 
-// list returns the folders that exist, and removes what is left of deleted ones.
+// list returns the existing folders. It also removes the rest of deleted folders.
 func (f folders) list() ([]folder, error) {
 	if err := f.check(); err != nil {
 		return nil, err
@@ -104,8 +103,8 @@ func (f folders) list() ([]folder, error) {
 // file returns the path of a file in the folder.
 func (f folder) file(name string) string { return filepath.Join(f.path, name) }
 
-// create creates the folder unless it exists. By the time it returns, another process may
-// have removed it.
+// create creates the folder if it does not exist. Another process may remove it before create
+// returns.
 func (f folder) create() error {
 	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
 		return err
@@ -119,9 +118,10 @@ func (f folder) create() error {
 // errLocked means that another process works on the folder, or that QEMU runs.
 var errLocked = errors.New("the folder is locked")
 
-// lock locks the folder, syscall.LOCK_EX to change it or syscall.LOCK_SH so that no other
-// process changes it, until the returned file is closed here and in the processes that
-// have inherited it. Unlike a process id, a lock is never that of an unrelated process.
+// lock locks the folder until the returned file is closed, here and in all processes that
+// have inherited it (https://man7.org/linux/man-pages/man2/flock.2.html). Use syscall.LOCK_EX
+// to change the folder, and syscall.LOCK_SH to keep other processes from changing it. Unlike
+// a process id, a lock cannot belong to an unrelated process.
 func (f folder) lock(how int) (*os.File, error) {
 	for {
 		file, err := os.OpenFile(f.file(lockFile), os.O_RDWR|os.O_CREATE, 0o600)
@@ -161,7 +161,7 @@ func flock(file *os.File, how int) error {
 	}
 }
 
-// write writes a file at once or not at all, for the owner only.
+// write writes a file atomically. Only the owner can read it.
 func (f folder) write(name string, data []byte) error {
 	path := f.file(name)
 	temporary, err := os.CreateTemp(f.path, name+".*")
@@ -179,7 +179,7 @@ func (f folder) write(name string, data []byte) error {
 	return os.Rename(temporary.Name(), path)
 }
 
-// writeJSON is write for a value.
+// writeJSON writes a value as JSON.
 func (f folder) writeJSON(name string, value any) error {
 	data, err := json.MarshalIndent(value, "", "\t")
 	if err != nil {
@@ -188,7 +188,7 @@ func (f folder) writeJSON(name string, value any) error {
 	return f.write(name, append(data, '\n'))
 }
 
-// readJSON returns false if there is no such file.
+// readJSON returns false if the file does not exist.
 func (f folder) readJSON(name string, value any) (bool, error) {
 	data, err := os.ReadFile(f.file(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -203,7 +203,7 @@ func (f folder) readJSON(name string, value any) (bool, error) {
 	return true, nil
 }
 
-// clean removes what an unfinished launch has left in the folder, which must be locked.
+// clean removes the files of an unfinished launch. The folder must be locked.
 func (f folder) clean() error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
@@ -220,9 +220,9 @@ func (f folder) clean() error {
 	return nil
 }
 
-// remove deletes the folder, which must be locked.
+// remove deletes the folder. It must be locked.
 func (f folder) remove() error {
-	// The files of an earlier folder of the name may still be being deleted.
+	// The files of an earlier folder of this name may still be being deleted.
 	deleted := f.path + "." + rand.Text() + deletedSuffix
 	if err := os.Rename(f.path, deleted); err != nil {
 		return err
@@ -230,7 +230,7 @@ func (f folder) remove() error {
 	return os.RemoveAll(deleted)
 }
 
-// trimSerialLog empties a serial log that is too large. QEMU appends to it.
+// trimSerialLog empties a serial log that is too large. QEMU continues to append to it.
 func (f folder) trimSerialLog() error {
 	info, err := os.Stat(f.file(serialFile))
 	if err != nil {
@@ -242,7 +242,7 @@ func (f folder) trimSerialLog() error {
 	return os.Truncate(f.file(serialFile), 0)
 }
 
-// managedBy marks the machines of this project.
+// managedBy marks the VMs of this project.
 const managedBy = "nstance"
 
 // identity is the content of the file identityFile. It is written before QEMU starts.
@@ -278,8 +278,8 @@ func (i identity) vm() cloud.VM {
 	return vm
 }
 
-// readIdentity returns false if the folder has none. That of another machine is an error:
-// the folder was copied.
+// readIdentity returns false if the folder has no identity. The identity of another VM is an
+// error: the folder was copied.
 func (f folder) readIdentity(shard provider.Shard) (i identity, found bool, err error) {
 	if found, err = f.readJSON(identityFile, &i); err != nil || !found {
 		return identity{}, false, err
@@ -295,7 +295,7 @@ func (f folder) readIdentity(shard provider.Shard) (i identity, found bool, err 
 
 // launch is the content of the file launchedFile.
 type launch struct {
-	// BootID is that of the host.
+	// BootID is the boot id of the host.
 	BootID string `json:"boot_id"`
 }
 
@@ -304,7 +304,7 @@ type deletion struct {
 	RequestedAt time.Time `json:"requested_at"`
 }
 
-// bootID identifies the time since the host was started.
+// bootID returns the boot id of the host, which changes when the host restarts.
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	return strings.TrimSpace(string(data)), err

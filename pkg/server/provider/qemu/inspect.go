@@ -20,26 +20,26 @@ import (
 const (
 	// answerTimeout is how long one call waits for QEMU.
 	answerTimeout = 5 * time.Second
-	// silenceTimeout is how long QEMU may not answer until its machine is impaired. A host
-	// that is too busy for a moment must not have its machines replaced.
+	// silenceTimeout is how long QEMU may not respond before its VM counts as impaired. If a
+	// host is busy for a moment, its VMs must not be replaced.
 	silenceTimeout = time.Minute
 )
 
-// inspect returns the machine of a folder. There is none if the folder has no identity, or
-// if QEMU neither runs nor has ever answered: then no machine was launched, and the folder
-// is removed unless a process works on it.
+// inspect returns the VM of a folder. It returns false if the folder has no identity, or if
+// QEMU neither runs nor has ever responded. Then no VM was launched, and inspect removes the
+// folder unless another process works on it.
 func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, err error) {
 	if _, err := os.Stat(f.path); err != nil {
 		return m, false, errors.Join(ignoreNotExist(err), a.folders.check())
 	}
-	// While the lock is shared no process can start QEMU in the folder.
+	// While the lock is shared, no process can start QEMU in the folder.
 	lock, err := f.lock(syscall.LOCK_SH)
 	locked := errors.Is(err, errLocked)
 	if err != nil && !locked {
 		return m, false, ignoreNotExist(err)
 	}
 	if lock != nil {
-		defer lock.Close() // again is no error that matters
+		defer lock.Close() // closing it twice does no harm
 	}
 	content, err := f.read(a.shard)
 	switch {
@@ -65,7 +65,7 @@ func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, e
 	return m, true, f.trimSerialLog()
 }
 
-// content is what the files of a folder say.
+// content has the facts from the files of a folder.
 type content struct {
 	identity                        identity
 	launch                          launch
@@ -84,12 +84,12 @@ func (f folder) read(shard provider.Shard) (c content, err error) {
 	return c, err
 }
 
-// abandoned reports whether there is no machine if no process has locked the folder.
+// abandoned reports whether the folder has no VM, provided that no process has locked it.
 func (c content) abandoned() bool {
 	return !c.identified || !c.launched || c.isDeleted
 }
 
-// removeAbandoned removes a folder without a machine, unless a process works on it.
+// removeAbandoned removes a folder without a VM, unless another process works on it.
 func (a *API) removeAbandoned(f folder) error {
 	lock, err := f.lock(syscall.LOCK_EX)
 	if err != nil {
@@ -115,7 +115,7 @@ func ignoreNotExist(err error) error {
 	return err
 }
 
-// exited returns the state of a machine whose QEMU does not run.
+// exited returns the state of a VM whose QEMU does not run.
 func (f folder) exited(launched launch) (instance.State, string) {
 	if id, err := bootID(); err == nil && id != launched.BootID {
 		return instance.Stopped, "the host was restarted"
@@ -127,12 +127,13 @@ func (f folder) exited(launched launch) (instance.State, string) {
 	return instance.Failed, reason
 }
 
-// status is QEMU's answer to query-status.
+// status is the response to query-status
+// (https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html).
 type status struct {
 	Status string `json:"status"`
 }
 
-// query returns the state of a machine whose QEMU runs, as QEMU reports it.
+// query asks QEMU for the state of a VM.
 func (a *API) query(ctx context.Context, f folder, launched bool) (instance.State, string) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -144,7 +145,7 @@ func (a *API) query(ctx context.Context, f folder, launched bool) (instance.Stat
 	delete(a.silent, f.id)
 	a.mu.Unlock()
 	if !launched {
-		// The server that has launched it was killed before it could write this.
+		// The server that has launched the VM was killed before it could write the file.
 		if err := f.writeLaunched(); err != nil {
 			return instance.Pending, ""
 		}
@@ -152,7 +153,7 @@ func (a *API) query(ctx context.Context, f folder, launched bool) (instance.Stat
 	return stateOf(answer.Status)
 }
 
-// unanswered returns the state of a machine whose QEMU does not answer.
+// unanswered returns the state of a VM whose QEMU does not respond.
 func (a *API) unanswered(id string, launched bool, err error) (instance.State, string) {
 	if !launched {
 		return instance.Pending, ""
@@ -170,7 +171,7 @@ func (a *API) unanswered(id string, launched bool, err error) (instance.State, s
 	return instance.Running, ""
 }
 
-// writeLaunched stores that QEMU has answered.
+// writeLaunched stores that QEMU has responded.
 func (f folder) writeLaunched() error {
 	id, err := bootID()
 	if err != nil {
@@ -179,7 +180,7 @@ func (f folder) writeLaunched() error {
 	return f.writeJSON(launchedFile, launch{BootID: id})
 }
 
-// stateOf returns the state of a machine by QEMU's name of its state.
+// stateOf converts QEMU's run state to the state of a VM.
 func stateOf(status string) (instance.State, string) {
 	switch status {
 	case "running":

@@ -31,9 +31,9 @@ const (
 	retryInterval = 20 * time.Millisecond
 )
 
-// Launch starts the machine of a request, or returns the one that its instance has. QEMU
-// starts with the folder locked, and only in a folder where it has not run before, so no
-// instance has two.
+// Launch starts the VM of a request, or returns the existing VM of its instance. QEMU starts
+// only while the folder is locked, and only in a folder where it has not run before, so no
+// instance has two VMs.
 func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	id, err := puidv7.Parse(r.ID)
 	if err != nil {
@@ -64,8 +64,8 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	return a.run(ctx, f, lock, id, r.Spec, boot)
 }
 
-// claim locks the folder for a launch and empties it. If the instance has a machine, it
-// returns that.
+// claim locks the folder for a launch and empties it. If the instance already has a VM, it
+// returns the VM instead.
 func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *cloud.VM, err error) {
 	for {
 		if err := a.folders.check(); err != nil {
@@ -79,7 +79,7 @@ func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *clo
 		lock, err := f.lock(syscall.LOCK_EX)
 		switch {
 		case err == nil:
-			// A machine that was launched keeps its files, even if it does not run.
+			// A launched VM keeps its files even if it does not run.
 			if _, err := os.Stat(f.file(launchedFile)); errors.Is(err, fs.ErrNotExist) {
 				if err := f.clean(); err != nil {
 					lock.Close()
@@ -106,7 +106,7 @@ func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *clo
 	}
 }
 
-// prepare writes the files of a machine.
+// prepare writes the files of a VM.
 func (a *API) prepare(ctx context.Context, f folder, lock *os.File, spec provider.Spec, b Boot) error {
 	for _, path := range b.files() {
 		if _, err := os.Stat(path); err != nil {
@@ -141,7 +141,7 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 		err := f.execute(ctx, "query-status", &answer)
 		select {
 		case <-exited:
-			// It has exited before it was a machine.
+			// QEMU has exited before it had responded, so there is no VM.
 			return cloud.VM{}, abandon(f, rejectOutput(spec, f.logTail()))
 		default:
 		}
@@ -164,7 +164,7 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 	}
 }
 
-// abandon removes the folder of a machine that does not exist.
+// abandon removes the folder of a launch that has failed.
 func abandon(f folder, err error) error {
 	if removal := f.remove(); removal != nil {
 		return errors.Join(err, removal)
@@ -172,8 +172,8 @@ func abandon(f folder, err error) error {
 	return err
 }
 
-// rejectUnlessDone returns the rejection of a request whose files could not be written,
-// unless there was no time to do so.
+// rejectUnlessDone rejects a request whose files could not be written. If ctx is done, the
+// cause is a lack of time, and it returns the error itself.
 func rejectUnlessDone(ctx context.Context, spec provider.Spec, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -184,12 +184,13 @@ func rejectUnlessDone(ctx context.Context, spec provider.Spec, err error) error 
 	return rejectGroup(spec, err)
 }
 
-// rejectGroup rejects what the arguments and images of a group cause.
+// rejectGroup rejects the requests of a group, whose arguments or images have caused an
+// error.
 func rejectGroup(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, Err: err}
 }
 
-// rejectStart rejects a request because there is no QEMU.
+// rejectStart rejects a request because QEMU could not be started.
 func rejectStart(spec provider.Spec, err error) error {
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return &cloud.Rejection{Err: err}
@@ -197,7 +198,7 @@ func rejectStart(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}, Err: err}
 }
 
-// rejectOutput rejects a request because QEMU has exited, with what it has written.
+// rejectOutput rejects a request because QEMU has exited. The output explains why.
 func rejectOutput(spec provider.Spec, output string) error {
 	rejection := &cloud.Rejection{
 		Scope: cloud.Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet},
@@ -216,14 +217,14 @@ func rejectOutput(spec provider.Spec, output string) error {
 	return rejection
 }
 
-// image is what the header of a disk image says.
+// image has the facts from the header of a disk image.
 type image struct {
 	format string
 	size   int64
 }
 
-// readImage returns the format and the virtual size of an image. An image that is not
-// qcow2 is raw: the administrator has written it, no guest.
+// readImage returns the format and the virtual size of an image. An image that is not qcow2
+// counts as raw. This is safe, because the administrator has written it, not a guest.
 func readImage(path string) (image, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -245,9 +246,8 @@ func readImage(path string) (image, error) {
 	return image{format: "raw", size: info.Size()}, nil
 }
 
-// createDisk creates the disk of a machine above its image.
-// The program has the lock too: if this process is killed, the folder is not emptied before
-// the program has ended.
+// createDisk creates the overlay disk of a VM. The image tool inherits the lock: if this
+// process is killed, no other process empties the folder before the tool has exited.
 func (a *API) createDisk(ctx context.Context, f folder, lock *os.File, b Boot) error {
 	base, err := readImage(b.Image)
 	if err != nil {
@@ -270,19 +270,18 @@ func (a *API) createDisk(ctx context.Context, f folder, lock *os.File, b Boot) e
 	return nil
 }
 
-// environment returns that of the programs. The server's own has secrets.
+// environment returns the environment of programs. The server's own environment has secrets.
 func environment() []string {
 	return []string{"PATH=" + os.Getenv("PATH"), "LC_ALL=C"}
 }
 
-// Credential is the name under which a guest finds its userdata in SMBIOS, as a system
-// credential of systemd.
+// Credential is the name of the system credential with the userdata, which systemd reads from
+// SMBIOS (https://systemd.io/CREDENTIALS/).
 const Credential = "nstance.userdata"
 
 const credentialPrefix = "io.systemd.credential.binary:" + Credential + "="
 
-// maxSMBIOS is the size up to which SMBIOS has the userdata. All tables together have at
-// most 64 KiB.
+// maxSMBIOS is the largest credential in SMBIOS. All tables together can have 64 KiB.
 const maxSMBIOS = 32 << 10
 
 // writeUserdata writes the files from which the guest reads its userdata.
@@ -300,7 +299,7 @@ func (f folder) writeUserdata(userdata []byte) error {
 	return f.write(smbiosFile, []byte(credentialPrefix+base64.StdEncoding.EncodeToString(userdata)))
 }
 
-// fitsSMBIOS reports whether SMBIOS has the userdata.
+// fitsSMBIOS reports whether the userdata is small enough for SMBIOS.
 func fitsSMBIOS(userdata []byte) bool {
 	return len(credentialPrefix)+base64.StdEncoding.EncodedLen(len(userdata)) <= maxSMBIOS
 }

@@ -22,8 +22,8 @@ import (
 // Name is the name of the provider in the configuration.
 const Name = "qemu"
 
-// The accelerators. There is no default: that /dev/kvm can be opened does not mean that
-// guests boot with it, and tcg is ten times slower.
+// Accelerators. There is no default: tcg is ten times slower, and kvm may not work even if
+// /dev/kvm can be opened (https://www.qemu.org/docs/master/system/introduction.html).
 const (
 	AccelKVM = "kvm"
 	AccelTCG = "tcg"
@@ -36,11 +36,11 @@ const (
 	defaultShutdownGrace = time.Minute
 )
 
-// Options are the options of the provider in the configuration.
+// Options configure the provider.
 type Options struct {
 	provider.CommonOptions
 
-	// Dir is the absolute path of the folder that has a folder for each machine.
+	// Dir is the absolute path of the folder with the folders of all VMs.
 	Dir string
 	// Binary and ImageTool are the programs, by path or by name.
 	Binary, ImageTool string
@@ -48,24 +48,22 @@ type Options struct {
 	Accel string
 	// Machine is QEMU's machine type.
 	Machine string
-	// Boot is what machines boot, unless arguments say otherwise.
+	// Boot selects what VMs boot by default.
 	Boot Boot
-	// ShutdownGrace is how long a guest may take to shut down before its machine is
-	// turned off.
+	// ShutdownGrace is how long a guest may take to shut down before its VM is turned off.
 	ShutdownGrace time.Duration
-	// Subnets are the networks by subnet. A subnet that is not in it has a user network
-	// and no limit.
+	// Subnets configures networks by subnet. Other subnets have a user network and no limit.
 	Subnets map[string]Subnet
 }
 
-// Subnet is one network of machines.
+// Subnet configures one network of VMs.
 type Subnet struct {
-	// Bridge is the bridge of the host that machines are connected to. Without one each
-	// machine has a network of its own, from which it reaches what the host reaches.
+	// Bridge is the bridge of the host to which VMs are connected. Without a bridge, each VM
+	// has its own user network, from which it reaches everything that the host reaches.
 	Bridge string
-	// Instances is how many instances the subnet has room for, nil for any number.
+	// Instances is how many instances the subnet has room for, nil for no limit.
 	Instances *int32
-	// Memory is how much memory they have together, zero for no limit.
+	// Memory is the total memory of its VMs, zero for no limit.
 	Memory resource.Quantity
 }
 
@@ -106,7 +104,7 @@ func readSubnets(o *jsonc.Object) map[string]Subnet {
 	return subnets
 }
 
-// readSize reports a text that is no number of bytes greater than zero.
+// readSize reports a text that is not a positive number of bytes.
 func readSize(o *jsonc.Object, name string) resource.Quantity {
 	text := o.String(name)
 	size, err := parseSize(text)
@@ -124,13 +122,13 @@ func parseSize(text string) (resource.Quantity, error) {
 	return size, nil
 }
 
-// machineTypes are names of QEMU's machine types, such as q35 and pc-q35-7.2.
+// machineTypes matches names of QEMU's machine types, such as q35 and pc-q35-7.2.
 var machineTypes = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*$`)
 
-// bridges are names of network interfaces of Linux.
+// bridges matches names of Linux network interfaces.
 var bridges = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// minMemory is the least memory of a machine.
+// minMemory is the smallest memory of a VM in bytes.
 const minMemory = 16 << 20
 
 // Validate returns every rule that the options break.
@@ -177,7 +175,7 @@ func validateType(path *field.Path, t provider.InstanceType) field.ErrorList {
 }
 
 // ImmutableFields returns the options that need a restart to change. Instance types and
-// quotas come with each Spec.
+// quotas can change at any time, because each Spec contains its type.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	fields := []provider.ImmutableField{
 		{Path: path.Child("dir"), Value: o.Dir},
@@ -199,7 +197,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 
 // NewProvider returns the provider for a shard.
 func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
-	// The folder has userdata, which contains secrets.
+	// The folder will contain userdata, which has secrets.
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}

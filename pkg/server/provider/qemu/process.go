@@ -21,12 +21,13 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// lockDescriptor is the number of the lock file in QEMU, the first that exec.Cmd passes on.
+// lockDescriptor is the descriptor of the lock file in QEMU: the first of
+// exec.Cmd.ExtraFiles.
 const lockDescriptor = 3
 
-// start starts QEMU with the lock of the folder. The returned channel is closed when it
-// has exited. It survives this process: it has a session of its own, and the lock shows
-// that it runs.
+// start starts QEMU with the lock of the folder. The returned channel is closed when QEMU has
+// exited. QEMU survives this process, because it has its own session. The lock shows that it
+// runs.
 func (a *API) start(f folder, lock *os.File, args []string) (exited <-chan struct{}, err error) {
 	log, err := os.OpenFile(f.file(logFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -44,13 +45,13 @@ func (a *API) start(f folder, lock *os.File, args []string) (exited <-chan struc
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = cmd.Wait() // a failure is in its log
+		_ = cmd.Wait() // the reason of a failure is in the log
 	}()
 	return done, nil
 }
 
-// connect connects to the QEMU of a folder, by a short path: that of a socket has at most
-// 107 characters.
+// connect connects to the QEMU of a folder. It uses a short path, because the path of a
+// socket has at most 107 characters (https://man7.org/linux/man-pages/man7/unix.7.html).
 func (f folder) connect(ctx context.Context) (*qmp.Client, error) {
 	directory, err := os.Open(f.path)
 	if err != nil {
@@ -60,7 +61,7 @@ func (f folder) connect(ctx context.Context) (*qmp.Client, error) {
 	return qmp.Dial(ctx, fmt.Sprintf("/proc/self/fd/%d/%s", directory.Fd(), socketFile))
 }
 
-// execute connects and sends one command.
+// execute connects to QEMU and sends one command.
 func (f folder) execute(ctx context.Context, command string, result any) error {
 	client, err := f.connect(ctx)
 	if err != nil {
@@ -70,7 +71,7 @@ func (f folder) execute(ctx context.Context, command string, result any) error {
 	return client.Execute(ctx, command, nil, result)
 }
 
-// kill kills the QEMU of a folder, whether or not it responds.
+// kill kills the QEMU of a folder, even if it does not respond.
 func (f folder) kill() error {
 	pids, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
@@ -103,7 +104,7 @@ func (f folder) runs(pid int) bool {
 }
 
 func (f folder) killProcess(pid int) error {
-	// The handle stays that of one process, even if its id is used again.
+	// The handle stays valid for one process only, even if its id is reused.
 	process, err := os.FindProcess(pid)
 	if err != nil {
 		return err
@@ -118,10 +119,10 @@ func (f folder) killProcess(pid int) error {
 	return nil
 }
 
-// maxReason bounds the text of a reason.
+// maxReason limits the length of a reason.
 const maxReason = 500
 
-// logTail returns the last lines that QEMU has written.
+// logTail returns the end of QEMU's output.
 func (f folder) logTail() string {
 	data, err := os.ReadFile(f.file(logFile))
 	if err != nil {
@@ -131,9 +132,10 @@ func (f folder) logTail() string {
 	return text[max(0, len(text)-maxReason):]
 }
 
-// commandLine returns the arguments of QEMU. The machine gets the files of its folder by
-// name, since QEMU runs there: a path may have commas, which QEMU gives a meaning, and that
-// of a socket must be short.
+// commandLine returns the command line of QEMU
+// (https://www.qemu.org/docs/master/system/invocation.html). It names the files in the folder
+// without a path, since QEMU runs there: a path may contain commas, which have a meaning for
+// QEMU, and the path of a socket must be short.
 func (o *Options) commandLine(id puidv7.ID, t provider.InstanceType, subnet string, b Boot, smbios bool) []string {
 	bridge := o.Subnets[subnet].Bridge
 	args := []string{
@@ -142,7 +144,7 @@ func (o *Options) commandLine(id puidv7.ID, t provider.InstanceType, subnet stri
 		"-no-user-config", "-nodefaults",
 		"-machine", o.Machine,
 		"-accel", o.Accel,
-		// All that the host has, or all that tcg can do.
+		// All features of the host's processor, or all that tcg can emulate.
 		"-cpu", "max",
 		"-smp", strconv.Itoa(cpus(t)),
 		"-m", fmt.Sprintf("%dM", t.Memory.Value()>>20),
@@ -153,7 +155,7 @@ func (o *Options) commandLine(id puidv7.ID, t provider.InstanceType, subnet stri
 		"-mon", "chardev=qmp,mode=control",
 		"-chardev", "file,id=serial,path=" + serialFile + ",append=on",
 		"-serial", "chardev:serial",
-		// A guest that has shut down or crashed is reported as such.
+		// If a guest shuts down or crashes, QEMU must report this and not exit.
 		"-no-shutdown",
 		"-action", "panic=pause",
 		"-device", "pvpanic-pci",
@@ -181,8 +183,8 @@ func (o *Options) commandLine(id puidv7.ID, t provider.InstanceType, subnet stri
 	return args
 }
 
-// sandbox returns what QEMU must not do. To connect to a bridge it starts a program that
-// has more rights.
+// sandbox returns the seccomp options of QEMU. To connect to a bridge, QEMU starts a helper
+// with more privileges.
 func sandbox(bridge string) string {
 	allowed := "deny"
 	if bridge != "" {
@@ -203,8 +205,7 @@ func cpus(t provider.InstanceType) int {
 	return int(max(1, t.CPU.Value()))
 }
 
-// macAddress returns the address of an instance: locally administered, and always the
-// same.
+// macAddress derives a locally administered MAC address from the id of an instance.
 func macAddress(id puidv7.ID) net.HardwareAddr {
 	sum := sha256.Sum256(id.UUID[:])
 	return append(net.HardwareAddr{0x02}, sum[:5]...)

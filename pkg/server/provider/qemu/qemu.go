@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package qemu is a provider of virtual machines on the host of the server
-// (docs/providers.md#qemu). Each instance is a process of QEMU in a folder of its own, which
-// has all that is known about it: a server that starts finds the machines there. Package
-// machines decides what to do with them.
+// Package qemu is a provider of VMs on the host of the server (docs/providers.md#qemu). Each
+// VM is a process of QEMU in its own folder. The folder has all facts about it, so that a
+// server finds its VMs when it starts. Package cloud decides which calls to make.
 package qemu
 
 import (
@@ -22,37 +21,37 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// parallel is how many machines List queries at a time.
+// parallel is how many VMs List queries concurrently.
 const parallel = 16
 
-// API are the calls for the machines of one shard. It implements cloud.API.
+// API makes the calls for the VMs of one shard. It implements cloud.API.
 type API struct {
 	options *Options
 	shard   provider.Shard
 	folders folders
 	limits  cloud.Limits
-	// step is called before each step of a launch or a deletion. Tests stop the process
-	// there.
+	// step is called before each step of a launch or a deletion. Tests use it to stop the
+	// process there.
 	step func(string)
 
-	// mu guards the fields below. It is locked from the count of what a subnet has room for
-	// until the identity of the next machine is stored.
+	// mu guards the fields below. It is also locked while a launch checks the room of a subnet
+	// and stores the identity of its VM.
 	mu sync.Mutex
-	// silent is since when the QEMU of an instance does not answer, as far as this process
-	// knows.
+	// silent is since when this process has got no response from the QEMU of an instance, by
+	// instance id.
 	silent map[string]time.Time
 }
 
 var _ cloud.API = (*API)(nil)
 
-// NewAPI returns the calls for the machines of a shard.
+// NewAPI returns the calls for the VMs of a shard.
 func NewAPI(o *Options, shard provider.Shard) *API {
 	return &API{
 		options: o,
 		shard:   shard,
 		folders: newFolders(o.Dir, shard.ClusterID, shard.ID),
 		limits: cloud.Limits{
-			// The calls are local: they need no budget.
+			// The calls are local and need no budget.
 			Reads:        cloud.Budget{PerSecond: 100, Burst: 100},
 			Writes:       cloud.Budget{PerSecond: 100, Burst: 100},
 			Launches:     4,
@@ -65,27 +64,27 @@ func NewAPI(o *Options, shard provider.Shard) *API {
 	}
 }
 
-// Limits returns how the calls may be made.
+// Limits returns the limits for calls.
 func (a *API) Limits() cloud.Limits { return a.limits }
 
-// List returns all machines. It continues deletions that Terminate has begun, and
-// removes what launches of a server that was killed have left.
+// List returns all VMs. It continues deletions that Terminate has begun, and removes the
+// files of unfinished launches of a killed server.
 func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	list, err := a.folders.list()
 	if err != nil {
 		return nil, err
 	}
-	// An error cancels no other call: a call may continue a deletion.
+	// An error must not cancel other calls, which may continue a deletion.
 	return cloud.Collect(new(errgroup.Group), parallel, list, func(f folder) (cloud.VM, bool, error) { return a.inspect(ctx, f) })
 }
 
-// Find reads the machine of one instance.
+// Find reads the VM of one instance.
 func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	return a.inspect(ctx, a.folders.of(id))
 }
 
-// Room returns how many more machines a subnet has room for: those of the smallest type,
-// if its memory is limited. Machines need room until their folders are deleted.
+// Room returns how many more VMs a subnet has room for. If its memory is limited, it assumes
+// VMs of the smallest type. VMs need room until their folders are deleted.
 func (a *API) Room(_ context.Context, subnet string) (int, error) {
 	limits := a.options.Subnets[subnet]
 	used, err := a.used(subnet, "")
@@ -106,13 +105,13 @@ func (a *API) Room(_ context.Context, subnet string) (int, error) {
 	return max(0, room), nil
 }
 
-// usage is what the machines of a subnet use.
+// usage is the number of VMs of a subnet and their memory.
 type usage struct {
 	instances int
 	memory    int64
 }
 
-// used returns what the machines of a subnet use, without that of one instance.
+// used returns the usage of a subnet without one instance.
 func (a *API) used(subnet, without string) (usage, error) {
 	list, err := a.folders.list()
 	if err != nil {
@@ -132,7 +131,7 @@ func (a *API) used(subnet, without string) (usage, error) {
 	return used, nil
 }
 
-// reserve stores the identity of a machine if its subnet has room for it.
+// reserve stores the identity of a VM if its subnet has room for it.
 func (a *API) reserve(f folder, spec provider.Spec) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -158,8 +157,8 @@ func (a *API) reserve(f folder, spec provider.Spec) error {
 	return f.writeJSON(identityFile, newIdentity(a.shard, spec))
 }
 
-// expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
-// part of the memory, at most an eighth.
+// expectedNode returns the function that predicts the Nodes of a shard. The kernel of a guest
+// uses at most an eighth of the memory.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
 		return cloud.LinuxNode(shard, spec.Type,

@@ -18,12 +18,12 @@ import (
 const (
 	// quitTimeout is how long QEMU may take to exit before it is killed.
 	quitTimeout = 5 * time.Second
-	// exitTimeout is how long one call waits for it to exit.
+	// exitTimeout is how long one call waits until QEMU has exited.
 	exitTimeout = time.Second
 )
 
-// Terminate stores that the machines shall be deleted and signals their guests to shut down.
-// List and Find do the rest, by whichever process calls them.
+// Terminate stores the request to delete VMs and signals their guests to shut down. Later
+// calls of List and Find, in any process, complete the deletion.
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	for _, m := range list {
@@ -55,9 +55,9 @@ func (a *API) terminate(ctx context.Context, f folder) error {
 	return err
 }
 
-// shutDown makes the next step to delete a machine whose QEMU runs, or at least its folder
-// is locked: the guest shuts down, else QEMU exits, else it is killed. It reports whether
-// the machine does not exist any more.
+// shutDown makes the next step to delete a VM whose folder is locked, usually by QEMU. First
+// the guest shuts down, then QEMU exits, and at last QEMU is killed. It returns true once the
+// VM does not exist any more.
 func (a *API) shutDown(ctx context.Context, f folder, d deletion) (removed bool, err error) {
 	left := a.options.ShutdownGrace - time.Since(d.RequestedAt)
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
@@ -69,14 +69,13 @@ func (a *API) shutDown(ctx context.Context, f folder, d deletion) (removed bool,
 		}
 		return a.removeExited(ctx, f)
 	}
-	// What does not answer now is killed in time.
+	// If QEMU does not respond now, it is killed in time.
 	var answer status
 	if err := f.execute(ctx, "query-status", &answer); err != nil {
 		return false, nil
 	}
 	if left > 0 && answer.Status == "running" {
-		// The guest ignores a power button that is pressed while it boots, so it is pressed
-		// each time.
+		// A guest ignores the power button while it boots, so the button is pressed each time.
 		a.step("shut down the guest")
 		_ = f.execute(ctx, "system_powerdown", nil)
 		return false, nil
@@ -86,7 +85,7 @@ func (a *API) shutDown(ctx context.Context, f folder, d deletion) (removed bool,
 	return a.removeExited(ctx, f)
 }
 
-// removeExited removes the folder once QEMU has exited. It reports false if that takes too
+// removeExited removes the folder once QEMU has exited. It returns false if QEMU takes too
 // long for one call.
 func (a *API) removeExited(ctx context.Context, f folder) (removed bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, exitTimeout)

@@ -33,8 +33,8 @@ const (
 	maxCrashSize = 20
 )
 
-// unrecorded are the steps between the creation of a machine and its record. The provider makes
-// the first, and the reconciler the second.
+// unrecorded are the steps between the creation of a machine and its record. The provider
+// makes the first, and the reconciler the second.
 var unrecorded = []string{"return the machine", recordStep}
 
 // Crashes are those of processes that reconcile with a provider whose options are O. The
@@ -62,8 +62,8 @@ type CrashedCloud struct {
 	Existing func() string
 }
 
-// crash is a process that reconciles until it is killed, or has nothing to do: some have nothing
-// to terminate, and never reach their step.
+// crash is a process that reconciles until it is killed, or has nothing to do: some have
+// nothing to terminate, and never reach their step.
 type crash[O any] struct {
 	Options *O
 	Records records
@@ -122,8 +122,8 @@ func (c *Crashes[O]) reconciler(process *crash[O], step func(string)) (*reconcil
 	return &reconciler{records: process.Records, provider: p, size: process.Size, spec: c.Spec, step: step}, nil
 }
 
-// Test kills processes at the steps of launches and terminations, and others when a machine was
-// created and is not recorded: two for each step, or 50 of both kinds at full size. Each
+// Test kills processes at the steps of launches and terminations, and others when a machine
+// was created and is not recorded: two for each step, or 50 of both kinds at full size. Each
 // instance has had at most one machine, none was missing, and nothing is left that is not
 // wanted.
 //

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package metadata serves each instance its own metadata, with the same interface as version 2
-// of AWS's instance metadata service (docs/providers.md#metadata-service,
+// Package metadata serves each instance its own metadata, with the same interface as version
+// 2 of AWS's instance metadata service (docs/providers.md#metadata-service,
 // https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html).
 // It recognizes an instance by its address.
 package metadata

@@ -38,8 +38,8 @@ func (s *Server) AddMachine(zone, name, subnet string) {
 	one.Status = "RUNNING"
 }
 
-// SetAliases replaces the alias IP ranges of a machine, which are names of secondary ranges by
-// range, or "" for the primary one.
+// SetAliases replaces the alias IP ranges of a machine, which are names of secondary ranges
+// by range, or "" for the primary one.
 func (s *Server) SetAliases(name string, ranges map[string]string) {
 	s.change(name, func(one *machine) {
 		nic := one.NetworkInterfaces[0]
@@ -70,7 +70,8 @@ func (s *Server) DelayAlias(reads int) {
 	s.delayed = reads
 }
 
-// InterfaceChanges returns how many calls have changed a network interface since the last time.
+// InterfaceChanges returns how many calls have changed a network interface since the last
+// time.
 func (s *Server) InterfaceChanges() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -119,8 +119,8 @@ func (g *endpointGroup) index(e endpoint) int {
 }
 
 // changeEndpoints begins to attach or to detach endpoints, which is so when the operation has
-// finished. The documents do not say what a repeated call does: here it changes nothing and is
-// refused, at once or by its operation.
+// finished. The documents do not say what a repeated call does: here it changes nothing and
+// is refused, at once or by its operation.
 func (s *Server) changeEndpoints(r *request, kind string, isDone func(*endpointGroup, endpoint) bool, do func(*endpointGroup, endpoint)) (any, error) {
 	if op, err := s.repeated(r); op != nil || err != nil {
 		return op.resource(), err

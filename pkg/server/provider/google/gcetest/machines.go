@@ -235,7 +235,8 @@ func (s *Server) delete(r *request) (any, error) {
 	return op.resource(), nil
 }
 
-// remove deletes a machine and those of its disks that are deleted with it. mu must be locked.
+// remove deletes a machine and those of its disks that are deleted with it. mu must be
+// locked.
 func (s *Server) remove(one *machine) {
 	if s.vms[key(one.zone, one.Name)] != one {
 		return

@@ -8,8 +8,8 @@ import "net/http"
 // metadataPath begins the paths of the metadata server.
 const metadataPath = "/computeMetadata/v1/"
 
-// MetadataClient returns a client for the metadata server of a machine. It needs a server that
-// StartInMemory has started.
+// MetadataClient returns a client for the metadata server of a machine. It needs a server
+// that StartInMemory has started.
 func (s *Server) MetadataClient(name string) *http.Client {
 	return &http.Client{Transport: onMachine{name, &http.Transport{DialContext: s.listener.Dial}}}
 }

@@ -94,8 +94,8 @@ type Server struct {
 	pause func()
 }
 
-// New returns a project with the subnetworks "subnet" (10.0.0.0/16), "two", which has room for
-// two machines, and "full", which reports room and has none.
+// New returns a project with the subnetworks "subnet" (10.0.0.0/16), "two", which has room
+// for two machines, and "full", which reports room and has none.
 func New() *Server {
 	return &Server{
 		OperationTime: 2 * time.Second, BootTime: 5 * time.Second, DeleteTime: 20 * time.Second, PageSize: 500,
@@ -116,8 +116,8 @@ func (s *Server) Start(t testing.TB) {
 	s.start(t)
 }
 
-// StartInMemory starts the server on connections in memory, which those of Transport are: in a
-// bubble of synctest, time passes while they wait.
+// StartInMemory starts the server on connections in memory, which those of Transport are: in
+// a bubble of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
 	t.Helper()
 	s.listener = pipetest.Listen(80)

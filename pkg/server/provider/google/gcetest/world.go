@@ -40,8 +40,8 @@ func (s *Server) All() []string {
 	return names
 }
 
-// Made returns the names of all machines that were ever created, in that order, and Deleted of
-// those that were deleted.
+// Made returns the names of all machines that were ever created, in that order, and Deleted
+// of those that were deleted.
 func (s *Server) Made() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,16 +167,16 @@ func (s *Server) Preempt(name string) {
 	})
 }
 
-// SetExhausted makes the zones have no machine of a type in a market, STANDARD or SPOT, or some
-// again.
+// SetExhausted makes the zones have no machine of a type in a market, STANDARD or SPOT, or
+// some again.
 func (s *Server) SetExhausted(machineType, model string, exhausted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.exhausted[machineType+" "+model] = exhausted
 }
 
-// Reject makes the operations that create machines of a type fail with a code, or succeed again
-// if that is empty.
+// Reject makes the operations that create machines of a type fail with a code, or succeed
+// again if that is empty.
 func (s *Server) Reject(machineType, code string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -70,7 +70,8 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 	}
 }
 
-// TestAWatchHasNoDeletionFromBeforeItsList lists the same version before and after a deletion.
+// TestAWatchHasNoDeletionFromBeforeItsList lists the same version before and after a
+// deletion.
 func TestAWatchHasNoDeletionFromBeforeItsList(t *testing.T) {
 	node := func(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
 	nodes := NewClientset(node("first"), node("second"), node("third")).CoreV1().Nodes()

@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package qmp is a client of the QEMU Machine Protocol: a stream of JSON objects, one a line
-// (https://www.qemu.org/docs/master/interop/qmp-spec.html). It sends one command at a time and
-// ignores events.
+// (https://www.qemu.org/docs/master/interop/qmp-spec.html). It sends one command at a time
+// and ignores events.
 package qmp
 
 import (
@@ -47,8 +47,8 @@ type command struct {
 	Arguments any    `json:"arguments,omitempty"`
 }
 
-// Dial connects to the unix socket at path and negotiates capabilities. QEMU serves one client
-// at a time: its greeting comes after the previous client has closed the connection.
+// Dial connects to the unix socket at path and negotiates capabilities. QEMU serves one
+// client at a time: its greeting comes after the previous client has closed the connection.
 func Dial(ctx context.Context, path string) (*Client, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {

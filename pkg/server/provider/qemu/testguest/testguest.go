@@ -72,8 +72,8 @@ func Build(t testing.TB, files map[string]string) (kernel, initrd string) {
 	return kernels[0], initrd
 }
 
-// BuildInit builds the program that is the first one of a guest or of a container, and returns
-// its path.
+// BuildInit builds the program that is the first one of a guest or of a container, and
+// returns its path.
 func BuildInit(t testing.TB, arch string) string {
 	t.Helper()
 	// The test may be one of another module, which does not require all that the program does.
