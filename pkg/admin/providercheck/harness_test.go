@@ -116,8 +116,8 @@ func (m *mortal) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) 
 func (m *mortal) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	if m.dead.Load() {
 		errs := map[string]error{}
-		for _, one := range list {
-			errs[one.ID] = errKilled
+		for _, vm := range list {
+			errs[vm.ID] = errKilled
 		}
 		return errs
 	}

@@ -106,8 +106,8 @@ func TestProxmox(t *testing.T) {
 func expectNoMachine(t *testing.T, s *pvetest.Server, made int) {
 	t.Helper()
 	require.Len(t, s.Made(), made, "virtual machines that were ever cloned")
-	for _, one := range s.Made() {
-		assert.Empty(t, s.VMs(one.Name), "virtual machines of instance %s", one.Name)
+	for _, vm := range s.Made() {
+		assert.Empty(t, s.VMs(vm.Name), "virtual machines of instance %s", vm.Name)
 	}
 	assert.Empty(t, s.ISOs())
 	assert.Len(t, s.VMs("of-a-user"), 1)

@@ -90,8 +90,8 @@ func Load(t testing.TB, name string) *Document {
 	require.NoError(t, err)
 	d := new(Document)
 	require.NoError(t, json.Unmarshal(data, d))
-	for _, one := range d.Resources {
-		d.collect(one)
+	for _, nested := range d.Resources {
+		d.collect(nested)
 	}
 	documents[name] = d
 	return d
@@ -107,8 +107,8 @@ func (d *Document) collect(r *resource) {
 		method.document = d
 		d.methods = append(d.methods, method)
 	}
-	for _, one := range r.Resources {
-		d.collect(one)
+	for _, nested := range r.Resources {
+		d.collect(nested)
 	}
 }
 

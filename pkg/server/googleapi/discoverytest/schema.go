@@ -109,8 +109,8 @@ func (c *checker) checkArray(path string, schema *Schema, value any) {
 	if items.Pattern == "" {
 		items.Pattern = schema.Pattern
 	}
-	for n, one := range list {
-		c.check(fmt.Sprintf("%s[%d]", path, n), &items, one)
+	for n, element := range list {
+		c.check(fmt.Sprintf("%s[%d]", path, n), &items, element)
 	}
 }
 

@@ -25,28 +25,28 @@ import (
 // of which the linker would keep all methods.
 func TestTheLinkerCanDropCalls(t *testing.T) {
 	seen := map[reflect.Type]bool{}
-	var visit func(one reflect.Type, path string)
-	visit = func(one reflect.Type, path string) {
-		if seen[one] {
+	var visit func(typ reflect.Type, path string)
+	visit = func(typ reflect.Type, path string) {
+		if seen[typ] {
 			return
 		}
-		seen[one] = true
-		if one == reflect.TypeFor[ec2.Client]() || one == reflect.TypeFor[elb.Client]() {
+		seen[typ] = true
+		if typ == reflect.TypeFor[ec2.Client]() || typ == reflect.TypeFor[elb.Client]() {
 			t.Errorf("%s is a client", path)
 			return
 		}
-		switch one.Kind() {
+		switch typ.Kind() {
 		case reflect.Pointer, reflect.Slice, reflect.Array, reflect.Chan, reflect.Map:
-			visit(one.Elem(), path)
+			visit(typ.Elem(), path)
 		case reflect.Struct:
-			for field := range one.Fields() {
+			for field := range typ.Fields() {
 				visit(field.Type, path+"."+field.Name)
 			}
 		case reflect.Func:
-			for in := range one.Ins() {
+			for in := range typ.Ins() {
 				visit(in, path+"()")
 			}
-			for out := range one.Outs() {
+			for out := range typ.Outs() {
 				visit(out, path+"()")
 			}
 		}

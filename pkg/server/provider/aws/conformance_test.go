@@ -101,8 +101,8 @@ func TestTheServerIsKilled(t *testing.T) {
 // tags returns the instances that were launched.
 func tags(all []ec2test.Made) []string {
 	var tags []string
-	for _, one := range all {
-		tags = append(tags, one.Tag)
+	for _, made := range all {
+		tags = append(tags, made.Tag)
 	}
 	return tags
 }
@@ -160,7 +160,7 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 		Ran:         func() []string { return tags(w.Made()) },
 		Deleted: func() []string {
 			terminated := w.Terminated()
-			return tags(slices.DeleteFunc(w.Made(), func(one ec2test.Made) bool { return !slices.Contains(terminated, one.InstanceID) }))
+			return tags(slices.DeleteFunc(w.Made(), func(made ec2test.Made) bool { return !slices.Contains(terminated, made.InstanceID) }))
 		},
 		Check: func(wanted []string) { assert.Equal(w.t, wanted, w.Existing(), "instances") },
 		Least: 10,

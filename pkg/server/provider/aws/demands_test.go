@@ -210,18 +210,18 @@ func TestDemandAddressesAreCounted(t *testing.T) {
 	s.AddSubnet("subnet-0000000b", ec2test.Zone, 11)
 	inBubble(t, s, func(t *testing.T, w *world) {
 		h := w.startProvider()
-		one := spec()
-		one.Subnet = "subnet-0000000b"
+		first := spec()
+		first.Subnet = "subnet-0000000b"
 		want := map[string]instance.State{}
 		for range 20 {
-			one.ID = providertest.NewID(t)
-			if err := h.Create(t.Context(), one); err != nil {
+			first.ID = providertest.NewID(t)
+			if err := h.Create(t.Context(), first); err != nil {
 				require.ErrorContains(t, err, "no room in subnet subnet-0000000b")
-				other := one
+				other := first
 				other.Subnet = largeSubnet
 				h.MustCreate(other)
 			}
-			want[one.ID] = instance.Running
+			want[first.ID] = instance.Running
 		}
 		h.Await(workers, want)
 		there := 0

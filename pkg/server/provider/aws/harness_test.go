@@ -154,8 +154,8 @@ func (w *world) list() map[string]cloud.VM {
 func (w *world) expectMade(ids ...string) {
 	w.t.Helper()
 	var made []string
-	for _, one := range w.Made() {
-		made = append(made, one.Tag)
+	for _, i := range w.Made() {
+		made = append(made, i.Tag)
 	}
 	assert.ElementsMatch(w.t, ids, made, "instances that were launched")
 }

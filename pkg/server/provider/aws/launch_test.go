@@ -230,8 +230,8 @@ func TestRejections(t *testing.T) {
 				require.Error(t, err)
 				var rejection *cloud.Rejection
 				assert.NotErrorAs(t, err, &rejection)
-				for _, one := range []error{cloud.ErrThrottled, cloud.ErrTokenUsed} {
-					assert.Equal(t, errors.Is(one, tc.want), errorIs(err, one), "%v is %v", err, one)
+				for _, target := range []error{cloud.ErrThrottled, cloud.ErrTokenUsed} {
+					assert.Equal(t, errors.Is(target, tc.want), errorIs(err, target), "%v is %v", err, target)
 				}
 			})
 		})

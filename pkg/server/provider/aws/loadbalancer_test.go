@@ -87,9 +87,9 @@ func (b *elbBackend) list() map[string]provider.TargetState {
 	targets, err := b.balancers.Targets(b.t.Context(), b.Balancer())
 	require.NoError(b.t, err)
 	states := map[string]provider.TargetState{}
-	for _, one := range targets {
-		assert.Empty(b.t, one.ID, "the service does not know instance ids")
-		states[one.ProviderID] = one.State
+	for _, target := range targets {
+		assert.Empty(b.t, target.ID, "the service does not know instance ids")
+		states[target.ProviderID] = target.State
 	}
 	return states
 }

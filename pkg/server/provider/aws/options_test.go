@@ -42,8 +42,8 @@ func TestReadOptions(t *testing.T) {
 	require.Empty(t, errs)
 	assert.False(t, options.RunsAgent())
 	assert.EqualValues(t, 3, *options.Catalogue()["m8g.large"].Quota)
-	for _, one := range options.ImmutableFields(field.NewPath("options")) {
-		assert.NotContains(t, one.Path.String(), "instance_types")
+	for _, immutable := range options.ImmutableFields(field.NewPath("options")) {
+		assert.NotContains(t, immutable.Path.String(), "instance_types")
 	}
 }
 

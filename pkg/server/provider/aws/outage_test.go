@@ -94,7 +94,7 @@ func TestADeletionThatFindsNoInstance(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()
 		id := h.MustRun(spec())
-		one := w.Instance(id)
+		i := w.Instance(id)
 		w.DelayVisibility(24 * time.Hour)
 		w.Calls()
 		h.MustDelete(id)
@@ -104,7 +104,7 @@ func TestADeletionThatFindsNoInstance(t *testing.T) {
 		assert.Empty(t, w.Terminated())
 		w.DelayVisibility(0)
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
-		assert.Equal(t, []string{one.ID}, w.Terminated())
+		assert.Equal(t, []string{i.ID}, w.Terminated())
 	})
 }
 
@@ -153,7 +153,7 @@ func TestTagsThatAreChangedByHand(t *testing.T) {
 		id := h.MustRun(spec())
 		before, _ := h.Get(id)
 		h.DrainChanges()
-		one := w.Instance(id)
+		i := w.Instance(id)
 		w.SetTag(id, "Name", "mine")
 		w.SetTag(id, "nstance:group", "")
 		w.SetTag(id, "nstance:cluster-id", "other")
@@ -164,6 +164,6 @@ func TestTagsThatAreChangedByHand(t *testing.T) {
 		assert.Empty(t, h.Changes, "changes")
 		h.MustDelete(id)
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
-		assert.Equal(t, []string{one.ID}, w.Terminated())
+		assert.Equal(t, []string{i.ID}, w.Terminated())
 	})
 }

@@ -79,8 +79,8 @@ func TestDocumentedPermissions(t *testing.T) {
 	calls, needed := map[string]bool{}, map[string]bool{}
 	for _, row := range rows {
 		calls[row[1]] = true
-		for _, one := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
-			needed[one[1]] = true
+		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
+			needed[match[1]] = true
 		}
 	}
 	granted := map[string]bool{}

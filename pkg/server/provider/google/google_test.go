@@ -40,10 +40,10 @@ func TestStates(t *testing.T) {
 			assert.Equal(t, want, m.State, status)
 			assert.Equal(t, want == instance.Impaired || want == instance.Stopped, m.Reason != "", "a reason for %s", status)
 			// What is listed is not missing, whatever its status.
-			one, found, err := w.api.Find(t.Context(), r.ID)
+			vm, found, err := w.api.Find(t.Context(), r.ID)
 			require.NoError(t, err, status)
 			assert.True(t, found, status)
-			assert.Equal(t, m, one, status)
+			assert.Equal(t, m, vm, status)
 		}
 		state, reason := virtualMachine{Status: "MOVING"}.state()
 		assert.Equal(t, instance.Impaired, state)

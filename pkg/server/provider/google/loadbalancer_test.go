@@ -327,8 +327,8 @@ func (b *groupBackend) list() map[string]provider.TargetState {
 	targets, err := b.balancers.Targets(b.t.Context(), b.Balancer())
 	require.NoError(b.t, err)
 	states := map[string]provider.TargetState{}
-	for _, one := range targets {
-		states[one.ID] = one.State
+	for _, target := range targets {
+		states[target.ID] = target.State
 	}
 	return states
 }

@@ -50,8 +50,8 @@ func TestReadOptions(t *testing.T) {
 	assert.Equal(t, 5*time.Minute, options.DrainingTimeout)
 	assert.Equal(t, Subnet{Subnetwork: "nodes", Project: "host-project"}, options.Subnets["subnet"])
 	assert.EqualValues(t, 3, *options.Catalogue()["e2-small"].Quota)
-	for _, one := range options.ImmutableFields(field.NewPath("options")) {
-		assert.NotContains(t, one.Path.String(), "instance_types")
+	for _, immutable := range options.ImmutableFields(field.NewPath("options")) {
+		assert.NotContains(t, immutable.Path.String(), "instance_types")
 	}
 	// Arguments replace those of the options one by one.
 	args, err := options.arguments(map[string]any{argProvisioning: "STANDARD"})

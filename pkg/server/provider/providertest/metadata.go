@@ -46,8 +46,8 @@ func DocumentedMetadata(t *testing.T, name string) []string {
 // MetadataNames returns the keys of maps without a prefix, in order.
 func MetadataNames(prefix string, all ...map[string]string) []string {
 	var names []string
-	for _, one := range all {
-		for key := range one {
+	for _, name := range all {
+		for key := range name {
 			names = append(names, strings.TrimPrefix(key, prefix))
 		}
 	}

@@ -7,7 +7,12 @@ package providertest
 
 import (
 	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -65,4 +70,34 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 // NewProvider fails: the provider exists in configurations only.
 func (*Options) NewProvider(provider.Shard, provider.CallContextFunc) (provider.Provider, error) {
 	return nil, errors.New("the fake provider has no instances")
+}
+
+// ReadOptions returns the options in a text, and what is wrong with them in a shard that has
+// subnets.
+func ReadOptions[O provider.Options](t *testing.T, read func(*jsonc.Object) provider.Options, text string, subnets ...string) (O, []string) {
+	t.Helper()
+	var errs field.ErrorList
+	object, err := jsonc.Parse([]byte(text), &errs)
+	require.NoError(t, err)
+	options := read(object).(O)
+	errs = append(errs, options.Validate(field.NewPath("options"), sets.New(subnets...))...)
+	return options, Messages(errs)
+}
+
+// Messages returns the texts of errors.
+func Messages(errs field.ErrorList) []string {
+	var texts []string
+	for _, err := range errs {
+		texts = append(texts, err.Error())
+	}
+	return texts
+}
+
+// Object returns an object in JSON with members whose values are JSON.
+func Object(members map[string]string) string {
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		texts = append(texts, `"`+name+`": `+members[name])
+	}
+	return "{" + strings.Join(texts, ",") + "}"
 }

@@ -117,8 +117,8 @@ func TestTheServerIsKilled(t *testing.T) {
 // names returns the instances of virtual machines.
 func names(all []pvetest.Machine) []string {
 	var names []string
-	for _, one := range all {
-		names = append(names, one.Name)
+	for _, made := range all {
+		names = append(names, made.Name)
 	}
 	return names
 }

@@ -122,9 +122,9 @@ func (w *world) vmid(id string) int {
 // are a part of a launch.
 func started(s *pvetest.Server) []string {
 	var ids []string
-	for _, one := range s.Started() {
-		if slices.Contains(s.VMs(one.Name), one.VMID) && !slices.Contains(ids, one.Name) {
-			ids = append(ids, one.Name)
+	for _, started := range s.Started() {
+		if slices.Contains(s.VMs(started.Name), started.VMID) && !slices.Contains(ids, started.Name) {
+			ids = append(ids, started.Name)
 		}
 	}
 	return ids

@@ -151,9 +151,9 @@ func TestSeveralShardsClaimVMIDs(t *testing.T) {
 		running.Wait()
 		var made []string
 		vmids := map[int]bool{}
-		for _, one := range w.Made() {
-			made = append(made, one.Name)
-			vmids[one.VMID] = true
+		for _, machine := range w.Made() {
+			made = append(made, machine.Name)
+			vmids[machine.VMID] = true
 		}
 		assert.ElementsMatch(t, want, made, "machines")
 		assert.Len(t, vmids, len(want), "VMIDs")

@@ -57,8 +57,8 @@ func TestReadOptions(t *testing.T) {
 	assert.EqualValues(t, 7, *options.Subnets["subnet"].VLAN)
 	assert.EqualValues(t, 5, *options.Subnets["subnet"].Instances)
 	assert.EqualValues(t, 3, *options.Catalogue()["small"].Quota)
-	for _, one := range options.ImmutableFields(field.NewPath("options")) {
-		assert.NotContains(t, one.Path.String(), "instance_types")
+	for _, immutable := range options.ImmutableFields(field.NewPath("options")) {
+		assert.NotContains(t, immutable.Path.String(), "instance_types")
 	}
 }
 
@@ -146,8 +146,8 @@ func TestParseDriveSize(t *testing.T) {
 func TestDocumentedPrivileges(t *testing.T) {
 	options := &Options{ISOStorage: "local", Subnets: map[string]Subnet{"lan": {Bridge: "vmbr0", Storage: "ceph"}}}
 	want := map[string]bool{}
-	for _, one := range options.privileges() {
-		want[one.name] = true
+	for _, needed := range options.privileges() {
+		want[needed.name] = true
 	}
 	document, err := os.ReadFile("../../../../docs/proxmox.md")
 	require.NoError(t, err)

@@ -64,8 +64,8 @@ func TestMachinesAreSpread(t *testing.T) {
 		}
 		running.Wait()
 		count := map[string]int{}
-		for _, one := range w.Made() {
-			count[one.Node]++
+		for _, made := range w.Made() {
+			count[made.Node]++
 		}
 		assert.Equal(t, map[string]int{"pve1": 2, "pve2": 2}, count)
 	})

@@ -275,11 +275,11 @@ func (s *Server) describe(i *Instance, now time.Time) instanceItem {
 		return item
 	}
 	item.Address = i.address
-	one := interfaceItem{ID: "eni-" + i.ID[2:], Address: i.address}
+	nic := interfaceItem{ID: "eni-" + i.ID[2:], Address: i.address}
 	for n := range i.ipv6 {
-		one.IPv6 = append(one.IPv6, ipv6Item{fmt.Sprintf("2001:db8::%s:%x", strings.ReplaceAll(i.address[3:], ".", ":"), n+1)})
+		nic.IPv6 = append(nic.IPv6, ipv6Item{fmt.Sprintf("2001:db8::%s:%x", strings.ReplaceAll(i.address[3:], ".", ":"), n+1)})
 	}
-	one.Attachment = &attachmentItem{ID: "eni-attach-" + i.ID[2:], Status: "attached"}
-	item.Interfaces = append([]interfaceItem{one}, s.attachedInterfaces(i.ID, now)...)
+	nic.Attachment = &attachmentItem{ID: "eni-attach-" + i.ID[2:], Status: "attached"}
+	item.Interfaces = append([]interfaceItem{nic}, s.attachedInterfaces(i.ID, now)...)
 	return item
 }

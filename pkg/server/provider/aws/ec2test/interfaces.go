@@ -57,9 +57,9 @@ func (a *attachment) status(s *Server, at time.Time) string {
 
 // attachment returns that of a time, nil if there is none.
 func (n *networkInterface) attachment(s *Server, at time.Time) *attachment {
-	for _, one := range n.attachments {
-		if one.status(s, at) != "" {
-			return one
+	for _, attached := range n.attachments {
+		if attached.status(s, at) != "" {
+			return attached
 		}
 	}
 	return nil
@@ -86,8 +86,8 @@ func (s *Server) AddInstance(id, subnet string) {
 func (s *Server) AttachPrimary(id, instanceID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	one := s.interfaces[id]
-	one.attachments = append(one.attachments, &attachment{id: "eni-attach-00000000", instance: instanceID, since: time.Now().Add(-time.Hour)})
+	nic := s.interfaces[id]
+	nic.attachments = append(nic.attachments, &attachment{id: "eni-attach-00000000", instance: instanceID, since: time.Now().Add(-time.Hour)})
 }
 
 // Owner returns the instance that has a network interface attached, "" for none and while
@@ -165,19 +165,19 @@ func (s *Server) describeNetworkInterfaces(p params) (any, error) {
 	at := time.Now().Add(-s.interfaceDelay)
 	var result networkInterfaceResult
 	for _, id := range ids {
-		one, found := s.interfaces[id]
+		nic, found := s.interfaces[id]
 		if !found {
 			return nil, refuse("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 		}
-		item := networkInterfaceItem{ID: id, Zone: one.zone, Status: "available"}
-		for _, address := range one.addresses {
+		item := networkInterfaceItem{ID: id, Zone: nic.zone, Status: "available"}
+		for _, address := range nic.addresses {
 			if slices.Contains([]byte(address), ':') {
 				item.IPv6 = append(item.IPv6, ipv6Item{address})
 			} else {
 				item.Addresses = append(item.Addresses, privateItem{address})
 			}
 		}
-		if a := one.attachment(s, at); a != nil {
+		if a := nic.attachment(s, at); a != nil {
 			a.reads = max(0, a.reads-1)
 			item.Status = "in-use"
 			item.Attachment = &attachmentItem{ID: a.id, InstanceID: a.instance, Index: a.index, Status: a.status(s, at)}
@@ -191,8 +191,8 @@ func (s *Server) describeNetworkInterfaces(p params) (any, error) {
 func (s *Server) indexes(instanceID string) map[int]*attachment {
 	used := map[int]*attachment{0: nil}
 	now := time.Now()
-	for _, one := range s.interfaces {
-		if a := one.attachment(s, now); a != nil && a.instance == instanceID {
+	for _, nic := range s.interfaces {
+		if a := nic.attachment(s, now); a != nil && a.instance == instanceID {
 			used[a.index] = a
 		}
 	}
@@ -201,7 +201,7 @@ func (s *Server) indexes(instanceID string) map[int]*attachment {
 
 func (s *Server) attachNetworkInterface(p params) (any, error) {
 	id, instanceID := p.get("NetworkInterfaceId"), p.get("InstanceId")
-	one, found := s.interfaces[id]
+	nic, found := s.interfaces[id]
 	if !found {
 		return nil, refuse("InvalidNetworkInterfaceID.NotFound", "The networkInterface ID '%s' does not exist", id)
 	}
@@ -218,9 +218,9 @@ func (s *Server) attachNetworkInterface(p params) (any, error) {
 	switch state := all[0].state(s, now).name; {
 	case state != "running" && state != "stopped":
 		return nil, refuse("IncorrectState", "Instance '%s' is not 'running' or 'stopped'.", instanceID)
-	case all[0].Zone != one.zone:
+	case all[0].Zone != nic.zone:
 		return nil, refuse("InvalidParameterCombination", "You may not attach a network interface to an instance if they are not in the same availability zone")
-	case one.attachment(s, now) != nil:
+	case nic.attachment(s, now) != nil:
 		return nil, refuse("InvalidNetworkInterface.InUse", "Interface: [%s] in use.", id)
 	case used:
 		return nil, refuse("InvalidParameterValue", "Instance '%s' already has an interface attached at device index '%d'.", instanceID, index)
@@ -228,17 +228,17 @@ func (s *Server) attachNetworkInterface(p params) (any, error) {
 		return nil, refuse("AttachmentLimitExceeded", "Interface count %d exceeds the limit for %s", maxInterfaces+1, all[0].Type)
 	}
 	s.attachmentSeq++
-	a := &attachment{id: fmt.Sprintf("eni-attach-%017x", s.attachmentSeq), instance: instanceID, index: index, since: now, reads: one.delay}
-	one.delay = 0
-	one.attachments = append(one.attachments, a)
+	a := &attachment{id: fmt.Sprintf("eni-attach-%017x", s.attachmentSeq), instance: instanceID, index: index, since: now, reads: nic.delay}
+	nic.delay = 0
+	nic.attachments = append(nic.attachments, a)
 	s.interfaceChanges++
 	return attachResult{AttachmentID: a.id}, nil
 }
 
 func (s *Server) detachNetworkInterface(p params) (any, error) {
 	now := time.Now()
-	for _, one := range s.interfaces {
-		a := one.attachment(s, now)
+	for _, nic := range s.interfaces {
+		a := nic.attachment(s, now)
 		if a == nil || a.id != p.get("AttachmentId") {
 			continue
 		}
@@ -250,7 +250,7 @@ func (s *Server) detachNetworkInterface(p params) (any, error) {
 			return nil, refuse("IncorrectState", "The attachment '%s' is being detached.", a.id)
 		}
 		if a.detaching.IsZero() || a.stuck {
-			a.detaching, a.stuck = now, one.sticks && !force
+			a.detaching, a.stuck = now, nic.sticks && !force
 		}
 		s.interfaceChanges++
 		return detachResult{Return: true}, nil
@@ -262,9 +262,9 @@ func (s *Server) detachNetworkInterface(p params) (any, error) {
 // beside that of its launch. mu must be locked.
 func (s *Server) attachedInterfaces(instanceID string, at time.Time) []interfaceItem {
 	var all []interfaceItem
-	for _, one := range s.interfaces {
-		if a := one.attachment(s, at); a != nil && a.instance == instanceID && a.index > 0 {
-			all = append(all, interfaceItem{ID: one.id, Address: one.addresses[0], Attachment: &attachmentItem{ID: a.id, Index: a.index, Status: a.status(s, at)}})
+	for _, nic := range s.interfaces {
+		if a := nic.attachment(s, at); a != nil && a.instance == instanceID && a.index > 0 {
+			all = append(all, interfaceItem{ID: nic.id, Address: nic.addresses[0], Attachment: &attachmentItem{ID: a.id, Index: a.index, Status: a.status(s, at)}})
 		}
 	}
 	slices.SortFunc(all, func(a, b interfaceItem) int { return cmp.Compare(a.ID, b.ID) })

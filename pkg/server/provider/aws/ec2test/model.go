@@ -128,12 +128,12 @@ func (n *node) add(path []string, text string) {
 		n.text = text
 		return
 	}
-	one, found := n.members[path[0]]
+	child, found := n.members[path[0]]
 	if !found {
-		one = &node{members: map[string]*node{}}
-		n.members[path[0]] = one
+		child = &node{members: map[string]*node{}}
+		n.members[path[0]] = child
 	}
-	one.add(path[1:], text)
+	child.add(path[1:], text)
 }
 
 // nameOf returns the name of a member in calls.
@@ -153,11 +153,11 @@ func (m *Model) check(name, path string, n *node) string {
 	case "structure":
 		return m.checkStructure(s, path, n)
 	case "list":
-		if one := n.members["member"]; m.Metadata.Protocol == "query" && one != nil {
+		if element := n.members["member"]; m.Metadata.Protocol == "query" && element != nil {
 			if len(n.members) > 1 || n.text != "" {
 				return path + " has more than its elements"
 			}
-			n, path = one, path+".member"
+			n, path = element, path+".member"
 		} else if m.Metadata.Protocol == "query" {
 			return path + " has no member"
 		}
@@ -182,18 +182,18 @@ func (m *Model) check(name, path string, n *node) string {
 
 func (m *Model) checkStructure(s *shape, path string, n *node) string {
 	byName := map[string]*member{}
-	for name, one := range s.Members {
-		byName[nameOf(name, one)] = one
-		if slices.Contains(s.Required, name) && n.members[nameOf(name, one)] == nil {
-			return path + " lacks " + nameOf(name, one)
+	for name, expected := range s.Members {
+		byName[nameOf(name, expected)] = expected
+		if slices.Contains(s.Required, name) && n.members[nameOf(name, expected)] == nil {
+			return path + " lacks " + nameOf(name, expected)
 		}
 	}
-	for name, one := range n.members {
+	for name, child := range n.members {
 		known, found := byName[name]
 		if !found {
 			return path + " has no parameter " + name
 		}
-		if problem := m.check(known.Shape, path+"."+name, one); problem != "" {
+		if problem := m.check(known.Shape, path+"."+name, child); problem != "" {
 			return problem
 		}
 	}

@@ -55,11 +55,11 @@ func (p params) has(name string) bool { _, found := p[name]; return found }
 func (p params) structures(name string) []params {
 	var all []params
 	for n := 1; ; n++ {
-		one := p.structure(name + "." + strconv.Itoa(n))
-		if len(one) == 0 {
+		structure := p.structure(name + "." + strconv.Itoa(n))
+		if len(structure) == 0 {
 			return all
 		}
-		all = append(all, one)
+		all = append(all, structure)
 	}
 }
 
@@ -105,8 +105,8 @@ func (s *Server) page(p params, ids []string) (part []string, next string, err e
 // matches reports whether a thing matches all filters. properties are those that the server
 // knows; a tag is one with the prefix "tag:".
 func (p params) matches(properties func(name string) (values []string, known bool)) (bool, error) {
-	for _, one := range p.structures("Filter") {
-		name, wanted := one.get("Name"), one.list("Value")
+	for _, filter := range p.structures("Filter") {
+		name, wanted := filter.get("Name"), filter.list("Value")
 		values, known := properties(name)
 		if !known {
 			return false, refuse("InvalidParameterValue", "The filter '%s' is invalid", name)

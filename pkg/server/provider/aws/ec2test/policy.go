@@ -63,8 +63,8 @@ func ReadPolicy(t testing.TB, path string, replaced ...string) *Policy {
 	decoder := json.NewDecoder(strings.NewReader(strings.NewReplacer(replaced...).Replace(string(match[1]))))
 	decoder.DisallowUnknownFields()
 	require.NoError(t, decoder.Decode(&policy))
-	for _, one := range policy.Statements {
-		require.Equal(t, "Allow", one.Effect)
+	for _, statement := range policy.Statements {
+		require.Equal(t, "Allow", statement.Effect)
 	}
 	return &policy.Policy
 }
@@ -72,8 +72,8 @@ func ReadPolicy(t testing.TB, path string, replaced ...string) *Policy {
 // Actions returns the actions that the policy allows on some resource, in order.
 func (p *Policy) Actions() []string {
 	var all []string
-	for _, one := range p.Statements {
-		all = append(all, one.Action...)
+	for _, statement := range p.Statements {
+		all = append(all, statement.Action...)
 	}
 	slices.Sort(all)
 	return all
@@ -82,13 +82,13 @@ func (p *Policy) Actions() []string {
 // allows reports whether the policy allows a call. A condition on a key that the call does
 // not have is not met.
 func (p *Policy) allows(c authorization) bool {
-	return slices.ContainsFunc(p.Statements, func(one statement) bool {
-		for key, values := range one.Condition.StringEquals {
+	return slices.ContainsFunc(p.Statements, func(statement statement) bool {
+		for key, values := range statement.Condition.StringEquals {
 			if value, has := c.context[key]; !has || !slices.Contains(values, value) {
 				return false
 			}
 		}
-		return one.Action.match(c.action) && one.Resource.match(c.resource)
+		return statement.Action.match(c.action) && statement.Resource.match(c.resource)
 	})
 }
 
@@ -117,11 +117,11 @@ func (s *Server) authorize(name string, p params) error {
 	if s.policy == nil {
 		return nil
 	}
-	for _, one := range s.authorizations(name, p) {
-		if !s.policy.allows(one) {
+	for _, needed := range s.authorizations(name, p) {
+		if !s.policy.allows(needed) {
 			return &refusal{
 				status: http.StatusForbidden, code: "UnauthorizedOperation",
-				message: fmt.Sprintf("You are not authorized to perform this operation. The identity-based policies do not allow the %s action.", one.action),
+				message: fmt.Sprintf("You are not authorized to perform this operation. The identity-based policies do not allow the %s action.", needed.action),
 			}
 		}
 	}
@@ -137,8 +137,8 @@ func (s *Server) authorizations(name string, p params) []authorization {
 	switch name {
 	case "RunInstances":
 		all := []authorization{on("instance/*"), on("subnet/" + p.get("SubnetId"))}
-		for _, one := range p.structures("TagSpecification") {
-			all = append(all, authorization{"ec2:CreateTags", arnPrefix + one.get("ResourceType") + "/*", map[string]string{"ec2:CreateAction": name}})
+		for _, specification := range p.structures("TagSpecification") {
+			all = append(all, authorization{"ec2:CreateTags", arnPrefix + specification.get("ResourceType") + "/*", map[string]string{"ec2:CreateAction": name}})
 		}
 		if profile := p.get("IamInstanceProfile.Name"); profile != "" {
 			// The console gives a role and its profile the same name.
@@ -148,21 +148,21 @@ func (s *Server) authorizations(name string, p params) []authorization {
 	case "TerminateInstances":
 		var all []authorization
 		for _, id := range p.list("InstanceId") {
-			one := on("instance/" + id)
-			one.context = map[string]string{}
+			needed := on("instance/" + id)
+			needed.context = map[string]string{}
 			if i, exists := s.instances[id]; exists {
 				for key, value := range i.Tags {
-					one.context["aws:ResourceTag/"+key] = value
+					needed.context["aws:ResourceTag/"+key] = value
 				}
-				all = append(all, one)
+				all = append(all, needed)
 			}
 		}
 		return all
 	case "AttachNetworkInterface":
 		return []authorization{on("network-interface/" + p.get("NetworkInterfaceId")), on("instance/" + p.get("InstanceId"))}
 	case "DetachNetworkInterface":
-		for id, one := range s.interfaces {
-			for _, a := range one.attachments {
+		for id, nic := range s.interfaces {
+			for _, a := range nic.attachments {
 				if a.id == p.get("AttachmentId") {
 					return []authorization{on("network-interface/" + id), on("instance/" + a.instance)}
 				}

@@ -125,8 +125,8 @@ func TestRefusals(t *testing.T) {
 
 func merge(all ...map[string]string) map[string]string {
 	merged := map[string]string{}
-	for _, one := range all {
-		maps.Copy(merged, one)
+	for _, params := range all {
+		maps.Copy(merged, params)
 	}
 	return merged
 }

@@ -62,24 +62,24 @@ func (s *Server) AddLaunchTemplate(idOrName, imageID string) {
 }
 
 // free returns how many addresses of a subnet are free. mu must be locked.
-func (s *Server) free(one *subnet) int {
+func (s *Server) free(subnet *subnet) int {
 	used := 0
 	for _, i := range s.instances {
-		if i.Subnet == one.id && i.state(s, time.Now()).name != "terminated" {
+		if i.Subnet == subnet.id && i.state(s, time.Now()).name != "terminated" {
 			used++
 		}
 	}
-	return max(0, one.size-used)
+	return max(0, subnet.size-used)
 }
 
 func (s *Server) describeSubnets(p params) (any, error) {
 	var result subnetResult
 	for _, id := range p.list("SubnetId") {
-		one, found := s.subnets[id]
+		subnet, found := s.subnets[id]
 		if !found {
 			return nil, refuse("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", id)
 		}
-		result.Subnets = append(result.Subnets, subnetItem{ID: id, Zone: one.zone, Free: s.free(one), State: "available"})
+		result.Subnets = append(result.Subnets, subnetItem{ID: id, Zone: subnet.zone, Free: s.free(subnet), State: "available"})
 	}
 	return result, nil
 }

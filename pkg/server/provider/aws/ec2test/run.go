@@ -146,11 +146,11 @@ func (s *Server) check(p params) (*Instance, error) {
 		i.Userdata = data
 	}
 	i.ipv6, _ = strconv.Atoi(p.get("Ipv6AddressCount"))
-	for _, one := range p.structures("BlockDeviceMapping") {
-		if size, err := strconv.Atoi(one.get("Ebs.VolumeSize")); err == nil && size < 8 {
+	for _, mapping := range p.structures("BlockDeviceMapping") {
+		if size, err := strconv.Atoi(mapping.get("Ebs.VolumeSize")); err == nil && size < 8 {
 			return nil, refuse("InvalidBlockDeviceMapping", "Volume of size %dGB is smaller than snapshot 'snap-0123456789abcdef0', expect size >= 8GB", size)
 		}
-		if kind := one.get("Ebs.VolumeType"); one.has("Ebs.Iops") && kind == "gp2" {
+		if kind := mapping.get("Ebs.VolumeType"); mapping.has("Ebs.Iops") && kind == "gp2" {
 			return nil, refuse("InvalidParameterCombination", "The parameter iops is not supported for gp2 volumes.")
 		}
 	}

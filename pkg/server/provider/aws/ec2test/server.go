@@ -209,11 +209,11 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	if version := form.Get("Version"); version != "2016-11-15" {
 		return nil, refuse("NoSuchVersion", "The requested version (%s) is not valid", version)
 	}
-	one, known := actions[name]
+	action, known := actions[name]
 	if !known {
 		return nil, refuse("InvalidAction", "The action %s is not valid for this web service.", name)
 	}
-	parsed, err := one.parse(form)
+	parsed, err := action.parse(form)
 	if err == nil && s.model != nil {
 		err = s.model.Check(name, form)
 	}
@@ -227,14 +227,14 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	}
 	s.calls[name]++
 	s.permissions["ec2:"+name] = true
-	if err := s.admit(one.write); err != nil {
+	if err := s.admit(action.write); err != nil {
 		return nil, err
 	}
 	s.settle(time.Now())
 	if err := s.authorize(name, parsed); err != nil {
 		return nil, err
 	}
-	return one.handle(s, parsed)
+	return action.handle(s, parsed)
 }
 
 // admit refuses a call that is one too many. mu must be locked.
@@ -274,9 +274,41 @@ func (s *Server) Permissions() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []string
-	for one := range s.permissions {
-		all = append(all, one)
+	for permission := range s.permissions {
+		all = append(all, permission)
 	}
 	slices.Sort(all)
 	return all
+}
+
+// metadataSuffix is the suffix of the host of the metadata service of an instance.
+const metadataSuffix = ".metadata.test"
+
+// metadataToken is what the metadata service requires.
+const metadataToken = "token-of-the-metadata-service"
+
+// MetadataURL returns the address of the metadata service of an instance, for clients that
+// connect with Dial.
+func MetadataURL(instanceID string) string { return "http://" + instanceID + metadataSuffix }
+
+// isMetadata reports whether a request is one to the metadata service of an instance.
+func isMetadata(r *http.Request) bool { return strings.HasSuffix(r.Host, metadataSuffix) }
+
+// serveMetadata responds as version 2 of the metadata service, which requires a token.
+func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Path == "/latest/api/token" && r.Method == http.MethodPut:
+		if r.Header.Get("X-Aws-Ec2-Metadata-Token-Ttl-Seconds") == "" {
+			http.Error(w, "no time to live", http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("X-Aws-Ec2-Metadata-Token-Ttl-Seconds", r.Header.Get("X-Aws-Ec2-Metadata-Token-Ttl-Seconds"))
+		_, _ = io.WriteString(w, metadataToken) // the client may have closed the connection
+	case r.Header.Get("X-Aws-Ec2-Metadata-Token") != metadataToken:
+		http.Error(w, "no token", http.StatusUnauthorized)
+	case r.URL.Path == "/latest/meta-data/instance-id" && r.Method == http.MethodGet:
+		_, _ = fmt.Fprint(w, strings.TrimSuffix(r.Host, metadataSuffix)) // as above
+	default:
+		http.NotFound(w, r)
+	}
 }

@@ -154,11 +154,11 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	}
 	s.calls = append(s.calls, name)
 	arn := form.Get("TargetGroupArn")
-	one, found := s.groups[arn]
+	group, found := s.groups[arn]
 	if !found {
 		return nil, refuse("TargetGroupNotFound", "Target groups '%s' not found", arn)
 	}
-	return action(s, one, targets)
+	return action(s, group, targets)
 }
 
 var parameters = regexp.MustCompile(`^(Action|Version|TargetGroupArn|Targets\.member\.[1-9][0-9]*\.(Id|Port))$`)
@@ -177,15 +177,15 @@ func parse(form url.Values) ([]target, error) {
 		if id == "" {
 			return targets, nil
 		}
-		one := target{id: id}
+		parsed := target{id: id}
 		if text := form.Get(prefix + "Port"); text != "" {
 			port, err := strconv.Atoi(text)
 			if err != nil || port < 1 || port > 65535 {
 				return nil, refuse("ValidationError", "Port '%s' is not valid", text)
 			}
-			one.port = port
+			parsed.port = port
 		}
-		targets = append(targets, one)
+		targets = append(targets, parsed)
 	}
 }
 

@@ -52,8 +52,8 @@ func (s *Server) Terminate(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.instances, id)
-	for _, one := range s.groups {
-		maps.DeleteFunc(one.targets, func(t target, _ string) bool { return t.id == id })
+	for _, group := range s.groups {
+		maps.DeleteFunc(group.targets, func(t target, _ string) bool { return t.id == id })
 	}
 }
 
@@ -84,8 +84,8 @@ func (s *Server) States(arn, id string) map[int]string {
 func (s *Server) EndDelays() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.groups {
-		maps.DeleteFunc(one.targets, func(_ target, state string) bool { return state == Draining })
+	for _, group := range s.groups {
+		maps.DeleteFunc(group.targets, func(_ target, state string) bool { return state == Draining })
 	}
 }
 

@@ -75,8 +75,8 @@ func (r *reconciler) run(ctx context.Context, done func() bool) error {
 // expect gives the provider of a new process the instances that have a record.
 func expect(p provider.Provider, all map[string]record) {
 	var vms []instance.VM
-	for id, one := range all {
-		vms = append(vms, instance.VM{ID: id, ProviderID: one.ProviderID, Group: workers})
+	for id, stored := range all {
+		vms = append(vms, instance.VM{ID: id, ProviderID: stored.ProviderID, Group: workers})
 	}
 	p.(provider.Expecter).Expect(vms)
 }
@@ -91,11 +91,11 @@ func (r *reconciler) reconcile(ctx context.Context) error {
 		return err
 	}
 	var wanted []string
-	for id, one := range all {
-		if err := r.act(ctx, id, one); err != nil {
+	for id, stored := range all {
+		if err := r.act(ctx, id, stored); err != nil {
 			return err
 		}
-		if !one.Deleted {
+		if !stored.Deleted {
 			wanted = append(wanted, id)
 		}
 	}
@@ -105,40 +105,40 @@ func (r *reconciler) reconcile(ctx context.Context) error {
 // observe records what the provider reports.
 func (r *reconciler) observe(all map[string]record) error {
 	for _, vm := range r.provider.List(workers) {
-		one, recorded := all[vm.ID]
+		stored, recorded := all[vm.ID]
 		switch {
 		case !recorded:
-			one = record{Deleted: true} // none is wanted that was forgotten
+			stored = record{Deleted: true} // none is wanted that was forgotten
 		case vm.State == instance.Failed || vm.State == instance.Stopped:
-			one.Deleted = true
+			stored.Deleted = true
 		}
-		if vm.ProviderID != "" && vm.ProviderID != one.ProviderID {
+		if vm.ProviderID != "" && vm.ProviderID != stored.ProviderID {
 			r.step(recordStep)
-			one.ProviderID = vm.ProviderID
+			stored.ProviderID = vm.ProviderID
 		}
-		if one != all[vm.ID] {
-			if err := r.write(vm.ID, one); err != nil {
+		if stored != all[vm.ID] {
+			if err := r.write(vm.ID, stored); err != nil {
 				return err
 			}
-			all[vm.ID] = one
+			all[vm.ID] = stored
 		}
 	}
 	return nil
 }
 
 // act requests or deletes an instance if that is due.
-func (r *reconciler) act(ctx context.Context, id string, one record) error {
+func (r *reconciler) act(ctx context.Context, id string, stored record) error {
 	vm, known := r.provider.Get(id)
 	switch {
-	case one.Deleted && known && vm.State != instance.Terminating:
+	case stored.Deleted && known && vm.State != instance.Terminating:
 		return r.provider.Delete(ctx, id)
-	case one.Deleted && !known:
+	case stored.Deleted && !known:
 		return r.remove(id)
-	case !one.Deleted && !known && one.ProviderID != "":
+	case !stored.Deleted && !known && stored.ProviderID != "":
 		return r.note(missingPrefix, id)
-	case !one.Deleted && !known:
+	case !stored.Deleted && !known:
 		spec := r.spec
-		spec.ID, spec.Group, spec.CreatedAt = id, workers, one.CreatedAt
+		spec.ID, spec.Group, spec.CreatedAt = id, workers, stored.CreatedAt
 		spec.Userdata = []byte(fmt.Sprint("nonce ", time.Now())) // another one each time
 		if err := r.provider.Create(ctx, spec); err != nil {
 			r.rejected = true // is tried again, here or by the next process
@@ -159,9 +159,9 @@ func (r *reconciler) scale(wanted []string, all map[string]record) error {
 		return r.write(id.String(), record{CreatedAt: time.Now()})
 	case len(wanted) > r.size:
 		newest := wanted[len(wanted)-1]
-		one := all[newest]
-		one.Deleted = true
-		return r.write(newest, one)
+		stored := all[newest]
+		stored.Deleted = true
+		return r.write(newest, stored)
 	}
 	return nil
 }
@@ -172,9 +172,9 @@ func (r *reconciler) settled() (ids []string, settled bool) {
 	if err != nil || len(all) != r.size {
 		return nil, false
 	}
-	for id, one := range all {
+	for id, stored := range all {
 		vm, _ := r.provider.Get(id)
-		if one.Deleted || one.ProviderID == "" || vm.State != instance.Running {
+		if stored.Deleted || stored.ProviderID == "" || vm.State != instance.Running {
 			return nil, false
 		}
 		ids = append(ids, id)

@@ -112,51 +112,51 @@ func (w *walker) change() {
 
 // delete records that an instance is to be deleted.
 func (w *walker) delete(id string) {
-	one := w.records[id]
-	one.Deleted = true
-	w.records[id], w.deleted[id] = one, true
+	stored := w.records[id]
+	stored.Deleted = true
+	w.records[id], w.deleted[id] = stored, true
 }
 
 // reconcile does for each instance what is due, as the reconciler does.
 func (w *walker) reconcile() {
 	for _, vm := range w.List(workers) {
-		one, recorded := w.records[vm.ID]
+		stored, recorded := w.records[vm.ID]
 		if !recorded {
 			assert.True(w.t, w.ever[vm.ID], "instance %s was never requested", vm.ID)
 			w.MustDelete(vm.ID) // it was forgotten before it was launched
 			continue
 		}
 		if vm.ProviderID != "" {
-			one.ProviderID = vm.ProviderID
-			w.records[vm.ID] = one
+			stored.ProviderID = vm.ProviderID
+			w.records[vm.ID] = stored
 		}
 		if vm.State == instance.Failed || vm.State == instance.Stopped {
 			w.delete(vm.ID)
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.records)) {
-		one := w.records[id]
+		stored := w.records[id]
 		_, known := w.Get(id)
 		switch {
-		case one.Deleted && known:
+		case stored.Deleted && known:
 			w.MustDelete(id)
-		case one.Deleted:
+		case stored.Deleted:
 			delete(w.records, id)
 		case known:
-		case one.ProviderID != "":
+		case stored.ProviderID != "":
 			w.t.Errorf("instance %s is missing", id)
 			delete(w.records, id)
 		default:
-			w.create(id, one)
+			w.create(id, stored)
 		}
 	}
 }
 
 // create requests an instance with another nonce each time.
-func (w *walker) create(id string, one record) {
+func (w *walker) create(id string, stored record) {
 	w.nonces++
 	spec := w.Spec(w.settling)
-	spec.ID, spec.Group, spec.CreatedAt, spec.Userdata = id, workers, one.CreatedAt, fmt.Appendf(nil, "nonce %d", w.nonces)
+	spec.ID, spec.Group, spec.CreatedAt, spec.Userdata = id, workers, stored.CreatedAt, fmt.Appendf(nil, "nonce %d", w.nonces)
 	if room, err := w.Capacity(w.t.Context(), spec.Subnet); err == nil && room > 0 {
 		_ = w.Create(w.t.Context(), spec) // is tried again
 	}

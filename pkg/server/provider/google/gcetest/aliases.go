@@ -51,15 +51,15 @@ func (s *Server) updateNetworkInterface(r *request) (any, error) {
 		return op.resource(), err
 	}
 	zone, name := r.variables["zone"], r.variables["instance"]
-	one := s.visible(zone, name)
-	if one == nil {
+	vm := s.visible(zone, name)
+	if vm == nil {
 		return nil, notFound(path(zone, "instances", name))
 	}
-	index := slices.IndexFunc(one.NetworkInterfaces, func(i *networkInterface) bool { return i.Name == r.query("networkInterface") })
+	index := slices.IndexFunc(vm.NetworkInterfaces, func(i *networkInterface) bool { return i.Name == r.query("networkInterface") })
 	if index < 0 {
 		return nil, invalid("Invalid value for field 'networkInterface': '%s'. The specified network interface does not exist.", r.query("networkInterface"))
 	}
-	nic := one.NetworkInterfaces[index]
+	nic := vm.NetworkInterfaces[index]
 	var body interfaceUpdate
 	if err := unmarshalStrict(r.body, &body); err != nil {
 		return nil, invalid("%v", err)
@@ -69,23 +69,23 @@ func (s *Server) updateNetworkInterface(r *request) (any, error) {
 		return nil, &failure{400, "required", "Required field 'resource.fingerprint' not specified"}
 	case body.Fingerprint != nic.Fingerprint:
 		return nil, &failure{412, "conditionNotMet", "Supplied fingerprint does not match current metadata fingerprint."}
-	case s.isUpdating(one):
+	case s.isUpdating(vm):
 		return nil, &failure{400, "resourceNotReady", fmt.Sprintf("The resource '%s' is not ready", path(zone, "instances", name))}
 	case body.AliasIPRanges == nil:
 		return nil, invalid("Invalid value for field 'resource': nothing is changed")
 	}
-	wanted, err := one.subnet.normalize(*body.AliasIPRanges)
+	wanted, err := vm.subnet.normalize(*body.AliasIPRanges)
 	if err != nil {
 		return nil, err
 	}
 	before := nic.AliasIPRanges
 	added := slices.DeleteFunc(slices.Clone(wanted), func(r aliasRange) bool { return slices.Contains(before, r) })
-	used := s.inUse(one, added)
+	used := s.inUse(vm, added)
 	nic.AliasIPRanges = wanted
 	nic.sign()
 	s.changes++
 	op := s.begin(zone, updateKind, name, s.OperationTime)
-	op.target = one.ID
+	op.target = vm.ID
 	if len(added) > 0 {
 		op.reads, s.delayed = s.delayed, 0
 	}
@@ -112,24 +112,24 @@ func unmarshalStrict(data []byte, out any) error {
 }
 
 // isUpdating reports whether a network interface of a machine is being changed.
-func (s *Server) isUpdating(one *machine) bool {
-	return slices.ContainsFunc(s.operations, func(op *operation) bool { return !op.done && op.kind == updateKind && op.target == one.ID })
+func (s *Server) isUpdating(vm *machine) bool {
+	return slices.ContainsFunc(s.operations, func(op *operation) bool { return !op.done && op.kind == updateKind && op.target == vm.ID })
 }
 
 // normalize returns ranges as the service shows them.
 func (n *subnet) normalize(ranges []aliasRange) ([]aliasRange, error) {
 	var all []aliasRange
-	for _, one := range ranges {
+	for _, alias := range ranges {
 		from := n.cidr
-		if one.Secondary != "" {
-			from = n.secondary[one.Secondary]
+		if alias.Secondary != "" {
+			from = n.secondary[alias.Secondary]
 		}
 		within, err := netip.ParsePrefix(from)
-		prefix, parseErr := one.prefix()
+		prefix, parseErr := alias.prefix()
 		if err != nil || parseErr != nil || !within.Contains(prefix.Addr()) || prefix.Bits() < within.Bits() {
-			return nil, invalid("Invalid value for field 'resource.aliasIpRanges': '%s' is not of the range '%s'", one.Range, from)
+			return nil, invalid("Invalid value for field 'resource.aliasIpRanges': '%s' is not of the range '%s'", alias.Range, from)
 		}
-		all = append(all, aliasRange{prefix.String(), one.Secondary})
+		all = append(all, aliasRange{prefix.String(), alias.Secondary})
 	}
 	return all, nil
 }
@@ -138,11 +138,11 @@ func (n *subnet) normalize(ranges []aliasRange) ([]aliasRange, error) {
 // finished.
 func (s *Server) inUse(own *machine, ranges []aliasRange) string {
 	var used []aliasRange
-	for _, one := range s.vms {
-		for _, nic := range one.NetworkInterfaces {
+	for _, vm := range s.vms {
+		for _, nic := range vm.NetworkInterfaces {
 			used = append(used, aliasRange{Range: nic.NetworkIP})
 			// An alias that is refused is not used.
-			if one != own && !s.isUpdating(one) {
+			if vm != own && !s.isUpdating(vm) {
 				used = append(used, nic.AliasIPRanges...)
 			}
 		}
@@ -153,13 +153,109 @@ func (s *Server) inUse(own *machine, ranges []aliasRange) string {
 			used = append(used, op.adds...)
 		}
 	}
-	for _, one := range ranges {
-		prefix, _ := one.prefix()
+	for _, alias := range ranges {
+		prefix, _ := alias.prefix()
 		for _, other := range used {
 			if of, err := other.prefix(); err == nil && of.Overlaps(prefix) {
-				return one.Range
+				return alias.Range
 			}
 		}
 	}
 	return ""
+}
+
+// Owner returns the machine at which others reach an alias address, "" for none. While it is
+// being added or removed, there is none.
+func (s *Server) Owner(address string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	for _, vm := range s.vms {
+		for _, nic := range vm.NetworkInterfaces {
+			if !s.isUpdating(vm) && slices.ContainsFunc(nic.AliasIPRanges, func(r aliasRange) bool { return r.Range == address+"/32" }) {
+				return vm.Name
+			}
+		}
+	}
+	return ""
+}
+
+// AddMachine adds a machine of another client that runs.
+func (s *Server) AddMachine(zone, name, subnet string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	vm := &machine{zone: zone, resource: resource{Name: name, MachineType: "zones/" + zone + "/machineTypes/e2-small"}}
+	vm.NetworkInterfaces = []*networkInterface{{Subnetwork: "projects/" + Project + "/regions/" + Region + "/subnetworks/" + subnet}}
+	op := s.begin(zone, "insert", name, 0)
+	s.create(vm, op)
+	op.done = true
+	op.finish(time.Now())
+	vm.Status = "RUNNING"
+}
+
+// SetAliases replaces the alias IP ranges of a machine, which are names of secondary ranges
+// by range, or "" for the primary one.
+func (s *Server) SetAliases(name string, ranges map[string]string) {
+	s.change(name, func(vm *machine) {
+		nic := vm.NetworkInterfaces[0]
+		nic.AliasIPRanges = nil
+		for text, secondary := range ranges {
+			nic.AliasIPRanges = append(nic.AliasIPRanges, aliasRange{text, secondary})
+		}
+		nic.sign()
+	})
+}
+
+// Aliases returns the alias IP ranges of a machine, as in SetAliases.
+func (s *Server) Aliases(name string) map[string]string {
+	ranges := map[string]string{}
+	s.change(name, func(vm *machine) {
+		for _, r := range vm.NetworkInterfaces[0].AliasIPRanges {
+			ranges[r.Range] = r.Secondary
+		}
+	})
+	return ranges
+}
+
+// DelayAlias makes the next operation that adds an alias run until a number of responses have
+// shown it.
+func (s *Server) DelayAlias(reads int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.delayed = reads
+}
+
+// InterfaceChanges returns how many calls have changed a network interface since the last
+// time.
+func (s *Server) InterfaceChanges() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changes := s.changes
+	s.changes = 0
+	return changes
+}
+
+// PauseChange calls do before the next call that changes a network interface has its effect.
+func (s *Server) PauseChange(do func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pause = do
+}
+
+func (s *Server) takePause() func() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	do := s.pause
+	s.pause = nil
+	if do == nil {
+		return func() {}
+	}
+	return do
+}
+
+// Address returns the primary address of a machine.
+func (s *Server) Address(name string) (address string) {
+	s.change(name, func(vm *machine) { address = vm.NetworkInterfaces[0].NetworkIP })
+	return address
 }

@@ -55,9 +55,9 @@ func (s *Server) Endpoints(zone, group, machine string) []int {
 	defer s.mu.Unlock()
 	s.settle(time.Now())
 	var ports []int
-	for _, one := range s.groups[key(zone, group)].endpoints {
-		if one.Instance == s.link(zone, machine) && one.drained.IsZero() {
-			ports = append(ports, one.Port)
+	for _, member := range s.groups[key(zone, group)].endpoints {
+		if member.Instance == s.link(zone, machine) && member.drained.IsZero() {
+			ports = append(ports, member.Port)
 		}
 	}
 	return ports
@@ -88,34 +88,34 @@ func (s *Server) readEndpoints(r *request, g *endpointGroup) ([]endpoint, error)
 		return nil, invalid("Invalid value for field 'resource.networkEndpoints': %d endpoints, at most %d are allowed", len(body.Endpoints), maxEndpoints)
 	}
 	var all []endpoint
-	for _, one := range body.Endpoints {
-		name := one.Instance[strings.LastIndex(one.Instance, "/")+1:]
+	for _, item := range body.Endpoints {
+		name := item.Instance[strings.LastIndex(item.Instance, "/")+1:]
 		m := s.visible(g.zone, name)
 		switch {
 		case m == nil:
-			return nil, invalid("Invalid value for field 'resource.instance': '%s'. The referenced instance resource cannot be found.", one.Instance)
-		case g.kind == "GCE_VM_IP" && one.Port != 0:
-			return nil, invalid("Invalid value for field 'resource.port': '%d'. Port must not be specified for endpoints of type GCE_VM_IP.", one.Port)
-		case g.kind != "GCE_VM_IP" && one.Port == 0 && g.port == 0:
+			return nil, invalid("Invalid value for field 'resource.instance': '%s'. The referenced instance resource cannot be found.", item.Instance)
+		case g.kind == "GCE_VM_IP" && item.Port != 0:
+			return nil, invalid("Invalid value for field 'resource.port': '%d'. Port must not be specified for endpoints of type GCE_VM_IP.", item.Port)
+		case g.kind != "GCE_VM_IP" && item.Port == 0 && g.port == 0:
 			return nil, invalid("Invalid value for field 'resource.port': '0'. Port must be specified if the group has no default port.")
-		case one.IPAddress != "" && one.IPAddress != m.NetworkInterfaces[0].NetworkIP:
-			return nil, invalid("Invalid value for field 'resource.ipAddress': '%s'. It does not belong to the instance.", one.IPAddress)
+		case item.IPAddress != "" && item.IPAddress != m.NetworkInterfaces[0].NetworkIP:
+			return nil, invalid("Invalid value for field 'resource.ipAddress': '%s'. It does not belong to the instance.", item.IPAddress)
 		}
-		one.Instance, one.IPAddress = s.link(g.zone, name), m.NetworkInterfaces[0].NetworkIP
-		if one.Port == 0 {
-			one.Port = g.port
+		item.Instance, item.IPAddress = s.link(g.zone, name), m.NetworkInterfaces[0].NetworkIP
+		if item.Port == 0 {
+			item.Port = g.port
 		}
-		if slices.Contains(all, one) {
-			return nil, invalid("Invalid value for field 'resource.networkEndpoints': '%s' is there twice", one.Instance)
+		if slices.Contains(all, item) {
+			return nil, invalid("Invalid value for field 'resource.networkEndpoints': '%s' is there twice", item.Instance)
 		}
-		all = append(all, one)
+		all = append(all, item)
 	}
 	return all, nil
 }
 
 // index returns where an endpoint is that is attached, less than zero if it is not.
 func (g *endpointGroup) index(e endpoint) int {
-	return slices.IndexFunc(g.endpoints, func(one groupEndpoint) bool { return one.endpoint == e && one.drained.IsZero() })
+	return slices.IndexFunc(g.endpoints, func(member groupEndpoint) bool { return member.endpoint == e && member.drained.IsZero() })
 }
 
 // changeEndpoints begins to attach or to detach endpoints, which is so when the operation has
@@ -138,14 +138,14 @@ func (s *Server) changeEndpoints(r *request, kind string, isDone func(*endpointG
 	}
 	op := s.begin(g.zone, kind, g.name, s.OperationTime)
 	op.finish = func(time.Time) {
-		for _, one := range list {
-			if isDone(g, one) {
-				op.fail("INVALID_USAGE", fmt.Sprintf("%s of '%s' was done before", kind, one.Instance))
+		for _, endpoint := range list {
+			if isDone(g, endpoint) {
+				op.fail("INVALID_USAGE", fmt.Sprintf("%s of '%s' was done before", kind, endpoint.Instance))
 				return
 			}
 		}
-		for _, one := range list {
-			do(g, one)
+		for _, endpoint := range list {
+			do(g, endpoint)
 		}
 	}
 	s.remember(r, op)
@@ -156,7 +156,7 @@ func (s *Server) attachEndpoints(r *request) (any, error) {
 	return s.changeEndpoints(r, "attachNetworkEndpoints",
 		func(g *endpointGroup, e endpoint) bool { return g.index(e) >= 0 },
 		func(g *endpointGroup, e endpoint) {
-			g.endpoints = slices.DeleteFunc(g.endpoints, func(one groupEndpoint) bool { return one.endpoint == e })
+			g.endpoints = slices.DeleteFunc(g.endpoints, func(member groupEndpoint) bool { return member.endpoint == e })
 			g.endpoints = append(g.endpoints, groupEndpoint{endpoint: e})
 		})
 }
@@ -180,11 +180,11 @@ func (s *Server) listEndpoints(r *request) (any, error) {
 		return nil, invalid("%v", err)
 	}
 	var all []any
-	for _, one := range g.endpoints {
-		item := map[string]any{"networkEndpoint": one.endpoint}
+	for _, member := range g.endpoints {
+		item := map[string]any{"networkEndpoint": member.endpoint}
 		if body.HealthStatus == "SHOW" {
 			state := "HEALTHY"
-			if !one.drained.IsZero() {
+			if !member.drained.IsZero() {
 				state = "DRAINING"
 			}
 			item["healths"] = []any{map[string]string{"healthState": state}}

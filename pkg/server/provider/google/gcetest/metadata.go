@@ -3,7 +3,19 @@
 
 package gcetest
 
-import "net/http"
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
 
 // metadataPath begins the paths of the metadata server.
 const metadataPath = "/computeMetadata/v1/"
@@ -29,13 +41,13 @@ func (m onMachine) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // serveMetadata responds with what the machine in the name of the host knows of itself.
 func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
-	one := s.find(r.Host)
-	if one == nil || r.Header.Get("Metadata-Flavor") != "Google" {
+	vm := s.find(r.Host)
+	if vm == nil || r.Header.Get("Metadata-Flavor") != "Google" {
 		http.Error(w, "Forbidden", http.StatusForbidden)
 		return
 	}
 	text, found := map[string]string{
-		"instance/id": one.ID, "instance/name": one.Name, "instance/zone": "projects/1234567890/zones/" + one.zone,
+		"instance/id": vm.ID, "instance/name": vm.Name, "instance/zone": "projects/1234567890/zones/" + vm.zone,
 		"project/project-id": Project,
 	}[r.URL.Path[len(metadataPath):]]
 	if !found {
@@ -44,4 +56,34 @@ func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Metadata-Flavor", "Google")
 	_, _ = w.Write([]byte(text)) // the client may have closed the connection
+}
+
+// tokenPath is where service accounts get tokens.
+const tokenPath = "/token"
+
+// serveToken responds to a service account that presents an assertion.
+func serveToken(w http.ResponseWriter, r *http.Request) {
+	if r.FormValue("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || r.FormValue("assertion") == "" {
+		http.Error(w, "no assertion", http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"access_token": Token, "token_type": "Bearer", "expires_in": 3600})
+}
+
+// Credentials writes the key of a service account, for application default credentials, and
+// returns its path.
+func (s *Server) Credentials(t testing.TB) string {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	data, err := json.Marshal(map[string]string{
+		"type": "service_account", "project_id": Project, "private_key_id": "1", "client_id": "1",
+		"client_email": "nstance@" + Project + ".iam.gserviceaccount.com", "token_uri": s.URL + tokenPath,
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+	})
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "credentials.json")
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	return path
 }

@@ -63,11 +63,11 @@ func (s *Server) checkBody(r *request, body *resource) error {
 	}
 	keys := map[string]bool{}
 	if body.Metadata != nil {
-		for _, one := range body.Metadata.Items {
-			if keys[one.Key] || len(one.Value) > maxMetadataValue {
-				return invalid("Invalid value for field 'resource.metadata': key %s", one.Key)
+		for _, item := range body.Metadata.Items {
+			if keys[item.Key] || len(item.Value) > maxMetadataValue {
+				return invalid("Invalid value for field 'resource.metadata': key %s", item.Key)
 			}
-			keys[one.Key] = true
+			keys[item.Key] = true
 		}
 	}
 	if len(body.NetworkInterfaces) != 1 || s.subnetOf(body.NetworkInterfaces[0].Subnetwork) == nil {
@@ -100,14 +100,14 @@ func (s *Server) checkDisks(r *request, body *resource) error {
 	if len(body.Disks) == 0 || !body.Disks[0].Boot {
 		return invalid("Invalid value for field 'resource.disks': the first disk must be a boot disk")
 	}
-	for _, one := range body.Disks {
-		if one.InitializeParams == nil || one.InitializeParams.SourceImage != Image {
+	for _, disk := range body.Disks {
+		if disk.InitializeParams == nil || disk.InitializeParams.SourceImage != Image {
 			return notFound("an image of the request")
 		}
-		if err := checkLabels("resource.disks.initializeParams.labels", one.InitializeParams.Labels); err != nil {
+		if err := checkLabels("resource.disks.initializeParams.labels", disk.InitializeParams.Labels); err != nil {
 			return err
 		}
-		if kind := one.InitializeParams.DiskType; kind != "" && !strings.HasPrefix(kind, "zones/"+r.variables["zone"]+"/diskTypes/pd-") {
+		if kind := disk.InitializeParams.DiskType; kind != "" && !strings.HasPrefix(kind, "zones/"+r.variables["zone"]+"/diskTypes/pd-") {
 			return invalid("Invalid value for field 'resource.disks.initializeParams.diskType': '%s'", kind)
 		}
 	}

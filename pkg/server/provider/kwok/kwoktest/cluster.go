@@ -57,8 +57,8 @@ func (c *Cluster) Begin(f *Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.fault, c.ended, c.listed = f, make(chan struct{}), false
-	for _, one := range c.watches {
-		one.Stop()
+	for _, watch := range c.watches {
+		watch.Stop()
 	}
 	c.watches = nil
 }
@@ -174,19 +174,19 @@ func (c *Cluster) List(ctx context.Context, o metav1.ListOptions) (list *corev1.
 }
 
 // Watch implements kwok.NodeClient.
-func (c *Cluster) Watch(ctx context.Context, o metav1.ListOptions) (one watch.Interface, err error) {
+func (c *Cluster) Watch(ctx context.Context, o metav1.ListOptions) (begun watch.Interface, err error) {
 	err = c.call(ctx, "watch", func() (err error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if !c.listed {
 			return apierrors.NewResourceExpired("too old resource version")
 		}
-		if one, err = c.NodeClient.Watch(ctx, o); err == nil {
-			c.watches = append(c.watches, one)
+		if begun, err = c.NodeClient.Watch(ctx, o); err == nil {
+			c.watches = append(c.watches, begun)
 		}
 		return err
 	})
-	return one, err
+	return begun, err
 }
 
 // IsWatchListSemanticsUnSupported makes informers list.

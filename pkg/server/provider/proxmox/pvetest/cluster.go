@@ -72,18 +72,18 @@ func (s *Server) SetMemory(name string, memory int64) {
 func (s *Server) AddBridge(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.nodes {
-		one.bridges[name] = true
+	for _, node := range s.nodes {
+		node.bridges[name] = true
 	}
 }
 
 // report makes the nodes report what is due. mu must be locked.
 func (s *Server) report(now time.Time) {
-	for name, one := range s.nodes {
-		if !one.online || now.Sub(one.reported) < s.ReportInterval {
+	for name, n := range s.nodes {
+		if !n.online || now.Sub(n.reported) < s.ReportInterval {
 			continue
 		}
-		one.reported = now
+		n.reported = now
 		for _, vm := range s.vms {
 			if vm.node == name {
 				vm.reported = &reported{at: now, name: vm.config["name"], status: vm.status, template: vm.template, memory: vm.memory()}
@@ -101,9 +101,9 @@ func (s *Server) getClusterStatus(*request) (any, error) {
 	if !s.Standalone {
 		list = append(list, map[string]any{"type": "cluster", "id": "cluster", "name": "test", "quorate": quorate, "nodes": len(s.nodes)})
 	}
-	for name, one := range s.nodes {
+	for name, node := range s.nodes {
 		online := 0
-		if one.online {
+		if node.online {
 			online = 1
 		}
 		list = append(list, map[string]any{"type": "node", "id": "node/" + name, "name": name, "online": online})
@@ -116,29 +116,29 @@ func (s *Server) getClusterStatus(*request) (any, error) {
 func (s *Server) getResources(r *request) (any, error) {
 	now, list := time.Now(), []map[string]any{}
 	wants := func(kind string) bool { return r.form["type"] == "" || r.form["type"] == kind }
-	for name, one := range s.nodes {
+	for name, node := range s.nodes {
 		if !wants("node") {
 			break
 		}
 		entry := map[string]any{"type": "node", "id": "node/" + name, "node": name, "status": "offline"}
-		if one.online {
-			entry["status"], entry["maxmem"], entry["mem"], entry["cpu"] = "online", one.memory, one.used+s.memoryOf(name), one.cpu
+		if node.online {
+			entry["status"], entry["maxmem"], entry["mem"], entry["cpu"] = "online", node.memory, node.used+s.memoryOf(name), node.cpu
 		}
 		list = append(list, entry)
 	}
-	for _, one := range s.storages {
-		for _, name := range s.nodesOf(one) {
+	for _, st := range s.storages {
+		for _, name := range s.nodesOf(st) {
 			if wants("storage") {
 				list = append(list, map[string]any{
-					"type": "storage", "id": "storage/" + name + "/" + one.id, "node": name, "storage": one.id,
-					"shared": boolNumber(one.shared), "status": "available", "content": "images,iso",
+					"type": "storage", "id": "storage/" + name + "/" + st.id, "node": name, "storage": st.id,
+					"shared": boolNumber(st.shared), "status": "available", "content": "images,iso",
 				})
 			}
 		}
 	}
-	for vmid, one := range s.vms {
-		if wants("vm") && s.has(fmt.Sprintf("/vms/%d", vmid), "VM.Audit") && (one.from != "" || !now.Before(one.visible)) {
-			list = append(list, one.entry(vmid, now))
+	for vmid, guest := range s.vms {
+		if wants("vm") && s.has(fmt.Sprintf("/vms/%d", vmid), "VM.Audit") && (guest.from != "" || !now.Before(guest.visible)) {
+			list = append(list, guest.entry(vmid, now))
 		}
 	}
 	slices.SortFunc(list, func(a, b map[string]any) int { return compareText(a["id"], b["id"]) })
@@ -148,9 +148,9 @@ func (s *Server) getResources(r *request) (any, error) {
 // memoryOf returns the memory of the virtual machines that run on a node. mu must be locked.
 func (s *Server) memoryOf(name string) int64 {
 	var sum int64
-	for _, one := range s.vms {
-		if one.node == name && one.status != "stopped" {
-			sum += one.memory()
+	for _, guest := range s.vms {
+		if guest.node == name && guest.status != "stopped" {
+			sum += guest.memory()
 		}
 	}
 	return sum

@@ -48,9 +48,9 @@ func (s *Server) storageOf(volume, node string) *storage {
 }
 
 // nodesOf returns the nodes that have a storage. mu must be locked.
-func (s *Server) nodesOf(one *storage) []string {
-	if !one.shared {
-		return []string{one.node}
+func (s *Server) nodesOf(st *storage) []string {
+	if !st.shared {
+		return []string{st.node}
 	}
 	return slices.Sorted(maps.Keys(s.nodes))
 }
@@ -75,8 +75,8 @@ func (s *Server) ISOs() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var names []string
-	for _, one := range s.storages {
-		names = append(names, slices.Collect(maps.Keys(one.isos))...)
+	for _, st := range s.storages {
+		names = append(names, slices.Collect(maps.Keys(st.isos))...)
 	}
 	slices.Sort(names)
 	return names
@@ -87,8 +87,8 @@ func (s *Server) Disks() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []int
-	for _, one := range s.storages {
-		all = append(all, slices.Collect(maps.Keys(one.disks))...)
+	for _, st := range s.storages {
+		all = append(all, slices.Collect(maps.Keys(st.disks))...)
 	}
 	slices.Sort(all)
 	return all
@@ -96,9 +96,9 @@ func (s *Server) Disks() []int {
 
 // free returns the space of the disks of a virtual machine. mu must be locked.
 func (s *Server) free(vmid int) {
-	for _, one := range s.storages {
-		one.free += one.disks[vmid]
-		delete(one.disks, vmid)
+	for _, st := range s.storages {
+		st.free += st.disks[vmid]
+		delete(st.disks, vmid)
 	}
 }
 

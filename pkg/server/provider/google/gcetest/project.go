@@ -4,9 +4,11 @@
 package gcetest
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -18,9 +20,9 @@ func (s *Server) Machines() []string {
 	defer s.mu.Unlock()
 	s.settle(time.Now())
 	var names []string
-	for _, one := range s.vms {
-		if one.Status != "PROVISIONING" {
-			names = append(names, one.Name)
+	for _, vm := range s.vms {
+		if vm.Status != "PROVISIONING" {
+			names = append(names, vm.Name)
 		}
 	}
 	slices.Sort(names)
@@ -33,8 +35,8 @@ func (s *Server) All() []string {
 	defer s.mu.Unlock()
 	s.settle(time.Now())
 	var names []string
-	for _, one := range s.vms {
-		names = append(names, one.Name)
+	for _, vm := range s.vms {
+		names = append(names, vm.Name)
 	}
 	slices.Sort(names)
 	return names
@@ -76,26 +78,26 @@ type Machine struct {
 
 // Machine returns a machine in any zone, and false if it does not exist.
 func (s *Server) Machine(name string) (Machine, bool) {
-	one := s.find(name)
-	if one == nil {
+	vm := s.find(name)
+	if vm == nil {
 		return Machine{}, false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.settle(time.Now())
-	m := Machine{Labels: maps.Clone(one.Labels), Description: one.Description, Type: one.MachineType, Status: one.Status}
-	if one.Metadata != nil {
-		for _, item := range one.Metadata.Items {
+	m := Machine{Labels: maps.Clone(vm.Labels), Description: vm.Description, Type: vm.MachineType, Status: vm.Status}
+	if vm.Metadata != nil {
+		for _, item := range vm.Metadata.Items {
 			if item.Key == "user-data" {
 				m.Userdata = item.Value
 			}
 		}
 	}
-	if one.Tags != nil {
-		m.Tags = one.Tags.Items
+	if vm.Tags != nil {
+		m.Tags = vm.Tags.Items
 	}
-	if one.Scheduling != nil {
-		m.Model = one.Scheduling.ProvisioningModel
+	if vm.Scheduling != nil {
+		m.Model = vm.Scheduling.ProvisioningModel
 	}
 	return m, true
 }
@@ -103,9 +105,9 @@ func (s *Server) Machine(name string) (Machine, bool) {
 func (s *Server) find(name string) *machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, one := range s.vms {
-		if one.Name == name {
-			return one
+	for _, vm := range s.vms {
+		if vm.Name == name {
+			return vm
 		}
 	}
 	return nil
@@ -113,12 +115,12 @@ func (s *Server) find(name string) *machine {
 
 // change changes a machine.
 func (s *Server) change(name string, change func(*machine)) {
-	one := s.find(name)
+	vm := s.find(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if one != nil {
+	if vm != nil {
 		s.settle(time.Now())
-		change(one)
+		change(vm)
 	}
 }
 
@@ -127,43 +129,43 @@ func (s *Server) Remove(name string) { s.change(name, s.remove) }
 
 // SetStatus sets the status of a machine.
 func (s *Server) SetStatus(name, status string) {
-	s.change(name, func(one *machine) { one.Status = status })
+	s.change(name, func(vm *machine) { vm.Status = status })
 }
 
 // SetLabels replaces the labels of a machine.
 func (s *Server) SetLabels(name string, labels map[string]string) {
-	s.change(name, func(one *machine) { one.Labels = labels })
+	s.change(name, func(vm *machine) { vm.Labels = labels })
 }
 
 // SetDescription replaces the description of a machine.
 func (s *Server) SetDescription(name, description string) {
-	s.change(name, func(one *machine) { one.Description = description })
+	s.change(name, func(vm *machine) { vm.Description = description })
 }
 
 // Copy creates a machine like another one, as the console does.
 func (s *Server) Copy(name, copied string) {
-	s.change(name, func(one *machine) {
-		another := *one
+	s.change(name, func(vm *machine) {
+		another := *vm
 		another.Name, another.Disks = copied, nil
-		s.vms[key(one.zone, copied)] = &another
+		s.vms[key(vm.zone, copied)] = &another
 	})
 }
 
 // Disown gives a machine to another owner: it has no labels and no description of ours.
 func (s *Server) Disown(name string) {
-	s.change(name, func(one *machine) { one.Labels, one.Description = nil, "" })
+	s.change(name, func(vm *machine) { vm.Labels, vm.Description = nil, "" })
 }
 
 // Preempt takes the capacity of a spot machine away.
 func (s *Server) Preempt(name string) {
-	s.change(name, func(one *machine) {
-		op := s.begin(one.zone, "compute.instances.preempted", one.Name, 0)
-		op.target, op.done = one.ID, true
-		if strings.EqualFold(one.Scheduling.InstanceTerminationAction, "DELETE") {
-			s.remove(one)
+	s.change(name, func(vm *machine) {
+		op := s.begin(vm.zone, "compute.instances.preempted", vm.Name, 0)
+		op.target, op.done = vm.ID, true
+		if strings.EqualFold(vm.Scheduling.InstanceTerminationAction, "DELETE") {
+			s.remove(vm)
 			return
 		}
-		one.Status = "TERMINATED"
+		vm.Status = "TERMINATED"
 	})
 }
 
@@ -218,4 +220,62 @@ func (s *Server) Methods() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.ever))
+}
+
+// reserved is how many addresses of a range no machine has.
+const reserved = 4
+
+// subnet is a subnetwork.
+type subnet struct {
+	cidr string
+	size int
+	// secondary are its secondary ranges by name.
+	secondary map[string]string
+	// others is how many addresses other machines have.
+	others int
+	// exhausted is true if the subnetwork has no addresses, but seems to have some.
+	exhausted bool
+}
+
+// address returns one that no other machine has.
+func (n *subnet) address(id uint64) string {
+	base := netip.MustParsePrefix(n.cidr).Addr().As4()
+	return netip.AddrFrom4([4]byte{base[0], base[1], byte(id >> 8), byte(id)}).String()
+}
+
+// subnetOf returns the subnetwork of a partial address, or nil.
+func (s *Server) subnetOf(address string) *subnet {
+	name, found := strings.CutPrefix(address, "projects/"+Project+"/regions/"+Region+"/subnetworks/")
+	if !found {
+		return nil
+	}
+	return s.subnets[name]
+}
+
+// free returns how many addresses a subnetwork has left. mu must be locked.
+func (s *Server) free(n *subnet) int {
+	free := n.size - reserved - n.others
+	for _, vm := range s.vms {
+		if vm.subnet == n {
+			free--
+		}
+	}
+	return free
+}
+
+func (s *Server) getSubnetwork(r *request) (any, error) {
+	name := r.variables["subnetwork"]
+	n := s.subnets[name]
+	if n == nil || r.variables["region"] != Region {
+		return nil, notFound(fmt.Sprintf("projects/%s/regions/%s/subnetworks/%s", Project, r.variables["region"], name))
+	}
+	all := map[string]any{"kind": "compute#subnetwork", "name": name, "ipCidrRange": n.cidr, "region": root + "projects/" + Project + "/regions/" + Region}
+	if r.query("views") == "WITH_UTILIZATION" && !s.NoUtilization {
+		free := s.free(n)
+		all["utilizationDetails"] = map[string]any{"ipv4Utilizations": []any{
+			map[string]any{"rangeName": "pods", "totalAllocatedIp": "0", "totalFreeIp": "1"},
+			map[string]any{"totalAllocatedIp": strconv.Itoa(n.size - reserved - free), "totalFreeIp": strconv.Itoa(free)},
+		}}
+	}
+	return all, nil
 }
