@@ -112,8 +112,8 @@ func (d *Document) collect(r *resource) {
 	}
 }
 
-// moduleDir returns where the module with the documents is. It has a module of ours to
-// itself, so that what it requires is not required by the server.
+// moduleDir returns the folder of the Go module with the documents. The documents have their
+// own module here, so that the server does not require its dependencies.
 var moduleDir = sync.OnceValues(func() (string, error) {
 	root, err := source.Root("hack/discovery/go.*")
 	if err != nil {
@@ -181,7 +181,7 @@ func (m *Method) checkPath(variables map[string]string) error {
 	return nil
 }
 
-// CheckQuery returns what is wrong with the parameters of a request.
+// CheckQuery returns an error that names the mistakes in the query of a request.
 func (m *Method) CheckQuery(query url.Values) error {
 	for name, values := range query {
 		schema := m.Parameters[name]
@@ -208,7 +208,7 @@ func (m *Method) CheckQuery(query url.Values) error {
 	return nil
 }
 
-// CheckBody returns what is wrong with the body of a request.
+// CheckBody returns an error that names the mistakes in the body of a request.
 func (m *Method) CheckBody(r *http.Request, body []byte) error {
 	if m.Request == nil {
 		if len(body) > 0 {
@@ -222,12 +222,12 @@ func (m *Method) CheckBody(r *http.Request, body []byte) error {
 	return m.CheckRequest(body)
 }
 
-// CheckRequest returns what is wrong with the JSON of a request.
+// CheckRequest returns an error that names the mistakes in the JSON of a request.
 func (m *Method) CheckRequest(body []byte) error {
 	return m.check(m.Request, body, &checker{document: m.document, method: m.ID, request: true})
 }
 
-// CheckResponse returns what is wrong with the body of a response.
+// CheckResponse returns an error that names the mistakes in the body of a response.
 func (m *Method) CheckResponse(body []byte) error {
 	if m.Response == nil {
 		if len(body) > 0 {

@@ -20,8 +20,8 @@ import (
 type checker struct {
 	document *Document
 	method   string
-	// request is true if values that only the API sets are wrong, and those that the method
-	// requires are missing if they are absent.
+	// request is true if values that only the API sets are mistakes, and absent values that the
+	// method requires, too.
 	request  bool
 	problems []string
 }
@@ -114,7 +114,7 @@ func (c *checker) checkArray(path string, schema *Schema, value any) {
 	}
 }
 
-// checkText returns what is wrong with a value that has the form of a text.
+// checkText returns the mistake in a value with the format of a text, or an empty text.
 func (s *Schema) checkText(text string) string {
 	if len(s.Enum) > 0 && !slices.Contains(s.Enum, text) {
 		return fmt.Sprintf("%q is none of %q", text, s.Enum)
@@ -165,7 +165,7 @@ func (s *Schema) checkRange(text string) string {
 	return ""
 }
 
-// patterns are those that were used, compiled.
+// patterns caches compiled patterns.
 var patterns sync.Map
 
 // compile returns a pattern of a document, which must match the whole text.
@@ -178,7 +178,7 @@ func compile(pattern string) *regexp.Regexp {
 	return compiled
 }
 
-// Mask leaves those members in a response that the parameter fields of a call selects.
+// Mask removes the members of a response that the parameter fields of a call does not select.
 func Mask(fields string, body []byte) ([]byte, error) {
 	var value any
 	if err := json.Unmarshal(body, &value); err != nil {

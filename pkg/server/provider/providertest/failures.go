@@ -33,7 +33,7 @@ func (s *suite) testQuota() {
 	other := s.spec(workers)
 	other.Type = s.OtherType
 	h.MustCreate(other)
-	// Running instances count, also those that another process created.
+	// Running instances count, including instances of other processes.
 	h.Await(workers, map[string]instance.State{first: instance.Running})
 	h.Await(otherWorkers, map[string]instance.State{second: instance.Running})
 	expectFull(2)
@@ -56,8 +56,8 @@ func (s *suite) testQuota() {
 	expectFull(0)
 }
 
-// expectRejected expects that Create fails with an error that names what is full,
-// and that there is no such instance.
+// expectRejected expects that Create fails with an error that names the exhausted resource,
+// and that the instance does not exist.
 func (s *suite) expectRejected(h *Harness, spec provider.Spec, name string) {
 	s.t.Helper()
 	spec.ID = NewID(s.t)
@@ -83,8 +83,8 @@ func (s *suite) testCapacity() {
 		}
 	}
 	expect(2)
-	// Pending and running instances need room, of any group and tenant, also those
-	// that another process created.
+	// Pending and running instances need room, in any group and tenant, including instances of
+	// other processes.
 	first := h.MustCreate(small(workers))
 	expect(1)
 	second := h.MustCreate(small(otherWorkers))

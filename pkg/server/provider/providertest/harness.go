@@ -28,12 +28,12 @@ const Deleted instance.State = -1
 // bubble of synctest.
 const awaitTimeout = time.Hour
 
-// Harness runs a provider and records what it reports.
+// Harness runs a provider and records its reports.
 type Harness struct {
 	provider.Provider
 	// Leads is false when call contexts are done.
 	Leads *atomic.Bool
-	// Changes and Failures are what the provider has reported.
+	// Changes and Failures have the changes and failures that the provider has reported.
 	Changes  chan instance.GroupKey
 	Failures chan Failure
 	// Stop returns when the provider has stopped. It may be called again.
@@ -175,7 +175,7 @@ func (h *Harness) ExpectFailures(times int, group instance.GroupKey, id string) 
 type Instances struct {
 	provider.Provider
 
-	// SyncedCh is what Synced returns. It is closed.
+	// SyncedCh is the channel that Synced returns. It is closed.
 	SyncedCh chan struct{}
 	// Mu guards VMs, which has the instances by id, and Gets, the number of calls of Get.
 	Mu   sync.Mutex

@@ -29,10 +29,10 @@ type LeaderNetworkConfig struct {
 type LeaderNetworkBackend interface {
 	// Network returns the address.
 	Network() provider.Network
-	// Machine returns what a server on a machine uses.
+	// Machine returns the LeaderNetwork of a server on a machine.
 	Machine(name string) provider.LeaderNetwork
-	// Owner returns the machine at which others reach the address now, "" for none. While
-	// the address is being attached, there is none.
+	// Owner returns the machine at which others reach the address now, or "". While the address
+	// is being attached, no machine is reached.
 	Owner() string
 	// DelayAttach makes the next attachment stay in progress for a number of reads,
 	// although the interface is in use.
@@ -154,8 +154,8 @@ func (s networkSuite) testLease() {
 	require.NoError(s.t, s.Machine("a").Release(s.t.Context(), s.Network()))
 }
 
-// testPaused pauses a server after its check of the leadership. Each of its calls must be
-// bound to what it has read before.
+// testPaused pauses a server after its check of the leadership. Each later request must be
+// refused unless the state is still as it was read.
 func (s networkSuite) testPaused() {
 	for _, owned := range []bool{false, true} {
 		if owned {

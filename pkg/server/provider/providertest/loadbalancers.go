@@ -86,8 +86,8 @@ func (s balancerSuite) deregister(instances ...instance.VM) error {
 	return s.LoadBalancers().Deregister(s.t.Context(), s.Balancer(), instances)
 }
 
-// expect checks the states of some instances, and that no others are listed than these and
-// those of other clients.
+// expect checks the states of some instances, and that only these instances and the targets
+// of other clients are listed.
 func (s balancerSuite) expect(want map[string]provider.TargetState, instances ...instance.VM) {
 	s.t.Helper()
 	targets, err := s.LoadBalancers().Targets(s.t.Context(), s.Balancer())
@@ -248,7 +248,7 @@ func NewMemoryBalancers(*testing.T) LoadBalancerBackend {
 // LoadBalancers returns the load balancers.
 func (b *MemoryBalancers) LoadBalancers() provider.LoadBalancers { return b.Balancers }
 
-// Balancer returns the one that exists.
+// Balancer returns a load balancer that exists.
 func (b *MemoryBalancers) Balancer() provider.LoadBalancer {
 	return provider.LoadBalancer{Key: "web", Settings: BalancerSettings{Endpoint: "web"}}
 }

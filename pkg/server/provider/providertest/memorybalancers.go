@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// ErrUnavailable is what calls return that a test makes fail.
+// ErrUnavailable is the error of calls that a test makes fail.
 var ErrUnavailable = errors.New("the cloud is not available")
 
 // BalancerSettings are the fields of an entry of load_balancers for Balancers.
@@ -45,7 +45,7 @@ func (s BalancerSettings) Parts() map[string]provider.LoadBalancerSettings {
 	})
 }
 
-// BalancerOptions make the options of another provider those of one with Balancers.
+// BalancerOptions add load balancers to the options of another provider.
 type BalancerOptions struct{ provider.Options }
 
 // ReadLoadBalancer reads the endpoint.
@@ -53,9 +53,9 @@ func (BalancerOptions) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSe
 	return BalancerSettings{Endpoint: o.String("endpoint"), Others: o.Strings("other_endpoints")}
 }
 
-// Balancers are load balancers in memory. One exists for each endpoint of Endpoints.
+// Balancers are load balancers in memory. Each endpoint has a load balancer.
 type Balancers struct {
-	// Endpoints are those that exist.
+	// Endpoints are the existing endpoints.
 	Endpoints []string
 	// Delay is the deregistration delay.
 	Delay time.Duration

@@ -25,18 +25,18 @@ import (
 // NetworkCloud is a cloud in memory with one address, which is attached to one machine at a
 // time, as a network interface is.
 type NetworkCloud struct {
-	// Interval is what AssignInterval returns.
+	// Interval is the result of AssignInterval.
 	Interval time.Duration
 	// Changing is called before each call that changes something has its effect, unless it
 	// is nil: the process may be paused there.
 	Changing func()
 
 	mu sync.Mutex
-	// machine has the address, "" for none, and attachment identifies that it has.
+	// machine is the machine that has the address, or "". attachment identifies the attachment.
 	machine    string
 	attachment int
-	// attached is false while the attachment is in progress. pending is how many reads it
-	// takes, and delay what the next one takes.
+	// attached is false while the attachment is in progress. pending is the number of reads
+	// until it is attached, and delay the same for the next attachment.
 	attached       bool
 	pending, delay int
 	changes, lost  int
@@ -46,7 +46,7 @@ type NetworkCloud struct {
 // NewNetworkCloud returns an address that no machine has.
 func NewNetworkCloud() *NetworkCloud { return &NetworkCloud{Interval: 30 * time.Second} }
 
-// Machine returns what a server on a machine uses.
+// Machine returns the LeaderNetwork of a server on a machine.
 func (n *NetworkCloud) Machine(name string) provider.LeaderNetwork {
 	return &machineNetwork{n, name, n.Interval}
 }
@@ -74,7 +74,7 @@ func (n *NetworkCloud) Changes() int {
 	return changes
 }
 
-// Owner returns the machine that certainly has the address, "" for none.
+// Owner returns the machine that certainly has the address, or "".
 func (n *NetworkCloud) Owner() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -91,9 +91,9 @@ func (n *NetworkCloud) Owners() []string {
 	return append([]string(nil), n.owners...)
 }
 
-// attachmentState is what a cloud shows of the address.
+// attachmentState is the state of the address as a cloud shows it.
 type attachmentState struct {
-	// Machine has it, "" for none, and ID identifies that it has.
+	// Machine is the machine that has the address, or "". ID identifies the attachment.
 	Machine string
 	ID      int
 	// Attached is false while the attachment is in progress.
@@ -115,8 +115,8 @@ func (n *NetworkCloud) read(context.Context) (attachmentState, error) {
 
 var errAttachment = errors.New("the attachment has changed")
 
-// change attaches the address to a machine, or detaches it if that is "", if its attachment
-// is the one that was read.
+// change attaches the address to a machine, or detaches it if the machine is "". The
+// attachment must not have changed since it was read.
 func (n *NetworkCloud) change(ctx context.Context, machine string, attachment int) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err
@@ -195,11 +195,11 @@ func (m *machineNetwork) Release(ctx context.Context, _ provider.Network) error 
 // AssignInterval returns the interval.
 func (m *machineNetwork) AssignInterval() time.Duration { return m.interval }
 
-// NetworkOptions make the options of another provider those of one with a NetworkCloud.
+// NetworkOptions add a NetworkCloud to the options of another provider.
 type NetworkOptions struct {
 	provider.Options
 	*NetworkCloud
-	// Name is that of this machine.
+	// Name is the name of this machine.
 	Name string
 }
 
@@ -246,7 +246,8 @@ func (n *NetworkCloud) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// RemoteMachine returns what a server on a machine uses, for a NetworkCloud at a URL.
+// RemoteMachine returns the LeaderNetwork of a server on a machine, for a NetworkCloud at a
+// URL.
 func RemoteMachine(address, name string, interval time.Duration) provider.LeaderNetwork {
 	client := &http.Client{Transport: deadline.HTTPClient(http.DefaultTransport.RoundTrip)}
 	return &machineNetwork{&remoteNetwork{address, client}, name, interval}

@@ -22,8 +22,8 @@ import (
 // codeWords matches the names in a row of the table, which are code.
 var codeWords = regexp.MustCompile("`([^`]+)`")
 
-// DocumentedMetadata returns the names of what a provider stores with a machine, in order, as
-// the table of docs/providers.md#metadata has them. It is for tests in the folder of a
+// DocumentedMetadata returns the names of the metadata that a provider stores, in the order
+// of the table in docs/providers.md#metadata. Call it from a test in the folder of a
 // provider.
 func DocumentedMetadata(t *testing.T, name string) []string {
 	t.Helper()

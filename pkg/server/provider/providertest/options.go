@@ -72,7 +72,7 @@ func (*Options) NewProvider(provider.Shard, provider.CallContextFunc) (provider.
 	return nil, errors.New("the fake provider has no instances")
 }
 
-// ReadOptions returns the options in a text, and what is wrong with them in a shard that has
+// ReadOptions reads options from a text. It returns them with all errors in a shard that has
 // subnets.
 func ReadOptions[O provider.Options](t *testing.T, read func(*jsonc.Object) provider.Options, text string, subnets ...string) (O, []string) {
 	t.Helper()

@@ -13,8 +13,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// RemoteBackend is a Backend whose responses are late, incomplete or lost, as those of a
-// cloud on the network are.
+// RemoteBackend is a Backend whose responses can be late, incomplete or lost, like the
+// responses of a remote cloud.
 type RemoteBackend interface {
 	Backend
 	// FailLists makes the next lists fail, as if a part of them could not be read.
@@ -37,7 +37,7 @@ type remoteSuite struct {
 	RemoteBackend
 }
 
-// remoteCases are the tests of TestRemote beside those of Test. docs/providers.md lists them.
+// remoteCases are the additional tests of TestRemote. docs/providers.md lists them.
 var remoteCases = []struct {
 	name string
 	test func(remoteSuite)

@@ -28,8 +28,8 @@ type Config struct {
 	NewBackend func(*testing.T) Backend
 	// Type and OtherType are instance types without a quota.
 	Type, OtherType provider.InstanceType
-	// Subnet has room for many instances, LimitedSubnet has room for two instances, and
-	// RejectedSubnet for none: the backend rejects each creation there.
+	// Subnet has room for many instances, and LimitedSubnet for two instances. The backend
+	// rejects all instances in RejectedSubnet.
 	Subnet, LimitedSubnet, RejectedSubnet string
 	// QuietPeriod is how long a test waits to see that nothing happens.
 	QuietPeriod time.Duration
@@ -37,8 +37,8 @@ type Config struct {
 
 // Backend is the cloud that all providers of one test work with.
 type Backend interface {
-	// NewProvider returns a provider that does not run yet. Another one for the
-	// same shard is that of a process that was restarted.
+	// NewProvider returns a provider that does not run yet. Another provider for the same shard
+	// belongs to a process that was restarted.
 	NewProvider(shard provider.Shard, callContext provider.CallContextFunc) provider.Provider
 	// Instances returns the ids of all instances that exist.
 	Instances() []string

@@ -85,7 +85,7 @@ func (s *Server) visible(id string, now time.Time) (*Instance, bool) {
 
 var instanceIDs = regexp.MustCompile(`^i-([0-9a-f]{8}|[0-9a-f]{17})$`)
 
-// byID returns the instances of a call, or refuses it for those that do not exist.
+// byID returns the instances with ids, or refuses the call if one does not exist.
 func (s *Server) byID(ids []string) ([]*Instance, error) {
 	var all []*Instance
 	var missing []string
@@ -156,7 +156,7 @@ func (s *Server) describeInstances(p params) (any, error) {
 	return result, nil
 }
 
-// property returns what a filter compares.
+// property returns the value that a filter compares.
 func (i *Instance) property(s *Server, name string, now time.Time) ([]string, bool) {
 	if key, is := strings.CutPrefix(name, "tag:"); is {
 		value, has := i.Tags[key]

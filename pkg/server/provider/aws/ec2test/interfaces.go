@@ -14,7 +14,7 @@ import (
 // maxInterfaces is how many network interfaces an instance may have.
 const maxInterfaces = 3
 
-// networkInterface is one that exists beside those of launches.
+// networkInterface is a network interface that was not created by a launch.
 type networkInterface struct {
 	id, zone string
 	// addresses are the private ones, IPv4 or IPv6.
@@ -27,7 +27,7 @@ type networkInterface struct {
 	sticks bool
 }
 
-// attachment is that of a network interface to an instance.
+// attachment is an attachment of a network interface to an instance.
 type attachment struct {
 	id, instance string
 	index        int
@@ -55,7 +55,7 @@ func (a *attachment) status(s *Server, at time.Time) string {
 	return "attached"
 }
 
-// attachment returns that of a time, nil if there is none.
+// attachment returns the attachment at a time, or nil.
 func (n *networkInterface) attachment(s *Server, at time.Time) *attachment {
 	for _, attached := range n.attachments {
 		if attached.status(s, at) != "" {
@@ -90,8 +90,8 @@ func (s *Server) AttachPrimary(id, instanceID string) {
 	nic.attachments = append(nic.attachments, &attachment{id: "eni-attach-00000000", instance: instanceID, since: time.Now().Add(-time.Hour)})
 }
 
-// Owner returns the instance that has a network interface attached, "" for none and while
-// that is in progress.
+// Owner returns the instance to which a network interface is attached. It returns "" if it is
+// not attached, or if an attachment or detachment is in progress.
 func (s *Server) Owner(id string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,8 +110,8 @@ func (s *Server) DelayAttach(id string, reads int) {
 	s.interfaces[id].delay = reads
 }
 
-// StickDetach makes detachments of a network interface without force not end, as those from
-// an instance whose system does not respond.
+// StickDetach makes detachments of a network interface without force never end, as if the
+// operating system of the instance did not respond.
 func (s *Server) StickDetach(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -259,7 +259,7 @@ func (s *Server) detachNetworkInterface(p params) (any, error) {
 }
 
 // attachedInterfaces returns the network interfaces of an instance as reads show them,
-// beside that of its launch. mu must be locked.
+// without the interface of its launch. mu must be locked.
 func (s *Server) attachedInterfaces(instanceID string, at time.Time) []interfaceItem {
 	var all []interfaceItem
 	for _, nic := range s.interfaces {

@@ -22,8 +22,9 @@ import (
 // ModelEnv is the path of a model that is used instead of one that LoadModel finds.
 const ModelEnv = "NSTANCE_TEST_EC2_MODEL"
 
-// Model is the description of a service that the SDK for Python and the AWS CLI are made
-// of: which parameters a call has and what they may be.
+// Model is the description of a service from which the AWS CLI and the SDK for Python are
+// generated: the parameters of each call, and their allowed values
+// (https://github.com/boto/botocore).
 type Model struct {
 	// Metadata has the protocol, ec2 or query, which have different lists.
 	Metadata   struct{ Protocol string }
@@ -99,7 +100,7 @@ func LoadModel(t testing.TB) *Model {
 	return model
 }
 
-// Check returns what is wrong with the parameters of a call.
+// Check returns an error that names the mistakes in the parameters of a call.
 func (m *Model) Check(action string, form url.Values) error {
 	operation, known := m.Operations[action]
 	if !known {
@@ -200,7 +201,7 @@ func (m *Model) checkStructure(s *shape, path string, n *node) string {
 	return ""
 }
 
-// checkText returns what is wrong with a text.
+// checkText returns the mistake in a text, or an empty text.
 func (s *shape) checkText(path, text string) string {
 	size := float64(len(text))
 	switch s.Type {

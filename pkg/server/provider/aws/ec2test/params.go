@@ -102,8 +102,8 @@ func (s *Server) page(p params, ids []string) (part []string, next string, err e
 	return ids[begin:end], next, nil
 }
 
-// matches reports whether a thing matches all filters. properties are those that the server
-// knows; a tag is one with the prefix "tag:".
+// matches reports whether an object matches all filters. properties returns the values of a
+// known property; the property of a tag has the prefix "tag:".
 func (p params) matches(properties func(name string) (values []string, known bool)) (bool, error) {
 	for _, filter := range p.structures("Filter") {
 		name, wanted := filter.get("Name"), filter.list("Value")

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// arnPrefix is that of the resources of EC2 in the account of the region.
+// arnPrefix begins the ARNs of EC2 resources in the account and the region.
 const arnPrefix = "arn:aws:ec2:us-test-1:" + owner + ":"
 
 // Policy is a policy of IAM with statements that allow something.
@@ -110,9 +110,9 @@ func (s *Server) Enforce(policy *Policy) {
 	s.policy = policy
 }
 
-// authorize refuses a call that the policy does not allow, as a whole: of instances that may
-// not be terminated, the service terminates none. The error does not name the resource, as
-// that of a client without the permission to decode it. mu must be locked.
+// authorize refuses a call as a whole if the policy does not allow all of it: if one instance
+// may not be terminated, EC2 terminates none. Like the error for a client that may not decode
+// it, the error does not name the resource. mu must be locked.
 func (s *Server) authorize(name string, p params) error {
 	if s.policy == nil {
 		return nil
@@ -128,7 +128,7 @@ func (s *Server) authorize(name string, p params) error {
 	return nil
 }
 
-// authorizations returns what a call needs. mu must be locked.
+// authorizations returns the permissions that a call needs. mu must be locked.
 func (s *Server) authorizations(name string, p params) []authorization {
 	action := "ec2:" + name
 	on := func(resource string) authorization {

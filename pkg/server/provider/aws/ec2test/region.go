@@ -153,7 +153,7 @@ func (s *Server) change(tag string, change func(*Instance)) {
 	}
 }
 
-// Instance returns the instance with a tag, nil if there is none.
+// Instance returns the instance with a tag, or nil.
 func (s *Server) Instance(tag string) *Instance {
 	var found *Instance
 	s.change(tag, func(i *Instance) { found = i })
@@ -187,7 +187,7 @@ func (s *Server) Protect(tag string, protected bool) {
 }
 
 // Impair makes a status check of the instance with a tag fail: "instance-status.status" or
-// "system-status.status", or none if it is empty.
+// "system-status.status". An empty text makes both checks succeed.
 func (s *Server) Impair(tag, check string) { s.change(tag, func(i *Instance) { i.impaired = check }) }
 
 // SetTag changes a tag of an instance, or deletes it if the value is empty.

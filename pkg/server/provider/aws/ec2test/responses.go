@@ -46,7 +46,7 @@ type response struct {
 	Content string `xml:",innerxml"`
 }
 
-// content returns the members of a result, nil for none.
+// content returns the members of a result as XML.
 func content(result any) string {
 	if result == nil {
 		return ""

@@ -33,7 +33,7 @@ const (
 	maxTags     = 50
 )
 
-// launch is what a token was used for.
+// launch is the launch for which a token was used.
 type launch struct {
 	digest [sha256.Size]byte
 	// instance is its id, empty if the launch was refused for lack of capacity.
@@ -157,7 +157,7 @@ func (s *Server) check(p params) (*Instance, error) {
 	return i, i.tag(p)
 }
 
-// tag reads the tags of a call, which may be those of some kinds of resources.
+// tag reads the tags of a call. They may be for several kinds of resources.
 func (i *Instance) tag(p params) error {
 	i.Tags = map[string]string{}
 	for _, specification := range p.structures("TagSpecification") {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package ec2test has a server that responds as the API of Amazon EC2 does, for the calls
-// that the provider makes. It refuses what the documentation says that the service refuses,
-// its instances take time to start and stop, and its reads are as late as those of the
-// service. It was written from the documentation and never compared with the service.
+// Package ec2test emulates the API of Amazon EC2, as far as the provider uses it. It refuses
+// what the documentation says that EC2 refuses, its instances take time to start and stop,
+// and its reads are eventually consistent. It was written from the documentation and never
+// compared with EC2.
 package ec2test
 
 import (
@@ -146,7 +146,7 @@ type action struct {
 	handle func(*Server, params) (any, error)
 	// write is true if it changes something.
 	write bool
-	// parameters are those that it knows, with N for numbers.
+	// parameters are the known parameters, with N in place of numbers.
 	parameters []string
 }
 
@@ -284,7 +284,7 @@ func (s *Server) Permissions() []string {
 // metadataSuffix is the suffix of the host of the metadata service of an instance.
 const metadataSuffix = ".metadata.test"
 
-// metadataToken is what the metadata service requires.
+// metadataToken is the token that the metadata service requires.
 const metadataToken = "token-of-the-metadata-service"
 
 // MetadataURL returns the address of the metadata service of an instance, for clients that

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package elbtest has a server that responds as the API of Elastic Load Balancing does, for
-// the calls for targets of target groups. It refuses what the documentation says that the
-// service refuses. It was written from the documentation and never compared with the
-// service.
+// Package elbtest emulates the API of Elastic Load Balancing, for the targets of target
+// groups. It refuses what the documentation says that the service refuses. It was written
+// from the documentation and never compared with the service.
 package elbtest
 
 import (
@@ -29,7 +28,7 @@ import (
 )
 
 const (
-	// version is that of the API, and namespace that of its responses.
+	// version is the version of the API, and namespace the XML namespace of its responses.
 	version   = "2015-12-01"
 	namespace = "http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/"
 	// maxTargets is how many targets a call may have.
@@ -92,7 +91,7 @@ func refuse(code, format string, values ...any) error {
 	return &refusal{http.StatusBadRequest, code, fmt.Sprintf(format, values...)}
 }
 
-// actions are those that the server knows.
+// actions are the supported calls.
 var actions = map[string]func(*Server, *group, []target) (any, error){
 	"RegisterTargets":      (*Server).registerTargets,
 	"DeregisterTargets":    (*Server).deregisterTargets,

@@ -18,7 +18,7 @@ type group struct {
 	targets map[target]string
 }
 
-// target identifies a target. A port of zero in a call is that of the target group.
+// target identifies a target. Port 0 in a call means the port of the target group.
 type target struct {
 	id   string
 	port int

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package cloudtest has a cloud in memory for tests of package cloud, calls to any
-// cloud that fail as those to real ones do, and tests of providers that use the package:
-// crashes, random walks and outages.
+// Package cloudtest helps to test package cloud, and providers that use it. It has a cloud in
+// memory, a wrapper that makes the calls to any cloud fail, and tests with crashes, random
+// walks and outages.
 package cloudtest
 
 import (
@@ -32,7 +32,7 @@ type Cloud struct {
 	BootTime, StopTime time.Duration
 	// Room is how many machines the subnets have room for. Others have no limit.
 	Room map[string]int
-	// Limits are those of its APIs.
+	// Limits are the limits of its APIs.
 	Limits cloud.Limits
 	// ForgetRejected is true of a cloud that lets a rejected request be repeated with
 	// other content.
@@ -59,7 +59,7 @@ type machine struct {
 	fixed bool
 }
 
-// launch is what a token was used for.
+// launch is the launch for which a token was used.
 type launch struct {
 	content    string
 	providerID string
@@ -142,7 +142,7 @@ type api struct {
 	shard provider.Shard
 }
 
-// Launch creates a machine, or returns the one of the same token and content.
+// Launch creates a VM, or returns the VM with the same token and content.
 func (a api) Launch(_ context.Context, r cloud.Request) (cloud.VM, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -263,7 +263,7 @@ func (a api) Room(_ context.Context, subnet string) (int, error) {
 	return max(0, room), nil
 }
 
-// Limits returns those of the cloud.
+// Limits returns the limits of the cloud.
 func (a api) Limits() cloud.Limits { return a.Cloud.Limits }
 
 // Vanish deletes the machines of instances, as another client of the cloud can.

@@ -30,8 +30,8 @@ const (
 	crashEnv = "NSTANCE_TEST_CRASH"
 	// crashSize is how many instances there shall be when everything has settled.
 	crashSize = 3
-	// maxCrashSize is more than any process has before those that are killed between the
-	// creation of a machine and its record.
+	// maxCrashSize is larger than the Size of all processes, except processes that are killed
+	// between the creation of a VM and its record.
 	maxCrashSize = 20
 )
 
@@ -39,21 +39,21 @@ const (
 // makes the first, and the reconciler the second.
 var unrecorded = []string{"return the machine", recordStep}
 
-// Crashes are those of processes that reconcile with a provider whose options are O. The
-// cloud is a server, which all processes use.
+// Crashes configures a test that kills processes of a provider with options O. All processes
+// use one cloud, which is a server.
 type Crashes[O any] struct {
-	// Steps are those of a launch and of a termination.
+	// Steps are the steps of a launch and of a termination.
 	Steps []string
-	// Size is how many instances the process of a number shall have. Its step is that of
-	// the same number, modulo all steps.
+	// Size is the number of instances that process n shall have. Process n is killed at step n,
+	// modulo the number of steps.
 	Size func(n int) int
-	// Spec has what the requests of all instances have in common.
+	// Spec has the fields that all requests have in common.
 	Spec provider.Spec
 	// New returns the provider of a process, which calls step before each step.
 	New func(options *O, step func(string)) (provider.Provider, error)
 }
 
-// CrashedCloud is what Crashes.Test checks.
+// CrashedCloud is the interface through which Crashes.Test checks the cloud.
 type CrashedCloud struct {
 	// Made returns the instance ids of all machines that were ever created.
 	Made func() []string
@@ -124,16 +124,15 @@ func (c *Crashes[O]) reconciler(process *crash[O], step func(string)) (*reconcil
 	return &reconciler{records: process.Records, provider: p, size: process.Size, spec: c.Spec, step: step}, nil
 }
 
-// Test kills processes at the steps of launches and terminations, and others when a machine
-// was created and is not recorded: two for each step, or 50 of both kinds at full size. Each
-// instance has had at most one machine, none was missing, and nothing is left that is not
-// wanted.
+// Test kills processes at the steps of launches and terminations, and between the creation of
+// a VM and its record: two for each step, or 50 of both kinds at full size. Each instance
+// must have at most one VM, no instance may be missing, and nothing unwanted may be left.
 //
-// Nothing here depends on how fast the machine is. A process ends when it reaches its step or
-// has nothing to do, and only the deadline of the whole test limits how long that takes. The
-// assertions are about what has happened to instances in the end: a machine that stalls makes
-// it happen later. There is none about how many processes reach their step, because a call
-// that takes too long can make a process miss it. Another one follows then.
+// The test does not depend on the speed of the computer. A process ends when it reaches its
+// step or has nothing to do, and only the deadline of the whole test limits its time. The
+// assertions concern the instances at the end, which a slow computer only delays. There is no
+// assertion about the number of processes that reach their step, because a call that takes
+// too long can make a process miss it. Another process follows then.
 func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 	test := &crashTest[O]{
 		T: t, Crashes: c, cloud: cloud, at: map[string]int{},
@@ -240,7 +239,7 @@ func (c *crashTest[O]) settle() {
 	}
 }
 
-// check checks what has happened to instances until now.
+// check asserts the rules for instances until now.
 func (c *crashTest[O]) check() {
 	c.Helper()
 	made, ever := map[string]bool{}, c.process.Records.noted(everPrefix)
@@ -261,7 +260,7 @@ func (c *crashTest[O]) wanted() []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
-// record is what a server stores of an instance, and a restart does not lose.
+// record is the part of an instance that a server stores, and that survives a restart.
 type record struct {
 	CreatedAt time.Time
 	// ProviderID is set once the provider has reported it. If the provider does not know

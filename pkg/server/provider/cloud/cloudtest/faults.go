@@ -41,8 +41,8 @@ var (
 // and processes.
 type Faults struct {
 	mu sync.Mutex
-	// calls counts the calls since the last time, of launches and terminations those that
-	// were not throttled.
+	// calls counts the calls since the last Count. Throttled launches and terminations do not
+	// count.
 	calls map[Operation]int
 	// terminations are the instance ids of all calls of Terminate.
 	terminations [][]string
@@ -281,7 +281,7 @@ func (f faulty) Limits() cloud.Limits {
 type Outage struct {
 	// Start starts the provider.
 	Start func() *providertest.Harness
-	// Spec is that of the instances, without an id.
+	// Spec is the spec of the instances, without an id.
 	Spec provider.Spec
 	// Begin and End begin and end the outage.
 	Begin, End func()
@@ -295,8 +295,9 @@ type Outage struct {
 	Made func() int
 }
 
-// Test tests that no instance changes its state and none is terminated, that afterwards one
-// that has really vanished is missing, and that the provider creates instances again.
+// Test tests that no instance changes its state or is terminated during an outage. Afterwards
+// an instance whose VM has vanished must be missing, and the provider must create instances
+// again.
 func (o Outage) Test(t *testing.T) {
 	h := o.Start()
 	want := map[string]instance.State{}

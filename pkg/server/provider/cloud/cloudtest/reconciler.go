@@ -20,7 +20,7 @@ var workers = instance.GroupKey{Tenant: "default", Group: "workers"}
 // recordStep is between the return of a launch and the write of the record.
 const recordStep = "record the machine"
 
-// reconciler does with records in a folder what the reconciler of a server does.
+// reconciler works like the reconciler of a server, with records in a folder.
 type reconciler struct {
 	records
 	provider provider.Provider
@@ -81,7 +81,7 @@ func expect(p provider.Provider, all map[string]record) {
 	p.(provider.Expecter).Expect(vms)
 }
 
-// reconcile does what is due for each instance.
+// reconcile makes the next step for each instance.
 func (r *reconciler) reconcile(ctx context.Context) error {
 	all, err := r.read()
 	if err != nil {
@@ -102,7 +102,7 @@ func (r *reconciler) reconcile(ctx context.Context) error {
 	return r.scale(wanted, all)
 }
 
-// observe records what the provider reports.
+// observe stores the state of instances as the provider reports it.
 func (r *reconciler) observe(all map[string]record) error {
 	for _, vm := range r.provider.List(workers) {
 		stored, recorded := all[vm.ID]

@@ -40,8 +40,8 @@ type Walk struct {
 	// Settle ends all faults, and SettleSteps is how often the caller reconciles then.
 	Settle      func()
 	SettleSteps int
-	// Made returns the instance ids of all machines that were ever created, and Ran those of
-	// the ones that could run.
+	// Made returns the instance ids of all VMs that were ever created, and Ran the ids of the
+	// VMs that could run.
 	Made, Ran func() []string
 	// Deleted returns the ids of instances that have lost a machine.
 	Deleted func() []string
@@ -57,14 +57,14 @@ type walker struct {
 	*providertest.Harness
 	t       *testing.T
 	records map[string]record
-	// ever are all instances, and deleted those whose deletion was requested.
+	// ever has all instances, and deleted the instances whose deletion was requested.
 	ever, deleted map[string]bool
 	nonces        int
 	settling      bool
 }
 
-// Test walks. In the end each instance has had at most one machine. None was deleted without
-// a request, and none is left that should not exist.
+// Test walks. In the end each instance must have had at most one VM. No VM may be deleted
+// without a request, and no unwanted VM may be left.
 func (walk *Walk) Test(t *testing.T) {
 	w := &walker{Walk: walk, t: t, records: map[string]record{}, ever: map[string]bool{}, deleted: map[string]bool{}}
 	w.restart()
@@ -83,7 +83,7 @@ func (walk *Walk) Test(t *testing.T) {
 	w.check()
 }
 
-// restart replaces the provider by that of another process.
+// restart replaces the provider by the provider of another process.
 func (w *walker) restart() {
 	if w.Harness != nil {
 		w.Stop()
@@ -117,7 +117,7 @@ func (w *walker) delete(id string) {
 	w.records[id], w.deleted[id] = stored, true
 }
 
-// reconcile does for each instance what is due, as the reconciler does.
+// reconcile makes the next step for each instance, like the reconciler of a server.
 func (w *walker) reconcile() {
 	for _, vm := range w.List(workers) {
 		stored, recorded := w.records[vm.ID]

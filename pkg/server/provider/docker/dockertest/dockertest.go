@@ -41,7 +41,7 @@ type Daemon struct {
 	Host string
 }
 
-// Start returns the daemon of EnvHost, or the one that Docker's clients use by default.
+// Start returns the daemon of EnvHost, or else the default daemon of Docker's clients.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
 	host, required := os.LookupEnv(EnvHost)
@@ -172,7 +172,7 @@ func (d *Daemon) Remove(t testing.TB, name string) {
 	}
 }
 
-// Exec runs a command in a container and returns what it prints. The error is that of the
+// Exec runs a command in a container and returns its output. The error is the error of the
 // command.
 func (d *Daemon) Exec(t testing.TB, container string, command ...string) (string, error) {
 	t.Helper()

@@ -43,9 +43,9 @@ type interfaceUpdate struct {
 	AliasIPRanges *[]aliasRange `json:"aliasIpRanges"`
 }
 
-// updateNetworkInterface begins to replace the alias IP ranges of a network interface. They
-// are shown at once, also if the operation fails, after which those before are shown again.
-// What is removed can be added elsewhere when the operation has finished.
+// updateNetworkInterface begins to replace the alias IP ranges of a network interface. Reads
+// show the new ranges at once. If the operation fails, they show the old ranges again. A
+// removed range can be added elsewhere when the operation has finished.
 func (s *Server) updateNetworkInterface(r *request) (any, error) {
 	if op, err := s.repeated(r); op != nil || err != nil {
 		return op.resource(), err
@@ -164,8 +164,8 @@ func (s *Server) inUse(own *machine, ranges []aliasRange) string {
 	return ""
 }
 
-// Owner returns the machine at which others reach an alias address, "" for none. While it is
-// being added or removed, there is none.
+// Owner returns the machine at which others reach an alias address, or "". While the address
+// is being added or removed, no machine is reached.
 func (s *Server) Owner(address string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

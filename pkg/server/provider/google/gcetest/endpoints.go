@@ -34,7 +34,8 @@ type groupEndpoint struct {
 	drained time.Time
 }
 
-// AddEndpointGroup adds a network endpoint group of a type, with a default port or none.
+// AddEndpointGroup adds a network endpoint group of a type. A default port of 0 means no
+// default port.
 func (s *Server) AddEndpointGroup(zone, name, kind string, port int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -118,9 +119,9 @@ func (g *endpointGroup) index(e endpoint) int {
 	return slices.IndexFunc(g.endpoints, func(member groupEndpoint) bool { return member.endpoint == e && member.drained.IsZero() })
 }
 
-// changeEndpoints begins to attach or to detach endpoints, which is so when the operation has
-// finished. The documents do not say what a repeated call does: here it changes nothing and
-// is refused, at once or by its operation.
+// changeEndpoints begins to attach or to detach endpoints. The change has its effect when the
+// operation has finished. The documentation does not describe repeated calls. Here they
+// change nothing and are refused, at once or by their operation.
 func (s *Server) changeEndpoints(r *request, kind string, isDone func(*endpointGroup, endpoint) bool, do func(*endpointGroup, endpoint)) (any, error) {
 	if op, err := s.repeated(r); op != nil || err != nil {
 		return op.resource(), err
@@ -167,7 +168,7 @@ func (s *Server) detachEndpoints(r *request) (any, error) {
 		func(g *endpointGroup, e endpoint) { g.endpoints[g.index(e)].drained = time.Now().Add(s.DrainingTime) })
 }
 
-// listEndpoints lists the endpoints that are attached, and those that are being drained.
+// listEndpoints lists the endpoints that are attached, or are being drained.
 func (s *Server) listEndpoints(r *request) (any, error) {
 	g, err := s.endpointGroup(r)
 	if err != nil {

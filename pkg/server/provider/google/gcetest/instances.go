@@ -40,7 +40,7 @@ func path(zone string, parts ...string) string {
 
 const root = "https://www.googleapis.com/compute/v1/"
 
-// settle does what is due at a time. mu must be locked.
+// settle applies all changes that are due at a time. mu must be locked.
 func (s *Server) settle(now time.Time) {
 	for _, op := range s.operations {
 		if !op.done && op.reads == 0 && !now.Before(op.end) {
@@ -235,8 +235,7 @@ func (s *Server) delete(r *request) (any, error) {
 	return op.resource(), nil
 }
 
-// remove deletes a machine and those of its disks that are deleted with it. mu must be
-// locked.
+// remove deletes a machine and its disks with autoDelete. mu must be locked.
 func (s *Server) remove(vm *machine) {
 	if s.vms[key(vm.zone, vm.Name)] != vm {
 		return

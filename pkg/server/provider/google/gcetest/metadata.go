@@ -39,7 +39,7 @@ func (m onMachine) RoundTrip(r *http.Request) (*http.Response, error) {
 	return m.base.RoundTrip(r)
 }
 
-// serveMetadata responds with what the machine in the name of the host knows of itself.
+// serveMetadata serves the metadata of the machine whose name is the host of the request.
 func (s *Server) serveMetadata(w http.ResponseWriter, r *http.Request) {
 	vm := s.find(r.Host)
 	if vm == nil || r.Header.Get("Metadata-Flavor") != "Google" {

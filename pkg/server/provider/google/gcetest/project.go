@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Machines returns the names of the machines that exist and were created, without those whose
-// operation has not finished.
+// Machines returns the names of the existing machines, without machines that are being
+// created.
 func (s *Server) Machines() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -29,7 +29,7 @@ func (s *Server) Machines() []string {
 	return names
 }
 
-// All returns the names of all machines, with those that are being created.
+// All returns the names of all machines, including machines that are being created.
 func (s *Server) All() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +43,7 @@ func (s *Server) All() []string {
 }
 
 // Made returns the names of all machines that were ever created, in that order, and Deleted
-// of those that were deleted.
+// the names of the deleted machines.
 func (s *Server) Made() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *Server) Disks() []string {
 	return slices.Sorted(maps.Keys(s.disks))
 }
 
-// Machine is what a machine was created with.
+// Machine has the properties with which a machine was created.
 type Machine struct {
 	Labels                map[string]string
 	Description, Userdata string

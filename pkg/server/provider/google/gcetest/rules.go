@@ -36,7 +36,7 @@ func checkLabels(field string, labels map[string]string) error {
 	return nil
 }
 
-// checkRequestID refuses what is no UUID.
+// checkRequestID refuses an id that is not a UUID.
 func checkRequestID(text string) error {
 	if text == "" {
 		return nil

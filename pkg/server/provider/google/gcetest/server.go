@@ -26,10 +26,10 @@ import (
 	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
-// Token is the token that the server accepts, beside those that it issues.
+// Token is an access token that the server always accepts.
 const Token = "test-token"
 
-// Project, Region and Image are what the server has. All zones exist.
+// Project, Region and Image exist on the server. All zones exist.
 const (
 	Project = "test-project"
 	Region  = "region"
@@ -46,12 +46,12 @@ type Fault = httpfault.Fault
 type Server struct {
 	httpfault.Faults
 
-	// OperationTime is how long operations take, BootTime the time until a machine runs
-	// after its operation has finished, and DeleteTime that of deletions.
+	// OperationTime is how long operations take, BootTime is the time until a machine runs after
+	// its operation has finished, and DeleteTime is how long deletions take.
 	OperationTime, BootTime, DeleteTime time.Duration
 	// VisibilityDelay is how long a machine is missing from responses after its creation.
 	VisibilityDelay time.Duration
-	// PageSize limits pages of lists, if it is less than what a call requests.
+	// PageSize limits the pages of lists, in addition to the limit in a call.
 	PageSize int
 	// Lenient is true if a request id that was used for a request with other content gives the
 	// operation of that one, and not an error.
@@ -95,7 +95,7 @@ type Server struct {
 }
 
 // New returns a project with the subnetworks "subnet" (10.0.0.0/16), "two", which has room
-// for two machines, and "full", which reports room and has none.
+// for two machines, and "full", which reports room but has no free address.
 func New() *Server {
 	return &Server{
 		OperationTime: 2 * time.Second, BootTime: 5 * time.Second, DeleteTime: 20 * time.Second, PageSize: 500,
@@ -116,8 +116,8 @@ func (s *Server) Start(t testing.TB) {
 	s.start(t)
 }
 
-// StartInMemory starts the server on connections in memory, which those of Transport are: in
-// a bubble of synctest, time passes while they wait.
+// StartInMemory starts the server on connections in memory, which Transport uses. In a bubble
+// of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
 	t.Helper()
 	s.listener = pipetest.Listen(80)
@@ -253,7 +253,7 @@ func (s *Server) handle(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Later calls change what it refers to.
+	// Later calls change the data.
 	encoded, err := json.Marshal(data)
 	return json.RawMessage(encoded), err
 }

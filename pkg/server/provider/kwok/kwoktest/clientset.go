@@ -34,10 +34,9 @@ func init() {
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 }
 
-// NewClientset returns a clientset in memory that several shards can share. Like
-// those of an API server, and unlike those of the fake clientset, its watches
-// respect label selectors, also for objects whose labels change, and include deletions
-// since the preceding list.
+// NewClientset returns a clientset in memory that several shards can share. Unlike the fake
+// clientset of client-go, and like an API server, its watches respect label selectors, even
+// if the labels of an object change, and include deletions since the preceding list.
 func NewClientset(objects ...runtime.Object) *fake.Clientset {
 	clientset := fake.NewClientset(objects...)
 	listed := &lists{objects: map[listKey][]runtime.Object{}}
@@ -85,7 +84,7 @@ func NewClientset(objects ...runtime.Object) *fake.Clientset {
 	return clientset
 }
 
-// lists are the results of lists. A watch finds in them what was deleted since.
+// lists has the results of lists, from which a watch derives deletions since then.
 type lists struct {
 	mu      sync.Mutex
 	objects map[listKey][]runtime.Object

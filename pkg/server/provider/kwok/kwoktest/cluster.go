@@ -17,9 +17,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
-// Fault is what is wrong with all calls during an outage.
+// Fault makes all calls fail during an outage.
 type Fault struct {
-	// Err is what calls return, unless it is nil.
+	// Err is the error of calls, unless it is nil.
 	Err error
 	// EmptyLists is true if lists are empty instead.
 	EmptyLists bool

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// allPrivileges returns what a token of the provider needs.
+// allPrivileges returns the privileges that a token of the provider needs.
 func allPrivileges() map[string]map[string]bool {
 	all := map[string]map[string]bool{}
 	for at, names := range map[string]string{

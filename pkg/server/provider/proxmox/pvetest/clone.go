@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// temporaryNotes are those of a virtual machine while it is cloned.
+// temporaryNotes are the notes of a virtual machine while it is cloned.
 const temporaryNotes = "qmclone temporary file"
 
 // postClone claims a VMID and starts the task that clones. Until its first disk is cloned,
@@ -81,7 +81,7 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 		if target != source && !from.shared {
 			return "", failed("can't clone VM to node '%s' (VM uses local storage)", target)
 		}
-		// A linked clone has its disks where those of the template are.
+		// A linked clone has its disks in the storages of the template.
 		if at := "/storage/" + from.id; id == "" && !s.has(at, "Datastore.AllocateSpace") {
 			return "", &failure{status: http.StatusForbidden, message: "Permission check failed (" + at + ", Datastore.AllocateSpace)"}
 		}
@@ -99,8 +99,8 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 	return target, nil
 }
 
-// cloneConfig returns the configuration of a clone: that of the template, also its tags, with
-// a name and notes.
+// cloneConfig returns the configuration of a clone: the configuration of the template,
+// including tags, with another name and other notes.
 func (r *request) cloneConfig(template *vm) map[string]string {
 	config := maps.Clone(template.config)
 	delete(config, "template")

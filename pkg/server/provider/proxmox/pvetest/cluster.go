@@ -23,8 +23,8 @@ type node struct {
 // reportAge is how long a report counts.
 const reportAge = 5 * time.Minute
 
-// SetOnline turns a node on or off. Tasks that run on it end, and those that clone leave
-// what they have made, as after a loss of power.
+// SetOnline turns a node on or off. Its running tasks end, and tasks that clone leave a
+// partial virtual machine, as after a loss of power.
 func (s *Server) SetOnline(name string, online bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -54,7 +54,7 @@ func (s *Server) SetQuorum(quorum bool) {
 	s.noQuorum = !quorum
 }
 
-// SetLoad sets what a node uses: bytes of memory, and a share of its processors.
+// SetLoad sets the usage of a node: bytes of memory, and a share of its processors.
 func (s *Server) SetLoad(name string, memory int64, cpu float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -77,7 +77,7 @@ func (s *Server) AddBridge(name string) {
 	}
 }
 
-// report makes the nodes report what is due. mu must be locked.
+// report makes the nodes send the reports that are due. mu must be locked.
 func (s *Server) report(now time.Time) {
 	for name, n := range s.nodes {
 		if !n.online || now.Sub(n.reported) < s.ReportInterval {

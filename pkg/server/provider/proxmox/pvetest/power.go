@@ -73,7 +73,7 @@ func (s *Server) postStart(r *request) (any, error) {
 	return s.vmTask(r, "qmstart", func() string { return s.boot(r.vmid(), v) })
 }
 
-// boot starts a virtual machine, if its node has what it needs. mu must be locked.
+// boot starts a virtual machine, if its node has the needed resources. mu must be locked.
 func (s *Server) boot(vmid int, v *vm) string {
 	host := s.nodes[v.node]
 	_, bridge, _ := strings.Cut(v.config["net0"], "bridge=")

@@ -15,8 +15,8 @@ import (
 	"strings"
 )
 
-// method is one of the API, with the parameters that are allowed here: some of those that
-// its schema has.
+// method is a method of the API. It allows only some of the parameters of the published
+// schema.
 type method struct {
 	verb, path string
 	parameters map[string]parameter
@@ -25,7 +25,7 @@ type method struct {
 	handle func(*Server, *request) (any, error)
 }
 
-// parameter is what a schema says about a parameter.
+// parameter is the schema of a parameter.
 type parameter struct {
 	kind     string
 	required bool
@@ -63,7 +63,7 @@ var (
 	description = parameter{kind: aString, longest: 8192}
 )
 
-// variables are those in paths.
+// pathVariables are the variables in paths.
 var pathVariables = map[string]parameter{
 	"node":    text(`[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?`),
 	"vmid":    vmID,
@@ -97,7 +97,7 @@ func find(verb, path string) (*method, map[string]string, error) {
 	return nil, nil, &failure{status: http.StatusNotImplemented, message: "Method '" + verb + " /" + path + "' not implemented"}
 }
 
-// parse reads the parameters of a call and refuses those that the schema does not allow.
+// parse reads the parameters of a call and refuses parameters that the schema does not allow.
 func parse(r *http.Request, m *method, variables map[string]string) (*request, error) {
 	parsed := &request{Request: r, path: variables, form: map[string]string{}}
 	problems := map[string]string{}
@@ -182,7 +182,7 @@ func (r *request) readParts(parts *multipart.Reader) (url.Values, error) {
 	}
 }
 
-// validate returns what is wrong with a value.
+// validate returns the mistake in a value, or an empty text.
 func (p parameter) validate(value string) string {
 	switch p.kind {
 	case aBoolean:
@@ -221,7 +221,7 @@ func (r *request) vmid() int {
 	return n
 }
 
-// methods are those that the provider calls.
+// methods are the methods that the provider calls.
 var methods = []*method{
 	{verb: http.MethodGet, path: "version", handle: (*Server).getVersion},
 	{verb: http.MethodGet, path: "access/permissions", parameters: map[string]parameter{"path": text("/.*")}, handle: (*Server).getPermissions},
@@ -312,7 +312,7 @@ func checkClone(r *request) map[string]string {
 	return needed
 }
 
-// configPrivileges are those that the values of a configuration need.
+// configPrivileges are the privileges that the values of a configuration need.
 var configPrivileges = map[string]string{
 	"tags": "VM.Config.Options", "onboot": "VM.Config.Options", "protection": "VM.Config.Options",
 	"sockets": "VM.Config.CPU", "cores": "VM.Config.CPU", "memory": "VM.Config.Memory",

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package pvetest has a server that responds as the API of a Proxmox VE cluster does, for
-// the calls that the provider makes. It refuses parameters that it does not know: its schema
-// is a part of the published one, typed by hand. Its tasks take time, and what it lists is as
-// late as in a cluster. It was written from the documentation and never compared with a
-// cluster.
+// Package pvetest emulates the API of a Proxmox VE cluster, as far as the provider uses it.
+// It refuses unknown parameters: its schema is a part of the published schema, typed by hand.
+// Its tasks take time, and its lists are as late as in a cluster. It was written from the
+// documentation and never compared with a cluster.
 package pvetest
 
 import (
@@ -45,7 +44,7 @@ type Server struct {
 	// ReportInterval is the time between two reports of each node, which has the names and
 	// the status of its virtual machines.
 	ReportInterval time.Duration
-	// SyncDelay is how long a node may take to know what was changed on another one.
+	// SyncDelay is how long a node may take to know a change on another node.
 	SyncDelay time.Duration
 	// Standalone is true of a node that is no member of a cluster.
 	Standalone bool
@@ -124,7 +123,7 @@ func FingerprintOf(certificate *x509.Certificate) string {
 type failure struct {
 	status  int
 	message string
-	// parameters are what is wrong with single parameters.
+	// parameters are the mistakes by parameter.
 	parameters map[string]string
 }
 

@@ -15,7 +15,7 @@ type task struct {
 	upid, node, kind string
 	vmid             int
 	start, end       time.Time
-	// halfway makes an effect in the middle of the task, nil if there is none.
+	// halfway makes an effect in the middle of the task, unless it is nil.
 	halfway func()
 	middle  time.Time
 	// finish makes the effect and returns the result.

@@ -23,11 +23,11 @@ type vm struct {
 	// visible is when other nodes know of it, or that it was moved from a node.
 	visible time.Time
 	from    string
-	// reported is what its node has reported, nil if nothing.
+	// reported is the last report of its node, or nil.
 	reported *reported
 }
 
-// reported is what a node has reported of a virtual machine.
+// reported is a node's report about a virtual machine.
 type reported struct {
 	at           time.Time
 	name, status string
@@ -72,7 +72,7 @@ func (v *vm) memory() int64 {
 	return n << 20
 }
 
-// units are those of sizes of disks, by how many bits they shift.
+// units are the units of disk sizes, by the number of bits that they shift.
 var units = map[string]int{"K": 10, "M": 20, "G": 30}
 
 // disks returns the bytes of its disks, by name.
@@ -105,8 +105,8 @@ func (s *Server) AddTemplate(vmid int, node, name, storage string, sizeGiB int) 
 	}
 }
 
-// AddVM adds a virtual machine of another user, unless the VMID is in use: that of a clone
-// in progress is. It is listed after a time.
+// AddVM adds a virtual machine of another user, unless the VMID is used. A clone in progress
+// uses its VMID. The new virtual machine is listed after a time.
 func (s *Server) AddVM(vmid int, node, name string, hidden time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +157,8 @@ func (s *Server) Remove(vmid int) {
 	}
 }
 
-// VMs returns the VMIDs of all virtual machines of a name, of any name if it is empty. Those
-// that are being cloned have none. Templates do not count.
+// VMs returns the VMIDs of all virtual machines of a name, or of all virtual machines if the
+// name is empty. Clones in progress have no name. Templates do not count.
 func (s *Server) VMs(name string) []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -195,8 +195,8 @@ func (s *Server) Status(vmid int) (node, status string) {
 	return "", ""
 }
 
-// Made returns all virtual machines that were ever cloned, and Started those that were
-// started, each time.
+// Made returns all virtual machines that were ever cloned. Started has a virtual machine once
+// for each start.
 func (s *Server) Made() []Machine {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -17,7 +17,7 @@ import (
 
 // File is a file of an initramfs.
 type File struct {
-	// Name is its path in the guest, without the first slash, and Path that of the host.
+	// Name is the path in the guest without the leading slash, and Path the path on the host.
 	Name, Path string
 	Mode       os.FileMode
 }
@@ -71,8 +71,8 @@ func parents(path string) []string {
 	return list
 }
 
-// resolve returns the paths of modules in a folder and of all that they depend on, each
-// after those that it depends on.
+// resolve returns the paths of modules in a folder and of all their dependencies. The
+// dependencies of a module precede it.
 func resolve(folder string, names []string) ([]string, error) {
 	paths := map[string]string{}
 	err := filepath.WalkDir(folder, func(path string, _ fs.DirEntry, err error) error {
@@ -93,7 +93,8 @@ func resolve(folder string, names []string) ([]string, error) {
 	return ordered, nil
 }
 
-// addModule adds what a module depends on, and the module, unless they are in ordered.
+// addModule appends the dependencies of a module and then the module to ordered, without
+// duplicates.
 func addModule(ordered *[]string, paths map[string]string, name string) error {
 	path, found := paths[moduleName(name)]
 	if !found {

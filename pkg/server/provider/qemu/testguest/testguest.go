@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package testguest builds what a virtual machine of tests boots: the kernel of a
-// distribution and an initramfs with one program, which package init has.
+// Package testguest builds a kernel and an initramfs for virtual machines of tests. The
+// kernel comes from a distribution. The initramfs contains only the program of package init.
 package testguest
 
 import (
@@ -32,7 +32,7 @@ const Append = "console=ttyS0 quiet panic=-1"
 // initFolder has the program of the guest.
 const initFolder = "pkg/server/provider/qemu/testguest/init"
 
-// modules are the modules that the guest needs, beside those that they depend on.
+// modules are the modules that the guest needs, without their dependencies.
 var modules = []string{"virtio_pci", "virtio_net", "virtio_blk", "isofs", "button", "evdev", "pvpanic-pci", "virtio-rng"}
 
 // SkipUnlessEnabled skips a test that uses QEMU where such tests are not enabled.

@@ -179,7 +179,7 @@ func turnOff() {
 	}
 }
 
-// report sends what the guest sees of its userdata to a server of the test.
+// report sends the userdata, as the guest sees it, to a server of the test.
 func report(url string, smbios []byte) error {
 	seen := map[string]string{"smbios": string(smbios)}
 	if err := mount("/dev/vda", "/seed", "iso9660", unix.MS_RDONLY); err != nil {

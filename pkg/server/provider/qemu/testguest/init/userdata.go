@@ -42,7 +42,7 @@ func findUserdata(structure []byte) ([]byte, error) {
 	return nil, errors.New("SMBIOS has no userdata")
 }
 
-// userdata is what a test says to its guest.
+// userdata has the instructions of a test for its guest.
 type userdata struct {
 	// variables are the environment of the agent.
 	variables map[string]string
