@@ -66,7 +66,7 @@ const shardConfig = `{
 // serverShard is the shard of a server with that configuration.
 var serverShard = provider.Shard{ClusterID: "prod", ID: "a", Region: "region", Zone: "zone"}
 
-// fakeOptions are those of the provider "fake", the machines of a cloud in memory.
+// fakeOptions are the options of the provider "fake", whose VMs are in a cloud in memory.
 type fakeOptions struct{ *world }
 
 func (fakeOptions) Validate(*field.Path, sets.Set[string]) field.ErrorList   { return nil }
@@ -153,7 +153,7 @@ type world struct {
 	dieInLaunch bool
 	// timer kills the process.
 	timer *time.Timer
-	// requests are those of all checks.
+	// requests are the requests of all checks.
 	requests []cloud.Request
 	// at has what happens when a step begins.
 	at map[string]func()

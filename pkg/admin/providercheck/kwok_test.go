@@ -30,7 +30,7 @@ const kwokConfig = `{
 	"templates": {"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}},
 }`
 
-// TestKwok removes the Node of an earlier check and leaves that of the server.
+// TestKwok removes the Node of an earlier check, and keeps the Node of the server.
 func TestKwok(t *testing.T) {
 	node := func(name, cluster, tenant, group string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "u", Labels: map[string]string{

@@ -34,7 +34,7 @@ func inBalancedBubble(t *testing.T, test func(*testing.T, *world)) {
 	})
 }
 
-// calls collects the calls that change targets, and fails those that fail returns true for.
+// calls collects the calls that change targets. It makes a call fail if fail returns true.
 func (w *world) calls(fail func(operation, endpoint string) bool) *[]string {
 	var calls []string
 	w.balancers.Called = func(operation, endpoint string, _ []string) error {
@@ -49,7 +49,7 @@ func (w *world) calls(fail func(operation, endpoint string) bool) *[]string {
 	return &calls
 }
 
-// TestLoadBalancers: the instance is registered with those of the flag only.
+// TestLoadBalancers: the instance is registered only with the load balancers of the flag.
 func TestLoadBalancers(t *testing.T) {
 	for _, tc := range []struct {
 		args, calls []string

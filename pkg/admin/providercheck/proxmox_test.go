@@ -101,8 +101,8 @@ func TestProxmox(t *testing.T) {
 	expectNoMachine(t, s, 5)
 }
 
-// expectNoMachine expects that of so many machines of checks none is left, nor one of their
-// disks.
+// expectNoMachine expects that the checks have cloned so many virtual machines, and that no
+// virtual machine and no disk of them is left.
 func expectNoMachine(t *testing.T, s *pvetest.Server, made int) {
 	t.Helper()
 	require.Len(t, s.Made(), made, "virtual machines that were ever cloned")

@@ -94,7 +94,7 @@ func TestABodyThatIsClosedEarly(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, "Action=RunInstances", string(data))
 		body.Close()
-		// That is how package http looks for the end.
+		// Package http searches the end of the body with such a read.
 		_, err = io.Copy(io.Discard, r.Body)
 		return nil, err
 	})

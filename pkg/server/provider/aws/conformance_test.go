@@ -54,7 +54,7 @@ func TestDocumentedMetadata(t *testing.T) {
 	assert.Equal(t, providertest.DocumentedMetadata(t, Name), providertest.MetadataNames(tagPrefix, tags))
 }
 
-// steps are those of a launch and of a termination. "record the machine" is between the
+// steps are the steps of a launch and of a termination. "record the machine" is between the
 // return of the launch and the write of the record.
 var steps = []string{
 	"launch the instance", "return the machine", "record the machine", "terminate the instance", "return",

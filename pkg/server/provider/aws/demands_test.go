@@ -140,9 +140,8 @@ func TestDemandReadsAreLate(t *testing.T) {
 	})
 }
 
-// TestDemandAnOutageEndsNothing: empty lists, responses that an instance is not found, and
-// errors replace nothing, but one that was terminated is replaced. TestAnOutage has more of
-// them.
+// TestDemandAnOutageEndsNothing: empty lists, not-found responses and errors replace nothing,
+// but a terminated instance is replaced. TestAnOutage tests more kinds of outages.
 func TestDemandAnOutageEndsNothing(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		r := &wanted{Harness: w.startProvider(), world: w, spec: spec()}
@@ -204,7 +203,7 @@ func TestDemandLackOfCapacityIsRemembered(t *testing.T) {
 	})
 }
 
-// TestDemandAddressesAreCounted, those in progress too.
+// TestDemandAddressesAreCounted, including the addresses of launches in progress.
 func TestDemandAddressesAreCounted(t *testing.T) {
 	s := newRegion()
 	s.AddSubnet("subnet-0000000b", ec2test.Zone, 11)
@@ -236,7 +235,8 @@ func TestDemandAddressesAreCounted(t *testing.T) {
 	})
 }
 
-// TestDemandAQuotaMakesNoStorm: in ten minutes, one launch for each time it is remembered.
+// TestDemandAQuotaMakesNoStorm: in ten minutes, there is one launch for each time that the
+// rejection is remembered.
 func TestDemandAQuotaMakesNoStorm(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()
@@ -382,7 +382,7 @@ func TestDemandAFailedLaunchIsFoundByAnotherProcess(t *testing.T) {
 	})
 }
 
-// TestDemandTags: users cannot replace those of the provider, whatever they write.
+// TestDemandTags: users cannot replace the tags of the provider.
 func TestDemandTags(t *testing.T) {
 	o := &Options{}
 	for _, key := range []string{"nstance:instance-id", "nstance:anything", "NSTANCE:shard", "aws:cloudformation:stack-name"} {

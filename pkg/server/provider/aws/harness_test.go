@@ -65,7 +65,7 @@ func newRegion() *ec2test.Server {
 	return s
 }
 
-// testOptions returns those for a region that serves.
+// testOptions returns the options for a region that serves.
 func testOptions(s *ec2test.Server) *Options {
 	return &Options{
 		Endpoint: s.URL, Image: testImage,
@@ -109,7 +109,7 @@ func (w *world) startProvider() *providertest.Harness {
 	})
 }
 
-// restart replaces the provider by that of another process, which knows the records.
+// restart replaces the provider by a provider of another process, which knows the records.
 func (w *world) restart(h *providertest.Harness, records ...instance.VM) *providertest.Harness {
 	w.t.Helper()
 	h.Stop()

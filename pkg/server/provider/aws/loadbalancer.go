@@ -198,8 +198,8 @@ func (g *targetGroups) Deregister(ctx context.Context, balancer provider.LoadBal
 }
 
 // deregisterBatch deregisters instances with one request. If the service refuses the request,
-// it has deregistered none of them. Then deregisterBatch divides the instances into the ones
-// that the error names and the others.
+// it has not deregistered any of them. Then deregisterBatch separates the instances that the
+// error names.
 func (g *targetGroups) deregisterBatch(ctx context.Context, group targetGroup, ids []string) error {
 	if err := deadline.Check(ctx); err != nil {
 		return err

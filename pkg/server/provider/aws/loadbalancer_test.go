@@ -134,7 +134,7 @@ func TestAnEntryIsNoPart(t *testing.T) {
 	assert.Empty(t, b.Calls())
 }
 
-// TestPort: with a port, only targets with this port are those of the entry.
+// TestPort: with a port, targets with another port do not belong to the part.
 func TestPort(t *testing.T) {
 	b := newELBBackend(t)
 	port := int32(9000)
@@ -165,8 +165,7 @@ func TestParts(t *testing.T) {
 	assert.Len(t, names, 4)
 }
 
-// TestTargetsThatAreNoInstances are those of others. A response that is not complete is an
-// error.
+// TestTargetsThatAreNoInstances belong to other clients. An incomplete response is an error.
 func TestTargetsThatAreNoInstances(t *testing.T) {
 	b := newELBBackend(t)
 	b.Put(webARN, "10.0.0.1", 80, elbtest.Healthy)
@@ -179,8 +178,8 @@ func TestTargetsThatAreNoInstances(t *testing.T) {
 	assert.Empty(t, targets)
 }
 
-// TestInstancesThatDoNotRun: one that is not registered is an error, and one that does not
-// exist does not keep the others from being deregistered.
+// TestInstancesThatDoNotRun: registering a stopped instance is an error. An instance that
+// does not exist does not keep the others from being deregistered.
 func TestInstancesThatDoNotRun(t *testing.T) {
 	b := newELBBackend(t)
 	var all []instance.VM

@@ -85,9 +85,9 @@ func (m moto) run(result any, args ...string) {
 	}
 }
 
-// TestMoto: what an independent imitation of the service and its official client think of
-// the provider. Of the rules of the service, moto lacks those of tokens, capacity, quotas,
-// full subnets and throttling, and a machine runs and is visible at once.
+// TestMoto tests the provider with an independent emulator of EC2, moto, and with AWS's own
+// client (https://docs.getmoto.org/). moto lacks EC2's rules for tokens, capacity, quotas,
+// full subnets and throttling, and its instances run and are visible at once.
 func TestMoto(t *testing.T) {
 	m := moto{t: t, cli: program(t, "aws"), url: startMoto(t)}
 	shard := provider.Shard{ClusterID: "test", ID: "a", Region: "us-west-2", Zone: motoZone}
@@ -128,7 +128,7 @@ func TestMoto(t *testing.T) {
 	assert.True(t, exists)
 	assert.Equal(t, launched, found)
 
-	// What another client sees of it.
+	// Another client sees the same instance.
 	id, err := instanceID(launched.ProviderID)
 	require.NoError(t, err)
 	var seen struct {
@@ -205,7 +205,7 @@ func TestTheOfficialClient(t *testing.T) {
 	assert.Equal(t, "/dev/xvda", image)
 }
 
-// testMotoProvider creates and deletes instances, one of them by the AWS CLI.
+// testMotoProvider creates and deletes instances. The AWS CLI deletes one of them.
 func testMotoProvider(t *testing.T, m moto, api *API, r cloud.Request) {
 	h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
 		return cloud.New(api, cloud.Options{CallContext: callContext, Market: market})

@@ -17,8 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-// TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
-// its state, none is terminated, and afterwards one that has really vanished is missing.
+// TestAnOutage: for ten minutes the API does not respond, or responds wrongly. No instance
+// changes its state or is terminated. Afterwards an instance that has vanished is missing.
 func TestAnOutage(t *testing.T) {
 	for name, fault := range map[string]*ec2test.Fault{
 		"no response":      {Before: true, Hang: true},

@@ -48,8 +48,8 @@ func failed(h *providertest.Harness) map[string]int {
 	return ids
 }
 
-// TestTerminate: instances that may not be terminated do not keep the others, and no other
-// one is reported. One that does not exist is no error.
+// TestTerminate: instances that may not be terminated do not keep the others from being
+// terminated. Only their failures are reported. An instance that does not exist is no error.
 func TestTerminate(t *testing.T) {
 	for name, tc := range map[string]struct {
 		deny  func(*world, string)
@@ -86,8 +86,8 @@ func TestTerminate(t *testing.T) {
 	}
 }
 
-// TestNothingMayBeTerminated: the calls that are refused leave room for launches, and those
-// of all instances are repeated soon after the policy is corrected.
+// TestNothingMayBeTerminated: the refused calls leave room for launches. Soon after the
+// policy is corrected, all terminations are repeated.
 func TestNothingMayBeTerminated(t *testing.T) {
 	region := newRegion()
 	region.Enforce(policyOf(t, "ec2:TerminateInstances", "ec2:StopInstances"))

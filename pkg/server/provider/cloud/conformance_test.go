@@ -113,12 +113,12 @@ func TestARejectionOfAMarket(t *testing.T) {
 		again.ID = providertest.NewID(t)
 		require.ErrorContains(t, h.Create(t.Context(), again), "was rejected before: out of capacity: no spot")
 		h.MustRun(spec("on-demand"))
-		// That a machine of another market was launched does not disprove the rejection.
+		// A launched VM of another market does not disprove the rejection.
 		require.Error(t, checker.CheckCapacity(spec("spot")))
 	})
 }
 
-// record is what a caller stores of an instance, and a restart does not lose.
+// record is the part of an instance that a caller stores, and that survives a restart.
 type record struct {
 	created time.Time
 	// providerID is set once the provider has reported it. If the provider does not know
@@ -132,9 +132,9 @@ type walker struct {
 	*world
 	t      *testing.T
 	random *rand.Rand
-	// records are those of all instances that are not deleted yet.
+	// records has the records of all instances that are not deleted yet.
 	records map[string]*record
-	// removed are the instances whose deletion was confirmed, and vanished those that
+	// removed has the instances whose deletion was confirmed, and vanished the instances that
 	// another client has deleted.
 	removed, vanished map[string]bool
 	// deleted are all instances whose deletion was requested.
@@ -238,10 +238,10 @@ func (w *walker) step() {
 	}
 }
 
-// TestRandomWalk creates and deletes instances at random while calls fail, responses are
-// lost and the process restarts at any point, with a cloud whose reads are late.
-// Each instance that was created has had exactly one machine. None was terminated without
-// a request, and none is left that should not exist.
+// TestRandomWalk creates and deletes instances at random, while calls fail, responses are
+// lost and the process restarts at any point, with a cloud whose reads are late. Each created
+// instance must have had exactly one VM. No VM may be terminated without a request, and no
+// unwanted VM may be left.
 func TestRandomWalk(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(20, 100)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

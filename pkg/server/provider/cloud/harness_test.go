@@ -23,7 +23,7 @@ var workers = instance.GroupKey{Tenant: "default", Group: "workers"}
 
 var shard = provider.Shard{ClusterID: "test", ID: "a"}
 
-// visibilityDelay is that of the cloud in the tests of this package.
+// visibilityDelay is the VisibilityDelay of the cloud in the tests of this package.
 const visibilityDelay = 2 * time.Minute
 
 // world is a cloud with delayed reads, and the providers that use it one after another.
@@ -44,7 +44,7 @@ func run(t *testing.T, test func(*testing.T, *world)) {
 	})
 }
 
-// start starts a provider, that of another process.
+// start starts a provider, like another process.
 func (w *world) start() {
 	w.Harness = providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
 		return cloud.New(w.faults.Wrap(w.cloud.API(shard)), cloud.Options{CallContext: callContext})

@@ -42,8 +42,8 @@ func TestACrashAfterALaunchMakesNoSecondMachine(t *testing.T) {
 	})
 }
 
-// TestAnUsedTokenIsSearchedFor: a machine that exists is adopted although it is hidden at
-// first, and another token is used only if there is none.
+// TestAnUsedTokenIsSearchedFor: an existing VM is adopted although it is hidden at first.
+// Another token is used only if no VM exists.
 func TestAnUsedTokenIsSearchedFor(t *testing.T) {
 	run(t, func(t *testing.T, w *world) {
 		s := spec("first nonce")
@@ -95,7 +95,7 @@ func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
 		time.Sleep(time.Hour)
 		w.expectMade(s.ID)
 
-		// One that was never launched is launched when it can be hidden no more.
+		// A VM that was never launched is launched when it cannot be hidden any more.
 		fresh := spec("nonce")
 		fresh.ID = providertest.NewID(t)
 		time.Sleep(time.Millisecond)
@@ -272,7 +272,7 @@ type slowAPI struct {
 	cloud.API
 	// left is how many calls are still in progress, and calls how many there were.
 	left, calls atomic.Int32
-	// userdata is that of the last call.
+	// userdata is the userdata of the last call.
 	userdata atomic.Value
 }
 

@@ -197,7 +197,7 @@ type refusing struct {
 	hidden []string
 }
 
-// set sets the ids of machines that cannot be read, and of those that are hidden.
+// set sets the ids of VMs that cannot be read, and of VMs that are hidden.
 func (r *refusing) set(unreadable, hidden []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -295,8 +295,8 @@ func TestARejectionAfterALostRequest(t *testing.T) {
 	})
 }
 
-// TestUnreadableMachinesDoNotHideOthers: lookups that fail, however many, delay those of
-// other machines by one list.
+// TestUnreadableMachinesDoNotHideOthers: lookups that fail, however many, delay the lookups
+// of other VMs by one list.
 func TestUnreadableMachinesDoNotHideOthers(t *testing.T) {
 	r := &refusing{}
 	runRefusing(t, r, func(t *testing.T, w *world) {
@@ -326,8 +326,8 @@ func TestManyMachinesThatListsLeaveOut(t *testing.T) {
 	})
 }
 
-// TestListsThatShowNoKnownMachine prove nothing for a while, also if no machine is found by
-// its id. One that shows another machine is of the right account.
+// TestListsThatShowNoKnownMachine prove nothing for a while, even if no VM is found by its
+// id. A list that shows another VM has the right credentials.
 func TestListsThatShowNoKnownMachine(t *testing.T) {
 	const emptyDelay = 15 * time.Minute
 	synctest.Test(t, func(t *testing.T) {
@@ -356,7 +356,7 @@ func TestListsThatShowNoKnownMachine(t *testing.T) {
 		assert.Len(t, w.States(workers), 1, "nothing is shown")
 		w.Await(workers, map[string]instance.State{ids[1]: providertest.Deleted})
 
-		// What was terminated is not expected in a list.
+		// A terminated VM is not expected in a list.
 		id := w.runs(1)[0]
 		began := time.Now()
 		w.MustDelete(id)

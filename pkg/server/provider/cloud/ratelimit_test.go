@@ -19,8 +19,7 @@ func TestBudgets(t *testing.T) {
 		w.restart()
 		w.count()
 		limits := w.cloud.Limits
-		// What may be a request of the former process is searched for first, which is a
-		// read.
+		// A request that may come from a former process is searched for first, which is a read.
 		want := map[string]instance.State{}
 		for range 100 {
 			former := spec("nonce")

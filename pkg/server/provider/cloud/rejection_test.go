@@ -50,7 +50,7 @@ func TestLackOfCapacityIsRemembered(t *testing.T) {
 		w.expectRejected(large, "insufficient capacity for large")
 		w.MustRun(spec("nonce")) // of another type
 
-		// 3 minutes is what the cloud says.
+		// The cloud's RetryAfter is 3 minutes.
 		w.count()
 		w.requestFor(10*time.Minute, large)
 		if calls := w.count(); calls.launches < 3 || calls.launches > 4 {

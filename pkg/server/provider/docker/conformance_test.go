@@ -80,7 +80,7 @@ func (a testAPI) Limits() cloud.Limits {
 	return limits
 }
 
-// newBackend returns a backend whose clusters are those of one test.
+// newBackend returns a backend with clusters of one test.
 func newBackend(t *testing.T, d *dockertest.Daemon, options *docker.Options) providertest.Backend {
 	run := rand.String(8)
 	label := testLabel + "=" + run
@@ -104,8 +104,8 @@ func newBackend(t *testing.T, d *dockertest.Daemon, options *docker.Options) pro
 }
 
 // TestAnOutage: whatever is wrong with the responses of the daemon, neither a list nor a
-// lookup says that a container does not exist. What says that no container exists says so of
-// a lookup only: the list fails, so that there is none.
+// lookup reports that a container does not exist. If the daemon reports wrongly that no
+// container exists, the list fails.
 func TestAnOutage(t *testing.T) {
 	respond := func(status int, body string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {

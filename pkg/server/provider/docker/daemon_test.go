@@ -157,8 +157,8 @@ func newSpec() provider.Spec {
 	}
 }
 
-// TestAnOutageOfTenMinutes: the daemon does not respond, or wrongly. No instance changes its
-// state, none is terminated, and afterwards one that has really vanished is missing.
+// TestAnOutageOfTenMinutes: the daemon does not respond, or responds wrongly. No instance
+// changes its state or is terminated. Afterwards an instance that has vanished is missing.
 func TestAnOutageOfTenMinutes(t *testing.T) {
 	status := func(code int) func(*world) http.HandlerFunc {
 		return func(*world) http.HandlerFunc {

@@ -173,8 +173,8 @@ func TestAContainerGetsItsOwnMetadata(t *testing.T) {
 	assert.Empty(t, body)
 }
 
-// TestOthersGetNothing: this machine, a container that is none of the shard's, and one of
-// another shard.
+// TestOthersGetNothing: the host, a container that was not created by the shard, and a
+// container of another shard.
 func TestOthersGetNothing(t *testing.T) {
 	f := newWithMetadata(t)
 	id := f.launch("")

@@ -45,7 +45,7 @@ func TestConformance(t *testing.T) {
 // newBackend returns a project without machines.
 func newBackend(t *testing.T) providertest.Backend {
 	s := gcetest.New()
-	// Of two launches at once, both have finished when a list shows one of them.
+	// When a list shows one of two concurrent launches, both have finished.
 	s.OperationTime, s.BootTime = 100*time.Millisecond, 100*time.Millisecond
 	s.StartInMemory(t)
 	options := testOptions(s)
@@ -114,13 +114,13 @@ func TestDocumentedPermissions(t *testing.T) {
 	})
 }
 
-// steps are those of a launch and of a termination.
+// steps are the steps of a launch and of a termination.
 var steps = []string{
 	"request the machine", "wait for the operation", "read the machine", "return the machine",
 	"delete the machine", "return",
 }
 
-// crashes are those of processes that use application default credentials.
+// crashes has processes that use application default credentials.
 var crashes = cloudtest.Crashes[Options]{
 	Steps: steps,
 	Size: func(n int) int {

@@ -158,7 +158,7 @@ func TestAQuotaForTenMinutes(t *testing.T) {
 	})
 }
 
-// TestManyMachines need few calls, and a minute of throttling loses none and doubles none.
+// TestManyMachines need few calls. A minute of throttling neither loses nor doubles any.
 func TestManyMachines(t *testing.T) {
 	s := gcetest.New()
 	s.PageSize = 40
@@ -220,7 +220,7 @@ func TestASlowOperationNeedsAnotherNonce(t *testing.T) {
 	}
 }
 
-// TestTheLabelsOfAUser do not replace those of the server.
+// TestTheLabelsOfAUser do not replace the labels of the server.
 func TestTheLabelsOfAUser(t *testing.T) {
 	o := &Options{Machine: map[string]any{argImage: gcetest.Image}}
 	_, err := o.arguments(map[string]any{argLabels: map[string]any{"nstance-instance-id": "x"}})

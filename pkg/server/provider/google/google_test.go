@@ -39,7 +39,7 @@ func TestStates(t *testing.T) {
 			m := w.list()[r.ID]
 			assert.Equal(t, want, m.State, status)
 			assert.Equal(t, want == instance.Impaired || want == instance.Stopped, m.Reason != "", "a reason for %s", status)
-			// What is listed is not missing, whatever its status.
+			// A listed VM is not missing, whatever its status.
 			vm, found, err := w.api.Find(t.Context(), r.ID)
 			require.NoError(t, err, status)
 			assert.True(t, found, status)
@@ -74,7 +74,7 @@ func TestAMachineThatIsBeingCreated(t *testing.T) {
 	assert.False(t, virtualMachine{Status: "PROVISIONING", LastStop: "2026-11-24T02:00:00Z"}.isBeingCreated())
 }
 
-// TestPreempted: a spot machine that was preempted is distinguished from one that a user has
+// TestPreempted: the reason distinguishes a preempted spot VM from a spot VM that a user has
 // stopped. Both exist, with their disks, until they are deleted.
 func TestPreempted(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
@@ -240,7 +240,7 @@ func TestADescriptionThatAUserChanges(t *testing.T) {
 	})
 }
 
-// TestRoom is what the subnetwork reports, or its size.
+// TestRoom: the room is the number of free addresses in the subnetwork, or else its size.
 func TestRoom(t *testing.T) {
 	for _, without := range []bool{false, true} {
 		s := gcetest.New()
@@ -258,7 +258,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestTerminate: a machine that is being deleted is no error, and one that does not exist
+// TestTerminate: a VM that is being deleted is no error. A VM that does not exist gives
 // cloud.ErrNotFound.
 func TestTerminate(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {

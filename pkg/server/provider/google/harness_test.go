@@ -27,7 +27,7 @@ var (
 	workers   = instance.GroupKey{Tenant: "default", Group: "workers"}
 )
 
-// testOptions returns those for a server that serves.
+// testOptions returns the options for a server that serves.
 func testOptions(s *gcetest.Server) *Options {
 	return &Options{
 		Project:  gcetest.Project,

@@ -79,7 +79,7 @@ func (b *aliasBackend) assign(name string) error {
 	return b.Machine(name).Assign(b.t.Context(), b.Network())
 }
 
-// TestOtherAliases of the machines are left alone, and so are those of other machines.
+// TestOtherAliases, of the same VMs and of other VMs, are left alone.
 func TestOtherAliases(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *aliasBackend) {
 		a := map[string]string{"10.128.1.0/24": "pods", "10.0.200.11/32": ""}
@@ -173,7 +173,7 @@ func TestChangesInProgress(t *testing.T) {
 		require.NoError(t, b.assign("c"))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		// The address is taken from the list of others, so that the service refuses it.
+		// The list of addresses is empty, so that the service refuses the address.
 		b.SetFaults(&gcetest.Fault{Call: "instances.list", Times: 1, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
 			&gcetest.Fault{Call: "updateNetworkInterface", Times: 1})
 		n := b.Machine("a")

@@ -62,7 +62,7 @@ func TestEndpointsWithoutPort(t *testing.T) {
 	})
 }
 
-// TestEndpointPorts: with a port, only endpoints with this port are those of the entry.
+// TestEndpointPorts: with a port, endpoints with another port do not belong to the part.
 func TestEndpointPorts(t *testing.T) {
 	inGroups(t, func(t *testing.T, b *groupBackend) {
 		vm := b.NewInstance()

@@ -53,7 +53,7 @@ func TestReadOptions(t *testing.T) {
 	for _, immutable := range options.ImmutableFields(field.NewPath("options")) {
 		assert.NotContains(t, immutable.Path.String(), "instance_types")
 	}
-	// Arguments replace those of the options one by one.
+	// Each argument replaces the argument of the same name in the options.
 	args, err := options.arguments(map[string]any{argProvisioning: "STANDARD"})
 	require.NoError(t, err)
 	assert.Equal(t, "STANDARD", args.provisioning)

@@ -18,8 +18,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-// TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
-// its state, none is deleted, and afterwards one that has really vanished is missing.
+// TestAnOutage: for ten minutes the API does not respond, or responds wrongly. No instance
+// changes its state or is deleted. Afterwards an instance that has vanished is missing.
 func TestAnOutage(t *testing.T) {
 	for name, fault := range map[string]*gcetest.Fault{
 		"no response":      {Before: true, Hang: true},
@@ -137,7 +137,7 @@ func TestNothingIsFound(t *testing.T) {
 		assert.Equal(t, []string{id}, w.All())
 		assert.Empty(t, w.Deleted())
 
-		// One that was deleted is missing in the end.
+		// A deleted virtual machine is missing in the end.
 		w.Remove(id)
 		time.Sleep(emptyDelay + time.Minute)
 		assert.Empty(t, h.States(workers))

@@ -28,7 +28,7 @@ var instanceTypes = provider.Catalogue{
 	"c7i.large": {Name: "c7i.large", CPU: resource.MustParse("2"), Memory: resource.MustParse("4Gi"), Arch: "amd64"},
 }
 
-// options returns those of the providers of all tests.
+// options returns the options of the providers in all tests.
 func options() *kwok.Options {
 	return &kwok.Options{BootDelay: bootDelay, InstanceTypes: instanceTypes, SubnetCapacity: map[string]int32{"small": 2}}
 }

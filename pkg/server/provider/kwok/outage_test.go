@@ -45,9 +45,9 @@ func expectNodes(t *testing.T, c *kwoktest.Cluster, want ...string) {
 	assert.Equal(t, want, names, "Nodes")
 }
 
-// TestAnOutage: for ten minutes the API server does not respond, or wrongly. No instance
-// changes its state, no Node is deleted, and afterwards one that has really vanished is
-// missing.
+// TestAnOutage: for ten minutes the API server does not respond, or responds wrongly. No
+// instance changes its state, and no Node is deleted. Afterwards an instance that has
+// vanished is missing.
 func TestAnOutage(t *testing.T) {
 	nodes := corev1.Resource("nodes")
 	for name, f := range map[string]*kwoktest.Fault{

@@ -90,8 +90,8 @@ func (s *suite) testCapacity() {
 	second := h.MustCreate(small(otherWorkers))
 	elsewhere := h.MustCreate(s.spec(workers))
 	expect(0)
-	// A provider may count a machine that is being made when its process stops as one that
-	// needs room anywhere.
+	// If a process stops while it creates a machine, the provider may count the machine in every
+	// subnet.
 	h.Await(workers, map[string]instance.State{first: instance.Running, elsewhere: instance.Running})
 	h.Await(otherWorkers, map[string]instance.State{second: instance.Running})
 	expect(0)

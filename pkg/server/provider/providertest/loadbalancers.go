@@ -253,7 +253,7 @@ func (b *MemoryBalancers) Balancer() provider.LoadBalancer {
 	return provider.LoadBalancer{Key: "web", Settings: BalancerSettings{Endpoint: "web"}}
 }
 
-// Unknown returns one that does not exist.
+// Unknown returns a load balancer that does not exist.
 func (b *MemoryBalancers) Unknown() provider.LoadBalancer {
 	return provider.LoadBalancer{Key: "none", Settings: BalancerSettings{Endpoint: "none"}}
 }

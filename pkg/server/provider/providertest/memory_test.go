@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-// What other tests use instead of a cloud does what a cloud must do.
+// The backends in memory, which replace a cloud in other tests, must behave like a cloud.
 
 func TestLoadBalancersInMemory(t *testing.T) {
 	providertest.TestLoadBalancers(t, providertest.LoadBalancerConfig{Run: synctest.Test, NewBackend: providertest.NewMemoryBalancers})

@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
-// efiDisk is the disk of a template for the variables of its firmware, beside the one that is
-// booted.
+// efiDisk is the disk of a template for the variables of its firmware, in addition to the
+// boot disk.
 const efiDisk = "ceph:base-9000-disk-1,efitype=4m,size=528K"
 
 // TestATemplateWithTwoDisks: after the first one is cloned, the virtual machine has its name

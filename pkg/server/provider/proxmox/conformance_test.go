@@ -48,7 +48,7 @@ func TestConformance(t *testing.T) {
 func newBackend(t *testing.T) providertest.Backend {
 	s := newCluster()
 	s.StartInMemory(t)
-	// Of two launches at once, both have finished when a list shows one of them.
+	// When a list shows one of two concurrent launches, both have finished.
 	s.CloneTime, s.TaskTime = 100*time.Millisecond, 100*time.Millisecond
 	options := testOptions(s)
 	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) cloud.Options {
@@ -70,7 +70,7 @@ func TestDocumentedMetadata(t *testing.T) {
 	assert.Equal(t, providertest.DocumentedMetadata(t, Name), names)
 }
 
-// steps are those of a launch and of a termination.
+// steps are the steps of a launch and of a termination.
 var steps = []string{
 	"clone the template", "wait for the clone", "upload the userdata", "configure the virtual machine", "enlarge the disk",
 	"start the virtual machine", "return the machine",

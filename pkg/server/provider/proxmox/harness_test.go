@@ -31,7 +31,7 @@ var (
 	workers   = instance.GroupKey{Tenant: "default", Group: "workers"}
 )
 
-// newCluster returns a cluster that does not serve yet: two nodes, one of which has the
+// newCluster returns a cluster that does not serve yet. It has two nodes. One of them has the
 // template "debian" on a shared storage.
 func newCluster() *pvetest.Server {
 	s := pvetest.New("pve1", "pve2")
@@ -40,7 +40,7 @@ func newCluster() *pvetest.Server {
 	return s
 }
 
-// testOptions returns those for a cluster that serves.
+// testOptions returns the options for a cluster that serves.
 func testOptions(s *pvetest.Server) *Options {
 	return &Options{
 		Connection: Connection{Endpoints: []string{s.URL}, TokenEnv: tokenEnv, Fingerprints: []string{s.Fingerprint}},

@@ -20,9 +20,9 @@ import (
 // otherShard is another shard of the cluster of testShard.
 var otherShard = provider.Shard{ClusterID: "test", ID: "b", Region: "region", Zone: "zone"}
 
-// TestTheTagsOfATemplate are those of a clone until it is configured. They are no proof whose
-// it is: the process that was started after one was killed finds the clone and no other is
-// created.
+// TestTheTagsOfATemplate: a clone has the tags of its template until it is configured, so
+// tags do not identify it. If a process is killed, the next process finds the clone and
+// creates no other.
 func TestTheTagsOfATemplate(t *testing.T) {
 	for _, tags := range []string{"nstance", strings.Join(tagsOf(otherShard), ";"), strings.Join(tagsOf(testShard), ";")} {
 		for _, disks := range []int{1, 2} {
@@ -55,8 +55,8 @@ func TestTheTagsOfATemplate(t *testing.T) {
 	}
 }
 
-// TestTagsThatWereChanged by a user hide no machine, neither from the process that has
-// launched it nor from one that is started later.
+// TestTagsThatWereChanged by a user hide no VM, neither from the process that has launched it
+// nor from a later process.
 func TestTagsThatWereChanged(t *testing.T) {
 	for _, tags := range []string{
 		"", "nstance;web", "nstance;nstance-cluster-test", "web;nstance-shard-a", strings.Join(tagsOf(otherShard), ";"),
@@ -113,9 +113,9 @@ func TestTagsThatWereChangedAndANodeThatFails(t *testing.T) {
 	})
 }
 
-// TestCallsForTheMachinesOfOthers: those of another shard are read once, although their names
-// are ids of instances, and do not keep the machines of this one from being looked up when
-// their node fails.
+// TestCallsForTheMachinesOfOthers: the virtual machines of another shard are read once,
+// although their names are instance ids. If their node fails, the virtual machines of this
+// shard can still be read.
 func TestCallsForTheMachinesOfOthers(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		other := &world{t: t, Server: w.Server, options: w.options, api: w.newAPI(otherShard)}

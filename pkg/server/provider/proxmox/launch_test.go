@@ -65,7 +65,7 @@ func TestVLAN(t *testing.T) {
 	})
 }
 
-// TestTheDiskThatIsBootedIsEnlarged, whichever it is, and none is made smaller.
+// TestTheDiskThatIsBootedIsEnlarged, whatever its name. No disk is made smaller.
 func TestTheDiskThatIsBootedIsEnlarged(t *testing.T) {
 	for _, tc := range []struct{ name, boot, size, want string }{
 		{"virtio0", "order=ide2;virtio0;net0", "10Gi", "10240M"},

@@ -37,8 +37,8 @@ func newSpec(t *testing.T) provider.Spec {
 	return spec
 }
 
-// TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
-// its state, none is terminated, and afterwards one that has really vanished is missing.
+// TestAnOutage: for ten minutes the API does not respond, or responds wrongly. No instance
+// changes its state or is terminated. Afterwards an instance that has vanished is missing.
 func TestAnOutage(t *testing.T) {
 	for name, fault := range map[string]*pvetest.Fault{
 		"no response":      {Before: true, Hang: true},

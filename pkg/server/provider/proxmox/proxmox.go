@@ -146,7 +146,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	}
 	room := int(*limit)
 	for _, vm := range found.ours {
-		// The caller counts those that it launches.
+		// The caller counts the virtual machines that it launches.
 		if vm.identity.Resources.Subnet == subnet && !a.isLaunching(vm.identity.InstanceID) {
 			room--
 		}

@@ -104,7 +104,7 @@ func TestANodeThatFails(t *testing.T) {
 			assert.Equal(t, instance.Running, m.State)
 			time.Sleep(time.Minute) // the reports of the node are dropped after 5
 		}
-		// A termination there fails, and is not taken for one that has succeeded.
+		// A termination there fails, and does not count as successful.
 		errs := w.api.Terminate(t.Context(), []cloud.VM{before[first.ID], before[second.ID]})
 		require.Len(t, errs, 1)
 		require.Error(t, errs[second.ID])
@@ -155,7 +155,7 @@ func TestATokenThatMayNotSeeMachines(t *testing.T) {
 	})
 }
 
-// TestPrivileges: those that are missing are named before anything else is done.
+// TestPrivileges: missing privileges are named before the first change.
 func TestPrivileges(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		w.Grant("/vms", "VM.Clone", false)
@@ -210,8 +210,8 @@ func TestASingleNode(t *testing.T) {
 	})
 }
 
-// TestWhoseMachines: only those of the cluster and the shard are listed, whatever users do
-// with tags, names and copies.
+// TestWhoseMachines: only virtual machines of the cluster and the shard are listed, even if
+// users change tags and names, or make copies.
 func TestWhoseMachines(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		mine := request(t)

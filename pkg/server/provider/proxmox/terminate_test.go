@@ -80,7 +80,7 @@ func TestALockedMachine(t *testing.T) {
 	})
 }
 
-// TestASlowTermination takes several calls, and none of them has failed.
+// TestASlowTermination takes several calls. None of the calls fails.
 func TestASlowTermination(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		m := w.launch(request(t))
@@ -140,8 +140,7 @@ func TestALostCloneIsNotRejected(t *testing.T) {
 	})
 }
 
-// TestATerminationThatFindsNoMachine, because it was migrated for example, is none that was
-// accepted.
+// TestATerminationThatFindsNoMachine, for example because it was migrated, was not accepted.
 func TestATerminationThatFindsNoMachine(t *testing.T) {
 	for _, suffix := range []string{"/status/current", "/status/stop", "/qemu/10000"} {
 		t.Run(suffix, func(t *testing.T) {

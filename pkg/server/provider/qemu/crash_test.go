@@ -114,7 +114,7 @@ func TestServerIsKilledAtEachStepOfALaunch(t *testing.T) {
 	require.Equal(t, launchSteps, all)
 	for _, tc := range []struct {
 		name string
-		// next is what the next server does.
+		// next is the action of the next server.
 		next func(t *testing.T, api *API, r cloud.Request)
 	}{
 		{"and the machine is launched again", launchAgain},

@@ -84,7 +84,7 @@ func writeGuest(t testing.TB, code []byte) string {
 	return path
 }
 
-// testOptions returns those of a provider whose machines run a guest.
+// testOptions returns the options of a provider whose VMs run a guest.
 func testOptions(t testing.TB, code []byte) *Options {
 	t.Helper()
 	needPrograms(t)

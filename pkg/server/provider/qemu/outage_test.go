@@ -133,9 +133,9 @@ func hostSpec() provider.Spec {
 	return provider.Spec{Group: workers, Kind: "knd", Type: testType, Subnet: "subnet", CreatedAt: time.Now(), Userdata: []byte("userdata")}
 }
 
-// TestAnOutage: for ten minutes the folders cannot be read. No instance changes its state,
-// none is terminated, and afterwards one that has really vanished is missing. There is no
-// service that could respond wrongly: QEMU that does not answer is a machine that hangs.
+// TestAnOutage: for ten minutes the folders cannot be read. No instance changes its state or
+// is terminated. Afterwards an instance that has vanished is missing. There is no service
+// that could respond wrongly: if QEMU does not respond, its VM hangs.
 func TestAnOutage(t *testing.T) {
 	for name, fault := range map[string]func(h *host) (end func()){
 		"the file system is missing": func(h *host) func() {

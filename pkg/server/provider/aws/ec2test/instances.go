@@ -21,7 +21,7 @@ const (
 	shownFor = time.Hour
 )
 
-// Instance is one that was launched.
+// Instance is an instance that was launched.
 type Instance struct {
 	ID, Type, Subnet, Zone, Market string
 	Tags                           map[string]string

@@ -131,7 +131,8 @@ func merge(all ...map[string]string) map[string]string {
 	return merged
 }
 
-// TestTokens: the same call gives the same instance, another one with its token none.
+// TestTokens: a repeated call gives the same instance. A different call with the token is
+// refused.
 func TestTokens(t *testing.T) {
 	s := newRegion(t)
 	_, first := call(t, s, "RunInstances", run())

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// subnet is one that AddSubnet has added.
+// subnet is a subnet from AddSubnet.
 type subnet struct {
 	id, zone string
 	size     int

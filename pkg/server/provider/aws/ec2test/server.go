@@ -141,7 +141,7 @@ func serverError(code, format string, values ...any) error {
 	return &refusal{status: http.StatusInternalServerError, code: code, message: fmt.Sprintf(format, values...)}
 }
 
-// action is one that the server knows.
+// action is a supported call.
 type action struct {
 	handle func(*Server, params) (any, error)
 	// write is true if it changes something.

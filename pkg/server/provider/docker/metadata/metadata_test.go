@@ -118,7 +118,7 @@ func (f *fixture) get(path string) (int, string) {
 
 var paths = []string{"/", "/latest/", "/latest/meta-data/", "/latest/meta-data/instance-id", "/latest/user-data", "/latest/no-such"}
 
-// TestEveryRequestNeedsAToken, and a proxy gets none.
+// TestEveryRequestNeedsAToken. A proxy gets no token.
 func TestEveryRequestNeedsAToken(t *testing.T) {
 	f := newFixture(t)
 	token := f.token()
@@ -237,7 +237,7 @@ func TestAClientFindsEverythingByLists(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, code)
 }
 
-// TestTheAgentReadsNotices: first there is none, then there is one.
+// TestTheAgentReadsNotices before and after a notice.
 func TestTheAgentReadsNotices(t *testing.T) {
 	f := newFixture(t)
 	source := notice.New("aws", f.url)

@@ -237,7 +237,7 @@ type subnet struct {
 	exhausted bool
 }
 
-// address returns one that no other machine has.
+// address returns an address that no other machine has.
 func (n *subnet) address(id uint64) string {
 	base := netip.MustParsePrefix(n.cidr).Addr().As4()
 	return netip.AddrFrom4([4]byte{base[0], base[1], byte(id >> 8), byte(id)}).String()

@@ -228,7 +228,7 @@ func (s *Server) vm(r *request) (*vm, error) {
 	return v, nil
 }
 
-// unlocked is vm, and refuses one that is locked.
+// unlocked returns a virtual machine, and refuses a locked one.
 func (s *Server) unlocked(r *request) (*vm, error) {
 	v, err := s.vm(r)
 	if err == nil && v.lock != "" {
