@@ -191,10 +191,10 @@ func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
 func (p *Provider) reportFailure(ctx context.Context, group instance.GroupKey, id string, err error) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "instance", id, "tenant", group.Tenant, "group", group.Group)
 	if errors.Is(err, ErrThrottled) || errors.Is(err, errNotLeading) {
-		logger.V(2).Info("A call for an instance waits", "reason", err)
+		logger.V(2).Info("Postponed a call for an instance", "reason", err)
 		return
 	}
-	logger.Error(err, "A call for an instance failed")
+	logger.Error(err, "Failed to call the cloud for an instance")
 	p.failed(group, id, err)
 }
 

@@ -94,7 +94,7 @@ func (p *withMetadata) serveMetadata(ctx context.Context) {
 			err = metadata.Serve(ctx, listener, p.source)
 		}
 		if err != nil && ctx.Err() == nil {
-			logger.Error(err, "Serving metadata failed, will retry", "address", p.address)
+			logger.Error(err, "Failed to serve metadata, will retry", "address", p.address)
 		}
 		select {
 		case <-ctx.Done():

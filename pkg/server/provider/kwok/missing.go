@@ -104,7 +104,7 @@ func (p *Provider) confirm(ctx context.Context, id string, changed func(instance
 	}
 	if next.reported && !absent.reported {
 		err := fmt.Errorf("the Node of instance %s has lost labels by which shard %s lists its Nodes: it is looked for by name", id, p.config.Shard.ID)
-		klog.FromContext(ctx).Error(err, "A Node has other labels", "instance", id, "labels", node.Labels)
+		klog.FromContext(ctx).Error(err, "A Node has lost its labels", "instance", id, "labels", node.Labels)
 		failed(next.vm.Group, id, err)
 	}
 	if absent.vm.Expected || !next.vm.Equal(absent.vm) {

@@ -166,7 +166,7 @@ func TestOnlyQEMUIsKilled(t *testing.T) {
 	go func() { exited <- shell.Wait() }()
 	require.NoError(t, f.kill())
 	await(t, "QEMU is killed", func() bool { return find(t, api, f).State == instance.Failed })
-	// If the first signal had killed the shell, this signal would find no process.
+	// If kill had killed this process too, it would not end by this signal.
 	require.NoError(t, shell.Process.Signal(syscall.SIGTERM))
 	assert.ErrorContains(t, <-exited, "terminated")
 	assert.Equal(t, instance.Running, find(t, api, other).State)

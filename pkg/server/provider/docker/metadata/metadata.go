@@ -109,7 +109,7 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusForbidden)
 		return
 	case err != nil:
-		logger.Error(err, "Finding the instance of a request for metadata failed", "address", address.Addr())
+		logger.Error(err, "Failed to find the instance of a request for metadata", "address", address.Addr())
 		refuse(w, http.StatusServiceUnavailable)
 		return
 	}
@@ -133,7 +133,7 @@ func (s *service) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	content, found, err := s.content(r.Context(), i, r.URL.Path)
 	switch {
 	case err != nil:
-		logger.Error(err, "Reading metadata failed", "instance", i.ID, "path", r.URL.Path)
+		logger.Error(err, "Failed to read metadata", "instance", i.ID, "path", r.URL.Path)
 		refuse(w, http.StatusInternalServerError)
 	case !found:
 		http.Error(w, "404 - Not Found", http.StatusNotFound)
