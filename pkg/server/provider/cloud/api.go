@@ -4,7 +4,7 @@
 // Package cloud has the parts that all providers of remote VMs share. Such a provider
 // implements API, the calls to its cloud, without state or goroutines. Provider decides
 // which calls to make and when, and how far a response can be trusted
-// (docs/providers.md#remote-VMs).
+// (docs/providers.md#remote-machines).
 package cloud
 
 import (
