@@ -39,8 +39,8 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	for n := range all {
 		i := &all[n]
 		// FindKnown finds an instance whose tags were changed by hand.
-		if m, ours := a.identify(i); ours && a.setState(&m, i, impaired) {
-			list = append(list, m)
+		if vm, ours := a.identify(i); ours && a.setState(&vm, i, impaired) {
+			list = append(list, vm)
 		}
 	}
 	return list, nil
@@ -94,16 +94,16 @@ func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.V
 		return cloud.VM{}, false, fmt.Errorf("list the status checks that fail: %w", err)
 	}
 	for n := range all {
-		m, ours := a.identify(&all[n])
+		vm, ours := a.identify(&all[n])
 		switch {
-		case known != nil && (!ours || m.ID != known.ID):
-			m = *known
-			m.Addresses = addresses(&all[n])
+		case known != nil && (!ours || vm.ID != known.ID):
+			vm = *known
+			vm.Addresses = addresses(&all[n])
 		case !ours:
 			continue
 		}
-		if a.setState(&m, &all[n], impaired) {
-			return m, true, nil
+		if a.setState(&vm, &all[n], impaired) {
+			return vm, true, nil
 		}
 	}
 	return cloud.VM{}, false, nil
@@ -205,33 +205,33 @@ var launchFailures = map[string]bool{
 }
 
 // setState sets the state of a VM. It returns false if the instance was terminated.
-func (a *API) setState(m *cloud.VM, i *types.Instance, impaired map[string]string) (exists bool) {
+func (a *API) setState(vm *cloud.VM, i *types.Instance, impaired map[string]string) (exists bool) {
 	var name types.InstanceStateName
 	if i.State != nil {
 		name = i.State.Name
 	}
-	m.Reason = ""
+	vm.Reason = ""
 	switch name {
 	case types.InstanceStateNamePending:
-		m.State = instance.Pending
+		vm.State = instance.Pending
 	case types.InstanceStateNameRunning:
-		m.State = instance.Running
+		vm.State = instance.Running
 		if reason, found := impaired[awssdk.ToString(i.InstanceId)]; found {
-			m.State, m.Reason = instance.Impaired, reason
+			vm.State, vm.Reason = instance.Impaired, reason
 		}
 	case types.InstanceStateNameStopping, types.InstanceStateNameStopped:
-		m.State, m.Reason = instance.Stopped, "the instance is "+string(name)+reason(i)
+		vm.State, vm.Reason = instance.Stopped, "the instance is "+string(name)+reason(i)
 	case types.InstanceStateNameShuttingDown, types.InstanceStateNameTerminated:
 		switch {
 		case a.hasFailed(i):
-			m.State, m.Reason = instance.Failed, "the service has terminated the instance"+reason(i)
+			vm.State, vm.Reason = instance.Failed, "the service has terminated the instance"+reason(i)
 		case name == types.InstanceStateNameTerminated:
 			return false
 		default:
-			m.State = instance.Terminating
+			vm.State = instance.Terminating
 		}
 	default:
-		m.State, m.Reason = instance.Impaired, fmt.Sprintf("the instance is in the unknown state %q", name)
+		vm.State, vm.Reason = instance.Impaired, fmt.Sprintf("the instance is in the unknown state %q", name)
 	}
 	return true
 }

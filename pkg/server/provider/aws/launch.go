@@ -40,28 +40,28 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	if err != nil {
 		return cloud.VM{}, err
 	}
-	m := cloud.VM{ID: r.ID, Type: r.Type.Name}
+	vm := cloud.VM{ID: r.ID, Type: r.Type.Name}
 	a.step("launch the instance")
 	output, err := a.calls.runInstances(ctx, input)
 	switch {
 	case codeOf(err) == codeTokenTerminated:
 		// An earlier call has launched it. Its token cannot launch another instance.
-		m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
+		vm.State, vm.Reason = instance.Failed, "the instance was launched, and terminated since"
 	case err != nil:
 		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
 	case len(output.Instances) != 1 || !instances.MatchString(awssdk.ToString(output.Instances[0].InstanceId)):
 		return cloud.VM{}, fmt.Errorf("the response to the launch of instance %s has %d instances", r.ID, len(output.Instances))
 	default:
 		a.show(output.Instances)
-		m = a.machine(&output.Instances[0], r.ID)
-		if !a.setState(&m, &output.Instances[0], nil) {
-			m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
+		vm = a.vm(&output.Instances[0], r.ID)
+		if !a.setState(&vm, &output.Instances[0], nil) {
+			vm.State, vm.Reason = instance.Failed, "the instance was launched, and terminated since"
 		}
 	}
 	// The response to a repeated call may lack the tags.
-	m.Group, m.Origin = r.Group, r.Origin
+	vm.Group, vm.Origin = r.Group, r.Origin
 	a.step("return the machine")
-	return m, nil
+	return vm, nil
 }
 
 // input returns the input of RunInstances for a request.

@@ -151,14 +151,14 @@ func (a *API) identify(i *types.Instance) (cloud.VM, bool) {
 	if err != nil {
 		return cloud.VM{}, false
 	}
-	m := a.machine(i, tags[tagInstanceID])
-	m.Group = instance.GroupKey{Tenant: tags[tagTenant], Group: tags[tagGroup]}
-	m.Origin = instance.Origin{OnDemand: tags[tagOnDemand] == isTrue, IdempotencyKey: string(key), InfraConfigHash: tags[tagInfraConfigHash]}
-	return m, true
+	vm := a.vm(i, tags[tagInstanceID])
+	vm.Group = instance.GroupKey{Tenant: tags[tagTenant], Group: tags[tagGroup]}
+	vm.Origin = instance.Origin{OnDemand: tags[tagOnDemand] == isTrue, IdempotencyKey: string(key), InfraConfigHash: tags[tagInfraConfigHash]}
+	return vm, true
 }
 
-// machine returns the VM of an instance, without the fields from tags and state.
-func (a *API) machine(i *types.Instance, id string) cloud.VM {
+// vm returns the VM of an instance, without the fields from tags and state.
+func (a *API) vm(i *types.Instance, id string) cloud.VM {
 	zone := a.shard.Zone
 	if i.Placement != nil && i.Placement.AvailabilityZone != nil {
 		zone = *i.Placement.AvailabilityZone

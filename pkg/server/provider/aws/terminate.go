@@ -24,14 +24,14 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	byID := map[string]cloud.VM{}
 	var ids []string
-	for _, m := range list {
-		found, err := a.toTerminate(ctx, m)
+	for _, vm := range list {
+		found, err := a.toTerminate(ctx, vm)
 		if err != nil {
-			errs[m.ID] = fmt.Errorf("terminate the instance of %s: %w", m.ID, err)
+			errs[vm.ID] = fmt.Errorf("terminate the instance of %s: %w", vm.ID, err)
 			continue
 		}
 		for _, id := range found {
-			byID[id] = m
+			byID[id] = vm
 			ids = append(ids, id)
 		}
 	}
@@ -44,11 +44,11 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	}
 	a.step("terminate the instance")
 	report := func(id string, err error) {
-		m := byID[id]
+		vm := byID[id]
 		switch {
 		case err != nil:
-			errs[m.ID] = fmt.Errorf("terminate instance %s of %s: %w", id, m.ID, err)
-		case m.State == instance.Failed:
+			errs[vm.ID] = fmt.Errorf("terminate instance %s of %s: %w", id, vm.ID, err)
+		case vm.State == instance.Failed:
 			a.end(id)
 		}
 	}
@@ -62,12 +62,12 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 // toTerminate returns the EC2 ids of a VM. It searches by tags if the VM has no provider id:
 // then only the token has shown that it was launched. The error wraps cloud.ErrNotFound if
 // EC2 does not know the VM.
-func (a *API) toTerminate(ctx context.Context, m cloud.VM) ([]string, error) {
-	if m.ProviderID != "" {
-		id, err := instanceID(m.ProviderID)
+func (a *API) toTerminate(ctx context.Context, vm cloud.VM) ([]string, error) {
+	if vm.ProviderID != "" {
+		id, err := instanceID(vm.ProviderID)
 		return []string{id}, err
 	}
-	all, err := a.describe(ctx, append(a.filters(), filter("tag:"+tagInstanceID, m.ID)))
+	all, err := a.describe(ctx, append(a.filters(), filter("tag:"+tagInstanceID, vm.ID)))
 	if err != nil {
 		return nil, err
 	}

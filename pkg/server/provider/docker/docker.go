@@ -66,7 +66,7 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	found := make([]cloud.VM, 0, len(list.Items))
 	for _, c := range list.Items {
 		s := statusOf(c)
-		found = append(found, s.machine(a.shard))
+		found = append(found, s.vm(a.shard))
 	}
 	return found, nil
 }
@@ -81,7 +81,7 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 		return cloud.VM{}, false, fmt.Errorf("inspect container %s: %w", id, err)
 	}
 	s := statusOfInspected(c.Container)
-	return s.machine(a.shard), isOurs(a.shard, s.labels), nil
+	return s.vm(a.shard), isOurs(a.shard, s.labels), nil
 }
 
 // Launch creates and starts the container of an instance. Its name is the instance id, and
@@ -170,14 +170,14 @@ func rejected(spec provider.Spec, err error) error {
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := make([]error, len(list))
 	var running sync.WaitGroup
-	for i, m := range list {
-		running.Go(func() { errs[i] = a.terminate(ctx, m.ID) })
+	for i, vm := range list {
+		running.Go(func() { errs[i] = a.terminate(ctx, vm.ID) })
 	}
 	running.Wait()
 	failed := map[string]error{}
-	for i, m := range list {
+	for i, vm := range list {
 		if errs[i] != nil {
-			failed[m.ID] = errs[i]
+			failed[vm.ID] = errs[i]
 		}
 	}
 	return failed

@@ -154,9 +154,9 @@ func statusOfInspected(c container.InspectResponse) status {
 // process has stopped in between.
 const neverStarted = "the container was never started"
 
-// machine returns the VM of a container.
-func (s status) machine(shard provider.Shard) cloud.VM {
-	m := cloud.VM{
+// vm returns the VM of a container.
+func (s status) vm(shard provider.Shard) cloud.VM {
+	vm := cloud.VM{
 		ID:         s.labels[LabelInstanceID],
 		ProviderID: providerID(shard, s.labels[LabelInstanceID]),
 		Group:      instance.GroupKey{Tenant: s.labels[LabelTenant], Group: s.labels[LabelGroup]},
@@ -168,8 +168,8 @@ func (s status) machine(shard provider.Shard) cloud.VM {
 		Type:      s.labels[LabelInstanceType],
 		Addresses: s.addresses(),
 	}
-	m.State, m.Reason = s.instanceState()
-	return m
+	vm.State, vm.Reason = s.instanceState()
+	return vm
 }
 
 // instanceState returns the state of an instance whose container is in a state.

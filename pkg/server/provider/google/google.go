@@ -107,7 +107,7 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 			return nil, err
 		}
 		if ours && !vm.isBeingCreated() {
-			all = append(all, preempted.explain(a.machine(vm, identity), vm))
+			all = append(all, preempted.explain(a.vm(vm, identity), vm))
 		}
 	}
 	return all, nil
@@ -126,13 +126,13 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 
 var errCreating = fmt.Errorf("it is being created: %w", cloud.ErrInProgress)
 
-// foundMachine is a VM that was read.
-type foundMachine struct {
+// foundVM is a VM that was read.
+type foundVM struct {
 	cloud.VM
 	creating bool
 }
 
-func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, err error) {
+func (a *API) find(ctx context.Context, id string) (m foundVM, found bool, err error) {
 	if _, err := puidv7.Parse(id); err != nil {
 		return m, false, err
 	}
@@ -147,7 +147,7 @@ func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, 
 	if err != nil || !ours {
 		return m, false, err
 	}
-	m.VM = a.preempted(ctx, []virtualMachine{vm}).explain(a.machine(vm, identity), vm)
+	m.VM = a.preempted(ctx, []virtualMachine{vm}).explain(a.vm(vm, identity), vm)
 	m.creating = vm.isBeingCreated()
 	return m, true, nil
 }

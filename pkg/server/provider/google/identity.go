@@ -144,8 +144,8 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 // createdAtFormat is RFC 3339 with characters that labels allow.
 const createdAtFormat = "2006-01-02t15-04-05z"
 
-// machine returns the VM of a virtual machine.
-func (a *API) machine(vm virtualMachine, i identity) cloud.VM {
+// vm returns the VM of a virtual machine.
+func (a *API) vm(vm virtualMachine, i identity) cloud.VM {
 	m := cloud.VM{
 		ID:         i.InstanceID,
 		ProviderID: fmt.Sprintf("gce://%s/%s/%s", a.options.Project, a.shard.Zone, vm.Name),

@@ -136,7 +136,7 @@ func (a *API) adopt(ctx context.Context, p plan, cause error) (cloud.VM, error) 
 	if vm.isBeingCreated() {
 		return cloud.VM{}, fmt.Errorf("virtual machine %s: %w", vm.Name, errCreating)
 	}
-	return a.machine(vm, identity), nil
+	return a.vm(vm, identity), nil
 }
 
 // afterOperation converts the error of an operation. After an unknown error the VM may exist.
@@ -151,12 +151,12 @@ func (a *API) afterOperation(ctx context.Context, p plan, err error) (cloud.VM, 
 	if rejection := p.rejectCodes(failed); rejection != nil {
 		return cloud.VM{}, rejection
 	}
-	m, found, findErr := a.Find(ctx, p.spec.ID)
+	vm, found, findErr := a.Find(ctx, p.spec.ID)
 	switch {
 	case findErr != nil:
 		return cloud.VM{}, errors.Join(err, accepted(findErr))
 	case found:
-		return m, nil
+		return vm, nil
 	}
 	return cloud.VM{}, &cloud.Rejection{Scope: p.narrow(), RetryAfter: retryAfter, Err: err}
 }

@@ -23,12 +23,12 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	group := new(errgroup.Group)
 	group.SetLimit(parallel)
-	for _, m := range list {
+	for _, vm := range list {
 		group.Go(func() error {
-			if err := a.terminate(ctx, m.ID); err != nil {
+			if err := a.terminate(ctx, vm.ID); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs[m.ID] = err
+				errs[vm.ID] = err
 			}
 			return nil
 		})

@@ -21,8 +21,8 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
 	found, err := a.inventory(ctx)
 	if err != nil {
-		for _, m := range list {
-			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
+		for _, vm := range list {
+			errs[vm.ID] = fmt.Errorf("terminate the machine of instance %s: %w", vm.ID, err)
 		}
 		return errs
 	}

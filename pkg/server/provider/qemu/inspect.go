@@ -28,15 +28,15 @@ const (
 // inspect returns the VM of a folder. It returns false if the folder has no identity, or if
 // QEMU neither runs nor has ever responded. Then no VM was launched, and inspect removes the
 // folder unless another process works on it.
-func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, err error) {
+func (a *API) inspect(ctx context.Context, f folder) (vm cloud.VM, exists bool, err error) {
 	if _, err := os.Stat(f.path); err != nil {
-		return m, false, errors.Join(ignoreNotExist(err), a.folders.check())
+		return vm, false, errors.Join(ignoreNotExist(err), a.folders.check())
 	}
 	// While the lock is shared, no process can start QEMU in the folder.
 	lock, err := f.lock(syscall.LOCK_SH)
 	locked := errors.Is(err, errLocked)
 	if err != nil && !locked {
-		return m, false, ignoreNotExist(err)
+		return vm, false, ignoreNotExist(err)
 	}
 	if lock != nil {
 		defer lock.Close() // closing it twice does no harm
@@ -44,25 +44,25 @@ func (a *API) inspect(ctx context.Context, f folder) (m cloud.VM, exists bool, e
 	content, err := f.read(a.shard)
 	switch {
 	case err != nil:
-		return m, false, err
+		return vm, false, err
 	case !locked && content.abandoned():
 		lock.Close()
-		return m, false, a.removeAbandoned(f)
+		return vm, false, a.removeAbandoned(f)
 	case !content.identified:
-		return m, false, nil
+		return vm, false, nil
 	}
-	m = content.identity.vm()
+	vm = content.identity.vm()
 	switch {
 	case content.isDeleted:
-		m.State = instance.Terminating
+		vm.State = instance.Terminating
 		removed, err := a.shutDown(ctx, f, content.deletion)
-		return m, !removed, err
+		return vm, !removed, err
 	case !locked:
-		m.State, m.Reason = f.exited(content.launch)
+		vm.State, vm.Reason = f.exited(content.launch)
 	default:
-		m.State, m.Reason = a.query(ctx, f, content.launched)
+		vm.State, vm.Reason = a.query(ctx, f, content.launched)
 	}
-	return m, true, f.trimSerialLog()
+	return vm, true, f.trimSerialLog()
 }
 
 // content has the facts from the files of a folder.

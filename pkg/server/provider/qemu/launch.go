@@ -91,12 +91,12 @@ func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *clo
 		case !errors.Is(err, errLocked) && !errors.Is(err, fs.ErrNotExist):
 			return nil, nil, err
 		}
-		m, exists, err := a.inspect(ctx, f)
+		vm, exists, err := a.inspect(ctx, f)
 		if err != nil {
 			return nil, nil, err
 		}
 		if _, err := os.Stat(f.file(launchedFile)); err == nil && exists {
-			return nil, &m, nil
+			return nil, &vm, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -151,9 +151,9 @@ func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, sp
 				return cloud.VM{}, err
 			}
 			a.step("return the machine")
-			m := newIdentity(a.shard, spec).vm()
-			m.State, m.Reason = stateOf(answer.Status)
-			return m, nil
+			vm := newIdentity(a.shard, spec).vm()
+			vm.State, vm.Reason = stateOf(answer.Status)
+			return vm, nil
 		}
 		select {
 		case <-ctx.Done():

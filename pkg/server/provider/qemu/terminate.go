@@ -26,9 +26,9 @@ const (
 // calls of List and Find, in any process, complete the deletion.
 func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	errs := map[string]error{}
-	for _, m := range list {
-		if err := a.terminate(ctx, a.folders.of(m.ID)); err != nil {
-			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
+	for _, vm := range list {
+		if err := a.terminate(ctx, a.folders.of(vm.ID)); err != nil {
+			errs[vm.ID] = fmt.Errorf("terminate the machine of instance %s: %w", vm.ID, err)
 		}
 	}
 	return errs

@@ -100,8 +100,8 @@ func ListByID(t *testing.T, api cloud.API) map[string]cloud.VM {
 	list, err := api.List(t.Context())
 	require.NoError(t, err)
 	byID := map[string]cloud.VM{}
-	for _, m := range list {
-		byID[m.ID] = m
+	for _, vm := range list {
+		byID[vm.ID] = vm
 	}
 	assert.Len(t, list, len(byID), "machines, each once")
 	return byID

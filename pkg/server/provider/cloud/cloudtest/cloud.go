@@ -247,7 +247,7 @@ func (a api) List(context.Context) ([]cloud.VM, error) {
 // Find returns the machine of an instance.
 func (a api) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	list, err := a.List(ctx)
-	at := slices.IndexFunc(list, func(m cloud.VM) bool { return m.ID == id })
+	at := slices.IndexFunc(list, func(vm cloud.VM) bool { return vm.ID == id })
 	if err != nil || at < 0 {
 		return cloud.VM{}, false, err
 	}

@@ -161,10 +161,10 @@ func (f *Faults) after(operation Operation) error {
 }
 
 // hidden reports whether a machine is not visible yet.
-func (f *Faults) hidden(m cloud.VM) bool {
+func (f *Faults) hidden(vm cloud.VM) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	at, known := f.launched[m.ProviderID]
+	at, known := f.launched[vm.ProviderID]
 	return known && time.Since(at) < f.delay
 }
 
@@ -178,26 +178,26 @@ func (f faulty) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	if err := f.before(Launch); err != nil {
 		return cloud.VM{}, err
 	}
-	m, err := f.api.Launch(ctx, r)
+	vm, err := f.api.Launch(ctx, r)
 	if err != nil {
-		return m, err
+		return vm, err
 	}
 	f.mu.Lock()
-	if _, known := f.launched[m.ProviderID]; !known {
-		f.launched[m.ProviderID] = time.Now()
+	if _, known := f.launched[vm.ProviderID]; !known {
+		f.launched[vm.ProviderID] = time.Now()
 	}
 	f.mu.Unlock()
 	if err := f.after(Launch); err != nil {
 		return cloud.VM{}, err
 	}
-	return m, nil
+	return vm, nil
 }
 
 // Terminate implements cloud.API.
 func (f faulty) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	var ids []string
-	for _, m := range list {
-		ids = append(ids, m.ID)
+	for _, vm := range list {
+		ids = append(ids, vm.ID)
 	}
 	fail := func(err error) map[string]error {
 		errs := map[string]error{}
@@ -221,9 +221,9 @@ func (f faulty) Terminate(ctx context.Context, list []cloud.VM) map[string]error
 	if err := f.after(Terminate); err != nil {
 		return fail(err)
 	}
-	for _, m := range list {
-		if f.hidden(m) {
-			errs[m.ID] = cloud.ErrNotFound
+	for _, vm := range list {
+		if f.hidden(vm) {
+			errs[vm.ID] = cloud.ErrNotFound
 		}
 	}
 	return errs
@@ -257,11 +257,11 @@ func (f faulty) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 	if err := f.before(Find); err != nil {
 		return cloud.VM{}, false, err
 	}
-	m, found, err := f.api.Find(ctx, id)
-	if err != nil || !found || f.hidden(m) {
+	vm, found, err := f.api.Find(ctx, id)
+	if err != nil || !found || f.hidden(vm) {
 		return cloud.VM{}, false, err
 	}
-	return m, true, nil
+	return vm, true, nil
 }
 
 // Room implements cloud.API.
