@@ -27,7 +27,7 @@ func (s *suite) testQuota() {
 		s.t.Helper()
 		s.expectRejected(h, limited(workers, quota), s.Type.Name)
 	}
-	// Pending instances count, of any group and tenant, and of no other type.
+	// Pending instances count, in any group and tenant, but only of this type.
 	first, second := h.MustCreate(limited(workers, 2)), h.MustCreate(limited(otherWorkers, 2))
 	expectFull(2)
 	other := s.spec(workers)

@@ -21,11 +21,11 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// Deleted is no state that an instance has: Await waits until it is not listed.
+// Deleted is not a state of instances. Await waits until the instance is not listed.
 const Deleted instance.State = -1
 
-// awaitTimeout is much longer than any provider takes, and passes at once in a
-// bubble of synctest.
+// awaitTimeout is much longer than any provider takes. In a bubble of synctest it passes
+// at once.
 const awaitTimeout = time.Hour
 
 // Harness runs a provider and records its reports.
@@ -98,7 +98,7 @@ func (h *Harness) MustCreate(spec provider.Spec) string {
 	return spec.ID
 }
 
-// MustRun is MustCreate, and waits until the instance runs.
+// MustRun calls MustCreate and waits until the instance runs.
 func (h *Harness) MustRun(spec provider.Spec) string {
 	h.t.Helper()
 	id := h.MustCreate(spec)
@@ -170,8 +170,8 @@ func (h *Harness) ExpectFailures(times int, group instance.GroupKey, id string) 
 	return errs
 }
 
-// Instances is a provider of the instances that a test puts into it. A test that needs
-// the methods that it does not implement embeds it.
+// Instances is a provider whose instances a test sets. If a test needs other methods, it
+// embeds Instances and implements them.
 type Instances struct {
 	provider.Provider
 
@@ -235,5 +235,5 @@ func (i *Instances) Groups() []instance.GroupKey {
 	return slices.Collect(maps.Keys(groups))
 }
 
-// ExpectedNode returns nil: the Nodes are not known in advance.
+// ExpectedNode returns nil, because the Nodes are not known in advance.
 func (*Instances) ExpectedNode(provider.Spec) *corev1.Node { return nil }

@@ -41,8 +41,8 @@ type LeaderNetworkBackend interface {
 	LoseResponses(times int)
 	// Changes returns how many calls have changed something since the last time.
 	Changes() int
-	// Pause calls do once, before the next call that changes something has its effect, and
-	// after the process has sent it.
+	// Pause calls do once, after the process has sent the next request that changes something,
+	// and before the request has its effect.
 	Pause(do func())
 }
 
@@ -91,7 +91,7 @@ func (s networkSuite) assign(name string) {
 func (s networkSuite) testAssign() {
 	s.assign("a")
 	assert.Positive(s.t, s.Changes())
-	// Another process on the same machine.
+	// This is another process on the same machine.
 	s.assign("a")
 	assert.Zero(s.t, s.Changes(), "changes by the second call")
 }

@@ -30,11 +30,11 @@ type LoadBalancerConfig struct {
 // LoadBalancerBackend is the cloud that has the load balancers.
 type LoadBalancerBackend interface {
 	LoadBalancers() provider.LoadBalancers
-	// Balancer returns the entry of the load balancer, and Unknown one of a load balancer
-	// that does not exist.
+	// Balancer returns an existing load balancer, and Unknown a load balancer that does not
+	// exist.
 	Balancer() provider.LoadBalancer
 	Unknown() provider.LoadBalancer
-	// NewInstance returns an instance that runs, and Terminate deletes one.
+	// NewInstance returns a running instance, and Terminate deletes an instance.
 	NewInstance() instance.VM
 	Terminate(instance.VM)
 	// PutOther registers a target of another client.
@@ -191,7 +191,7 @@ func (s balancerSuite) testLostResponse() {
 	s.expect(map[string]provider.TargetState{}, vm)
 }
 
-// many is more than clouds accept with one call.
+// many is more than clouds accept in one request.
 const many = 230
 
 func (s balancerSuite) testMany() {
@@ -218,8 +218,8 @@ func (s balancerSuite) testLease() {
 	s.expect(map[string]provider.TargetState{registered.ID: provider.Registered}, vm, registered)
 }
 
-// expired returns the context of a process that has continued after its lease was over. No
-// timer has run since.
+// expired returns the context of a process that was paused until its lease was over. No timer
+// has run since.
 func expired(t *testing.T) context.Context {
 	return deadline.WithLease(t.Context(), func() time.Time { return time.Now().Add(-time.Second) })
 }
@@ -273,7 +273,7 @@ func (b *MemoryBalancers) PutOther() {
 	b.Put("web", provider.Target{ProviderID: fmt.Sprint("other-", b.others)})
 }
 
-// Others returns how many of these there are.
+// Others returns the number of targets of other clients.
 func (b *MemoryBalancers) Others() int {
 	others := 0
 	for id := range b.States("web") {

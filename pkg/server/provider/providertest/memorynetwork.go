@@ -23,12 +23,12 @@ import (
 )
 
 // NetworkCloud is a cloud in memory with one address, which is attached to one machine at a
-// time, as a network interface is.
+// time, like a network interface.
 type NetworkCloud struct {
 	// Interval is the result of AssignInterval.
 	Interval time.Duration
-	// Changing is called before each call that changes something has its effect, unless it
-	// is nil: the process may be paused there.
+	// Changing is called before each request that changes something has its effect, unless it is
+	// nil. Tests use it to pause the process there.
 	Changing func()
 
 	mu sync.Mutex
@@ -142,13 +142,13 @@ func (n *NetworkCloud) change(ctx context.Context, machine string, attachment in
 	return nil
 }
 
-// attachments are the calls to a cloud.
+// attachments are calls to a cloud.
 type attachments interface {
 	read(ctx context.Context) (attachmentState, error)
 	change(ctx context.Context, machine string, attachment int) error
 }
 
-// machineNetwork is a NetworkCloud as a server on a machine uses it.
+// machineNetwork is the LeaderNetwork of a server on a machine.
 type machineNetwork struct {
 	attachments
 	name     string

@@ -34,7 +34,7 @@ func DocumentedMetadata(t *testing.T, name string) []string {
 	_, row, found := strings.Cut(section, "\n| `"+name+"` |")
 	require.True(t, found, "the table has no row of %s", name)
 	row, _, _ = strings.Cut(row, "\n")
-	// The first column is where the metadata is.
+	// The first column says where the metadata is stored.
 	_, row, _ = strings.Cut(row, "|")
 	var names []string
 	for _, match := range codeWords.FindAllStringSubmatch(row, -1) {
@@ -54,8 +54,7 @@ func MetadataNames(prefix string, all ...map[string]string) []string {
 	return sorted(names)
 }
 
-// JSONNames returns the names of all values that are no objects in the JSON of a value, in
-// order.
+// JSONNames returns the names of all scalar values in the JSON of a value, in order.
 func JSONNames(t *testing.T, value any) []string {
 	t.Helper()
 	data, err := json.Marshal(value)
@@ -73,7 +72,7 @@ func JSONNames(t *testing.T, value any) []string {
 	return sorted(names)
 }
 
-// sorted returns names in order, each once.
+// sorted returns the names in order and without duplicates.
 func sorted(names []string) []string {
 	set := map[string]bool{}
 	for _, name := range names {
@@ -82,7 +81,7 @@ func sorted(names []string) []string {
 	return slices.Sorted(maps.Keys(set))
 }
 
-// MetadataSpec returns a request that has everything that a provider stores.
+// MetadataSpec returns a request in which all stored fields are set.
 func MetadataSpec(t *testing.T) provider.Spec {
 	t.Helper()
 	return provider.Spec{

@@ -24,9 +24,9 @@ import (
 // Name is the name of the provider that Providers returns.
 const Name = "fake"
 
-// Providers returns a registry of one provider for tests of the configuration. It
-// has the option endpoint, which is mandatory and immutable, and the argument
-// labels, an object, and the instance types given.
+// Providers returns a registry with one provider, for tests of the configuration. The
+// provider has the mandatory and immutable option endpoint, the argument labels, which is an
+// object, and the given instance types.
 func Providers(types ...provider.InstanceType) provider.Registry {
 	catalogue := provider.Catalogue{}
 	for _, t := range types {

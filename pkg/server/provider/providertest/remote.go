@@ -21,11 +21,11 @@ type RemoteBackend interface {
 	FailLists(times int)
 	// EmptyLists makes the next lists empty, without an error.
 	EmptyLists(times int)
-	// DelayVisibility hides each instance for a time after its creation. It is called
-	// before there is a provider.
+	// DelayVisibility hides each instance for a time after its creation. It is called before a
+	// provider is created.
 	DelayVisibility(d time.Duration)
-	// FallBehind makes lists and terminations know no instance for a time, as where they read
-	// a replica that is behind. What reads one instance finds it.
+	// FallBehind makes lists and terminations know no instance for a time, like a replica that
+	// lags behind. Reads of a single instance find it.
 	FallBehind(d time.Duration)
 	// Throttle rejects all calls for a time. They do not count as calls.
 	Throttle(d time.Duration)
@@ -49,8 +49,8 @@ var remoteCases = []struct {
 	{"throttled calls are delayed", remoteSuite.testThrottle},
 }
 
-// TestRemote tests, beside what Test tests, that a provider of a RemoteBackend draws no
-// wrong conclusion from such responses. NewBackend must return a RemoteBackend.
+// TestRemote runs the tests of Test, and tests that a provider draws no wrong conclusion from
+// responses that are late, incomplete or lost. NewBackend must return a RemoteBackend.
 func TestRemote(t *testing.T, c Config) {
 	Test(t, c)
 	for _, tc := range remoteCases {

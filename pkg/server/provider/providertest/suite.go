@@ -35,7 +35,7 @@ type Config struct {
 	QuietPeriod time.Duration
 }
 
-// Backend is the cloud that all providers of one test work with.
+// Backend is the cloud of all providers of a test.
 type Backend interface {
 	// NewProvider returns a provider that does not run yet. Another provider for the same shard
 	// belongs to a process that was restarted.
@@ -44,7 +44,7 @@ type Backend interface {
 	Instances() []string
 	// Delete deletes an instance, like another client.
 	Delete(id string)
-	// FailCreate and FailDelete make the next calls fail, for the time being.
+	// FailCreate and FailDelete make the next calls fail temporarily.
 	FailCreate(times int)
 	FailDelete(times int)
 	// LoseResponse makes the next call to create an instance fail after the
@@ -90,7 +90,7 @@ var cases = []struct {
 	{"a provider that is stopped makes no calls", (*suite).testStop},
 }
 
-// Test tests that a provider does what its interface documents.
+// Test tests that a provider behaves as its interface documents.
 func Test(t *testing.T, c Config) {
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
@@ -129,7 +129,7 @@ func (s *suite) expectCalls(creates, deletes int) {
 	}
 }
 
-// expectVM expects that an instance is the only one.
+// expectVM expects that an instance is the only one of the provider.
 func (s *suite) expectVM(h *Harness, want instance.VM) {
 	s.t.Helper()
 	got, known := h.Get(want.ID)

@@ -17,9 +17,9 @@ const maxInterfaces = 3
 // networkInterface is a network interface that was not created by a launch.
 type networkInterface struct {
 	id, zone string
-	// addresses are the private ones, IPv4 or IPv6.
+	// addresses are the private addresses, IPv4 or IPv6.
 	addresses []string
-	// attachments are all so far, in order.
+	// attachments are all attachments so far, in order.
 	attachments []*attachment
 	// delay is how many reads the next attachment takes.
 	delay int
@@ -34,8 +34,8 @@ type attachment struct {
 	since        time.Time
 	// reads is how many reads it still takes.
 	reads int
-	// detaching is when the detachment was requested, zero if it was not, and stuck is true
-	// if that does not end without force.
+	// detaching is when the detachment was requested, or zero. stuck is true if the detachment
+	// does not end without force.
 	detaching time.Time
 	stuck     bool
 }
@@ -72,7 +72,7 @@ func (s *Server) AddInterface(id, zone string, addresses ...string) {
 	s.interfaces[id] = &networkInterface{id: id, zone: zone, addresses: addresses}
 }
 
-// AddInstance adds an instance in a subnet that runs, such as one of a server.
+// AddInstance adds a running instance in a subnet, such as the instance of a server.
 func (s *Server) AddInstance(id, subnet string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -82,7 +82,7 @@ func (s *Server) AddInstance(id, subnet string) {
 	}
 }
 
-// AttachPrimary makes a network interface the primary one of an instance.
+// AttachPrimary attaches a network interface as the primary interface of an instance.
 func (s *Server) AttachPrimary(id, instanceID string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -126,7 +126,7 @@ func (p params) matches(properties func(name string) (values []string, known boo
 	return true, nil
 }
 
-// wildcard returns a pattern with * and ? as filters have it.
+// wildcard converts a pattern of a filter, with * and ?, to a regular expression.
 func wildcard(text string) *regexp.Regexp {
 	quoted := regexp.QuoteMeta(text)
 	return regexp.MustCompile("^" + strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(quoted) + "$")

@@ -34,7 +34,7 @@ type statement struct {
 	Condition struct{ StringEquals map[string]texts }
 }
 
-// texts are one text or a list of them.
+// texts is a text or a list of texts.
 type texts []string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -48,8 +48,7 @@ func (t *texts) UnmarshalJSON(data []byte) error {
 
 var documentedPolicy = regexp.MustCompile("(?s)```json\n( *{\n *\"Version\".*?)```")
 
-// ReadPolicy returns the first policy of a document, with texts replaced by others as users
-// do that.
+// ReadPolicy returns the first policy of a document. It replaces placeholders, like users do.
 func ReadPolicy(t testing.TB, path string, replaced ...string) *Policy {
 	t.Helper()
 	document, err := os.ReadFile(path)

@@ -167,7 +167,7 @@ func (s *Server) Terminate(tag string) {
 	})
 }
 
-// Forget makes the service forget the instance with a tag at once.
+// Forget makes EC2 forget the instance with a tag at once.
 func (s *Server) Forget(tag string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -181,7 +181,7 @@ func (s *Server) Forget(tag string) {
 // Stop stops the instance with a tag.
 func (s *Server) Stop(tag string) { s.change(tag, func(i *Instance) { i.stopped = true }) }
 
-// Protect makes the instance with a tag refuse to be terminated, or not any more.
+// Protect sets whether EC2 refuses to terminate the instance with a tag.
 func (s *Server) Protect(tag string, protected bool) {
 	s.change(tag, func(i *Instance) { i.protected = protected })
 }
@@ -215,7 +215,7 @@ func (s *Server) DelayVisibility(d time.Duration) {
 	s.visibility = d
 }
 
-// SetFull makes a zone have no machine of a type of a market, "on-demand" or "spot".
+// SetFull sets whether a zone lacks capacity for a type in a market, "on-demand" or "spot".
 func (s *Server) SetFull(typeName, zone, market string, full bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

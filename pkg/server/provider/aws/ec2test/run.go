@@ -36,7 +36,8 @@ const (
 // launch is the launch for which a token was used.
 type launch struct {
 	digest [sha256.Size]byte
-	// instance is its id, empty if the launch was refused for lack of capacity.
+	// instance is the id of the instance, or empty if the launch was refused for lack of
+	// capacity.
 	instance string
 }
 
@@ -91,7 +92,7 @@ func (s *Server) runInstances(p params) (any, error) {
 	return runResult{ReservationID: "r-" + i.ID[2:], Instances: []instanceItem{s.describe(i, time.Now())}}, nil
 }
 
-// check returns the instance of a call that the service accepts.
+// check returns the instance of a call, or refuses the call.
 func (s *Server) check(p params) (*Instance, error) {
 	i := &Instance{Type: p.get("InstanceType"), Subnet: p.get("SubnetId"), Market: "on-demand", Params: map[string]string{}, launched: time.Now()}
 	for name := range p {
@@ -193,7 +194,7 @@ func (i *Instance) tag(p params) error {
 	return nil
 }
 
-// place gives an instance its machine and its address, if there is one. mu must be locked.
+// place checks the capacity for an instance and assigns an address. mu must be locked.
 func (s *Server) place(i *Instance) error {
 	count := 0
 	for _, other := range s.instances {

@@ -26,7 +26,7 @@ import (
 	"nstance.dev/operator/pkg/testing/httpfault"
 )
 
-// AccessKey is the id of the key that the server accepts. Its secret may be any.
+// AccessKey is the id of the accepted access key. Every secret is accepted.
 const AccessKey = "AKIDNSTANCETEST"
 
 // Zone is the zone of the subnets.
@@ -45,7 +45,7 @@ type Server struct {
 	AttachTime, DetachTime time.Duration
 	// AddressDelay is how long an instance that was launched has no address.
 	AddressDelay time.Duration
-	// PageSize is how many instances a response has at most.
+	// PageSize is the largest number of instances in a response.
 	PageSize int
 	// Reads and Writes limit calls, nil for no limit.
 	Reads, Writes *rate.Limiter
@@ -131,12 +131,12 @@ type refusal struct {
 // Error returns code and message.
 func (r *refusal) Error() string { return r.code + ": " + r.message }
 
-// refuse returns the response to a call that is wrong.
+// refuse returns the error of a call that the client must not make.
 func refuse(code, format string, values ...any) error {
 	return &refusal{status: http.StatusBadRequest, code: code, message: fmt.Sprintf(format, values...)}
 }
 
-// serverError returns the response to a call that the service could not carry out.
+// serverError returns the error of a call that the service could not carry out.
 func serverError(code, format string, values ...any) error {
 	return &refusal{status: http.StatusInternalServerError, code: code, message: fmt.Sprintf(format, values...)}
 }
@@ -144,7 +144,7 @@ func serverError(code, format string, values ...any) error {
 // action is a supported call.
 type action struct {
 	handle func(*Server, params) (any, error)
-	// write is true if it changes something.
+	// write is true if the action changes something.
 	write bool
 	// parameters are the known parameters, with N in place of numbers.
 	parameters []string
@@ -237,7 +237,7 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	return action.handle(s, parsed)
 }
 
-// admit refuses a call that is one too many. mu must be locked.
+// admit refuses a call that exceeds a limit. mu must be locked.
 func (s *Server) admit(write bool) error {
 	limiter := s.Reads
 	if write {

@@ -41,8 +41,8 @@ func NewBackend(c *Cloud) *Backend {
 }
 
 // NewBackendOf returns the backend of a cloud, without Existing and Remove. newAPI returns
-// the calls for the machines of a shard, and options what its providers need beside the call
-// context.
+// the calls for the VMs of a shard. options has the other options of its providers, without
+// CallContext.
 func NewBackendOf[A cloud.API](t *testing.T, newAPI func(provider.Shard) (A, error), options func(provider.Shard) cloud.Options) *Backend {
 	return &Backend{
 		Faults: NewFaults(),
@@ -76,7 +76,7 @@ func (b *Backend) FailDelete(times int) { b.Fail(Terminate, times) }
 // FailLists makes the next lists fail.
 func (b *Backend) FailLists(times int) { b.Fail(List, times) }
 
-// LoseResponse makes the next launch fail after the machine was created.
+// LoseResponse makes the next launch fail after the VM was created.
 func (b *Backend) LoseResponse() { b.LoseResponses(Launch, 1) }
 
 // Calls returns how many launches and terminations there were since the last time.
@@ -94,7 +94,7 @@ func NewRequest(t *testing.T, instanceType provider.InstanceType, subnet string)
 	}}
 }
 
-// ListByID lists the machines, of which no instance may have two.
+// ListByID lists the VMs by instance id. The test fails if an instance has two VMs.
 func ListByID(t *testing.T, api cloud.API) map[string]cloud.VM {
 	t.Helper()
 	list, err := api.List(t.Context())

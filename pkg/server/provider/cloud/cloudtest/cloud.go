@@ -30,12 +30,12 @@ const RejectedSubnet = "rejected"
 // Terminate, terminating for StopTime.
 type Cloud struct {
 	BootTime, StopTime time.Duration
-	// Room is how many machines the subnets have room for. Others have no limit.
+	// Room is how many VMs the subnets have room for. Other subnets have no limit.
 	Room map[string]int
 	// Limits are the limits of its APIs.
 	Limits cloud.Limits
-	// ForgetRejected is true of a cloud that lets a rejected request be repeated with
-	// other content.
+	// ForgetRejected is true if the cloud allows to repeat a rejected request with other
+	// content.
 	ForgetRejected bool
 
 	// mu guards the fields below.
@@ -53,7 +53,7 @@ type machine struct {
 	shard    provider.Shard
 	subnet   string
 	launched time.Time
-	// stopping is when it was terminated.
+	// stopping is when the termination began.
 	stopping time.Time
 	// state and reason replace the state that follows from time, if fixed is true.
 	fixed bool
@@ -183,7 +183,7 @@ func (a api) Launch(_ context.Context, r cloud.Request) (cloud.VM, error) {
 	return a.report(m), nil
 }
 
-// reject returns why a launch is rejected. mu must be locked.
+// reject returns the reason why a launch is rejected, or nil. mu must be locked.
 func (a api) reject(r cloud.Request) error {
 	switch room, limited := a.room(r.Subnet); {
 	case r.Subnet == RejectedSubnet:
@@ -266,7 +266,7 @@ func (a api) Room(_ context.Context, subnet string) (int, error) {
 // Limits returns the limits of the cloud.
 func (a api) Limits() cloud.Limits { return a.Cloud.Limits }
 
-// Vanish deletes the machines of instances, as another client of the cloud can.
+// Vanish deletes the VMs of instances, like another client of the cloud.
 func (c *Cloud) Vanish(ids ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

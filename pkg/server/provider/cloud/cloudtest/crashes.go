@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	// crashEnv has the crash of a process that a test binary is started as.
+	// crashEnv is the environment variable with the crash of a process that Test has started.
 	crashEnv = "NSTANCE_TEST_CRASH"
-	// crashSize is how many instances there shall be when everything has settled.
+	// crashSize is the number of instances when everything has settled.
 	crashSize = 3
 	// maxCrashSize is larger than the Size of all processes, except processes that are killed
 	// between the creation of a VM and its record.
@@ -57,19 +57,18 @@ type Crashes[O any] struct {
 type CrashedCloud struct {
 	// Made returns the instance ids of all machines that were ever created.
 	Made func() []string
-	// Settled reports whether exactly the machines of these instances exist, and nothing
-	// of others.
+	// Settled reports whether exactly the VMs of these instances exist, with no other resources.
 	Settled func(ids []string) bool
-	// Existing describes what exists, for messages.
+	// Existing describes all existing resources, for error messages.
 	Existing func() string
 }
 
-// crash is a process that reconciles until it is killed, or has nothing to do: some have
-// nothing to terminate, and never reach their step.
+// crash configures a process that reconciles until it is killed, or has nothing to do. Some
+// processes have nothing to terminate, and never reach their step.
 type crash[O any] struct {
 	Options *O
 	Records records
-	// Size is how many instances there shall be.
+	// Size is the wanted number of instances.
 	Size int
 	// Step is the step before which the process is killed.
 	Step string
@@ -143,22 +142,22 @@ func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 		test.kill(c.Steps[n%len(c.Steps)], c.Size(n))
 	}
 	for _, step := range c.Steps {
-		// Processes may have had nothing to terminate.
+		// A process may have had nothing to terminate.
 		for test.at[step] == 0 {
 			test.replaceOne(step)
 		}
 	}
 	size := maxCrashSize
 	for n := range kills {
-		// The process launches a machine for one more instance and records it, unless a call
-		// takes so long that it has no response: then a list shows the machine.
+		// The process launches a VM for another instance and records it. If the response of a call
+		// is lost, a list shows the VM.
 		for reached := false; !reached; {
 			size++
 			reached = test.kill(unrecorded[n%len(unrecorded)], size)
 		}
 	}
 
-	// With a second machine it would never settle.
+	// With a second VM the cloud would never settle.
 	test.check()
 	test.settle()
 	test.check()
@@ -207,8 +206,8 @@ func (c *crashTest[O]) kill(step string, size int) (reached bool) {
 	return true
 }
 
-// replaceOne lets everything settle, and kills a process that then terminates a machine that
-// runs, and launches one for another instance.
+// replaceOne lets everything settle, and kills a process that then terminates a running VM
+// and launches a VM for another instance.
 func (c *crashTest[O]) replaceOne(step string) {
 	c.Helper()
 	c.settle()
@@ -251,7 +250,7 @@ func (c *crashTest[O]) check() {
 	require.Empty(c, c.process.Records.noted(missingPrefix), "instances that seemed to be missing")
 }
 
-// wanted returns the instances that shall exist.
+// wanted returns the wanted instances.
 func (c *crashTest[O]) wanted() []string {
 	c.Helper()
 	all, err := c.process.Records.read()
@@ -274,13 +273,13 @@ type records string
 
 func (r records) path(id string) string { return filepath.Join(string(r), id+".json") }
 
-// The prefixes of files that say that there was an instance, and that one was missing.
+// Prefixes of files that record that an instance existed, and that it was missing.
 const (
 	everPrefix    = "ever-"
 	missingPrefix = "missing-"
 )
 
-// note creates a file that says something of an instance.
+// note creates a file that records a fact about an instance.
 func (r records) note(prefix, id string) error {
 	return os.WriteFile(filepath.Join(string(r), prefix+id), nil, 0o600)
 }

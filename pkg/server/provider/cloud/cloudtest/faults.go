@@ -24,7 +24,7 @@ import (
 // Operation is a call of cloud.API.
 type Operation string
 
-// The calls that fail and are counted.
+// Operations that can fail and are counted.
 const (
 	Launch    Operation = "launch"
 	Terminate Operation = "terminate"
@@ -50,7 +50,7 @@ type Faults struct {
 	lost         map[Operation]int
 	emptyLists   int
 	throttled    time.Time
-	// behind is how long lists and terminations do not know the machines.
+	// behind is until when lists and terminations do not know the VMs.
 	behind   time.Time
 	delay    time.Duration
 	launched map[string]time.Time
@@ -58,16 +58,16 @@ type Faults struct {
 	findTime time.Duration
 }
 
-// NewFaults returns one without faults.
+// NewFaults returns Faults with which all calls succeed.
 func NewFaults() *Faults {
 	return &Faults{calls: map[Operation]int{}, failures: map[Operation]int{}, lost: map[Operation]int{}, launched: map[string]time.Time{}}
 }
 
-// Wrap returns calls to api that fail as the methods of f say.
+// Wrap returns an API that calls api, and fails as configured by the methods of f.
 func (f *Faults) Wrap(api cloud.API) cloud.API { return faulty{f, api} }
 
-// Fail makes the next calls of an operation fail without an effect. A list fails as if a
-// part of it could not be read.
+// Fail makes the next calls of an operation fail without an effect. A list fails as if a part
+// of it could not be read.
 func (f *Faults) Fail(operation Operation, times int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,8 +95,8 @@ func (f *Faults) Throttle(d time.Duration) {
 	f.throttled = time.Now().Add(d)
 }
 
-// FallBehind makes lists and terminations know no machine for a time, as where they read a
-// replica that is behind. Find reads the machines.
+// FallBehind makes lists and terminations know no VMs for a time, like a replica that lags
+// behind. Find still reads the VMs.
 func (f *Faults) FallBehind(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -134,7 +134,7 @@ func (f *Faults) Terminations() [][]string {
 	return slices.Clone(f.terminations)
 }
 
-// before returns why a call fails before it has an effect.
+// before returns the error of a call that fails before it has an effect.
 func (f *Faults) before(operation Operation) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -149,7 +149,7 @@ func (f *Faults) before(operation Operation) error {
 	return nil
 }
 
-// after returns why the response of a call is lost.
+// after returns the error of a call whose response is lost.
 func (f *Faults) after(operation Operation) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -267,7 +267,7 @@ func (f faulty) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 // Room implements cloud.API.
 func (f faulty) Room(ctx context.Context, subnet string) (int, error) { return f.api.Room(ctx, subnet) }
 
-// Limits implements cloud.API. Those of the cloud have the delay of visibility.
+// Limits implements cloud.API. Its VisibilityDelay includes the configured delay.
 func (f faulty) Limits() cloud.Limits {
 	limits := f.api.Limits()
 	f.mu.Lock()
@@ -276,8 +276,8 @@ func (f faulty) Limits() cloud.Limits {
 	return limits
 }
 
-// Outage is one of ten minutes, in which a cloud does not respond, or wrongly. It runs in a
-// bubble of synctest.
+// Outage configures a test with an outage of ten minutes: the cloud does not respond, or
+// responds wrongly. It runs in a bubble of synctest.
 type Outage struct {
 	// Start starts the provider.
 	Start func() *providertest.Harness
@@ -287,8 +287,8 @@ type Outage struct {
 	Begin, End func()
 	// Delete deletes the machine of an instance, like another client.
 	Delete func(id string)
-	// Calls returns how many calls there were since the last time, and IsRead reports
-	// whether one changes nothing.
+	// Calls returns the numbers of calls since the last time. IsRead reports whether a call
+	// changes nothing.
 	Calls  func() map[string]int
 	IsRead func(call string) bool
 	// Made returns how many machines were ever created.

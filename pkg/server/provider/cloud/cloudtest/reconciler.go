@@ -24,14 +24,14 @@ const recordStep = "record the machine"
 type reconciler struct {
 	records
 	provider provider.Provider
-	// size is how many instances there shall be.
+	// size is the wanted number of instances.
 	size int
-	// spec has what all requests have in common.
+	// spec has the fields that all requests have in common.
 	spec provider.Spec
 	step func(string)
-	// rejected is true once the provider has rejected a request. It rejects others like it for
-	// half a minute if a machine has failed that an earlier process has not finished. The
-	// provider of another process does not.
+	// rejected is true once the provider has rejected a request. If a VM of an earlier process
+	// has failed, the provider rejects similar requests for half a minute. The provider of
+	// another process does not.
 	rejected bool
 }
 
@@ -72,7 +72,7 @@ func (r *reconciler) run(ctx context.Context, done func() bool) error {
 	return <-stopped
 }
 
-// expect gives the provider of a new process the instances that have a record.
+// expect tells the provider of a new process about the instances that have a record.
 func expect(p provider.Provider, all map[string]record) {
 	var vms []instance.VM
 	for id, stored := range all {
@@ -166,7 +166,7 @@ func (r *reconciler) scale(wanted []string, all map[string]record) error {
 	return nil
 }
 
-// settled returns the instances if there are as many as there shall be, and all run.
+// settled returns the instances if their number is as wanted and all run.
 func (r *reconciler) settled() (ids []string, settled bool) {
 	all, err := r.read()
 	if err != nil || len(all) != r.size {

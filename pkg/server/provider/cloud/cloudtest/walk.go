@@ -19,7 +19,7 @@ import (
 )
 
 const (
-	// walkSteps are how many random changes a walk makes.
+	// walkSteps is the number of random changes of a walk.
 	walkSteps = 120
 	// settleInterval is the time between two reconciliations at the end.
 	settleInterval = 30 * time.Second
@@ -31,23 +31,23 @@ type Walk struct {
 	Random *rand.Rand
 	// Start starts the provider of a process.
 	Start func() *providertest.Harness
-	// Restarting is called before, unless it is nil.
+	// Restarting is called before a restart, unless it is nil.
 	Restarting func()
 	// Spec returns a random request. If settling is true, the cloud has room for it.
 	Spec func(settling bool) provider.Spec
-	// Events are random changes and faults of the cloud. Each is as likely as the others.
+	// Events are random changes and faults of the cloud, with equal probability.
 	Events []func()
-	// Settle ends all faults, and SettleSteps is how often the caller reconciles then.
+	// Settle ends all faults. SettleSteps is how often the caller reconciles afterwards.
 	Settle      func()
 	SettleSteps int
 	// Made returns the instance ids of all VMs that were ever created, and Ran the ids of the
 	// VMs that could run.
 	Made, Ran func() []string
-	// Deleted returns the ids of instances that have lost a machine.
+	// Deleted returns the ids of instances that have lost a VM.
 	Deleted func() []string
-	// Check checks that exactly the machines of these instances exist, and nothing of others.
+	// Check asserts that exactly the VMs of these instances exist, with no other resources.
 	Check func(wanted []string)
-	// Least is how many instances must have had a machine at least.
+	// Least is the minimum number of instances that must have had a VM.
 	Least int
 }
 

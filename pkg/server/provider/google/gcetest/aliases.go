@@ -37,7 +37,7 @@ func (i *networkInterface) sign() {
 	i.Fingerprint = base64.StdEncoding.EncodeToString(sum[:8])
 }
 
-// interfaceUpdate is the body of a call. Members that are not here are not supported.
+// interfaceUpdate is the body of a call. Other members are not supported.
 type interfaceUpdate struct {
 	Fingerprint   string        `json:"fingerprint"`
 	AliasIPRanges *[]aliasRange `json:"aliasIpRanges"`
@@ -116,7 +116,7 @@ func (s *Server) isUpdating(vm *machine) bool {
 	return slices.ContainsFunc(s.operations, func(op *operation) bool { return !op.done && op.kind == updateKind && op.target == vm.ID })
 }
 
-// normalize returns ranges as the service shows them.
+// normalize returns ranges in the form in which responses have them.
 func (n *subnet) normalize(ranges []aliasRange) ([]aliasRange, error) {
 	var all []aliasRange
 	for _, alias := range ranges {
@@ -180,7 +180,7 @@ func (s *Server) Owner(address string) string {
 	return ""
 }
 
-// AddMachine adds a machine of another client that runs.
+// AddMachine adds a running machine of another client.
 func (s *Server) AddMachine(zone, name, subnet string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -23,7 +23,7 @@ type endpoint struct {
 // endpointGroup is a zonal network endpoint group.
 type endpointGroup struct {
 	zone, name, kind string
-	// port is the default one.
+	// port is the default port.
 	port      int
 	endpoints []groupEndpoint
 }
@@ -42,7 +42,7 @@ func (s *Server) AddEndpointGroup(zone, name, kind string, port int) {
 	s.groups[key(zone, name)] = &endpointGroup{zone: zone, name: name, kind: kind, port: port}
 }
 
-// PutEndpoint attaches a machine of any name, as another client does.
+// PutEndpoint attaches a machine, like another client.
 func (s *Server) PutEndpoint(zone, group, machine string, port int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -50,7 +50,7 @@ func (s *Server) PutEndpoint(zone, group, machine string, port int) {
 	g.endpoints = append(g.endpoints, groupEndpoint{endpoint: endpoint{Instance: s.link(zone, machine), IPAddress: "10.0.0.2", Port: port}})
 }
 
-// Endpoints returns the ports of the endpoints of a machine that are attached.
+// Endpoints returns the ports of the attached endpoints of a machine.
 func (s *Server) Endpoints(zone, group, machine string) []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,7 +20,7 @@ type machine struct {
 	zone    string
 	subnet  *subnet
 	created time.Time
-	// runs is when it runs, zero if it never does without a change.
+	// runs is when the machine runs, or zero if it stays as it is.
 	runs time.Time
 	// deleting is true after a call to delete it.
 	deleting bool

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// operation is the work of a call.
+// operation is an operation of Compute Engine.
 type operation struct {
 	name, kind, zone, target, object string
 	id                               uint64
@@ -24,7 +24,7 @@ type operation struct {
 	finish         func(at time.Time)
 }
 
-// begin returns an operation that has begun. mu must be locked.
+// begin starts an operation. mu must be locked.
 func (s *Server) begin(zone, kind, object string, d time.Duration) *operation {
 	s.nextID++
 	now := time.Now()
@@ -38,7 +38,7 @@ func (s *Server) begin(zone, kind, object string, d time.Duration) *operation {
 
 func (o *operation) fail(code, message string) { o.code, o.message = code, message }
 
-// resource returns the operation as responses have it.
+// resource returns the operation in the form of a response.
 func (o *operation) resource() any {
 	if o == nil {
 		return nil
@@ -62,7 +62,7 @@ func (o *operation) resource() any {
 	return all
 }
 
-// status returns the status as responses have it.
+// status returns the status in a response.
 func (o *operation) status() string {
 	if o.done {
 		return "DONE"

@@ -142,7 +142,7 @@ func (s *Server) SetDescription(name, description string) {
 	s.change(name, func(vm *machine) { vm.Description = description })
 }
 
-// Copy creates a machine like another one, as the console does.
+// Copy creates a machine with the same properties as another, like the console.
 func (s *Server) Copy(name, copied string) {
 	s.change(name, func(vm *machine) {
 		another := *vm
@@ -151,12 +151,12 @@ func (s *Server) Copy(name, copied string) {
 	})
 }
 
-// Disown gives a machine to another owner: it has no labels and no description of ours.
+// Disown removes the labels and the description that identify a machine.
 func (s *Server) Disown(name string) {
 	s.change(name, func(vm *machine) { vm.Labels, vm.Description = nil, "" })
 }
 
-// Preempt takes the capacity of a spot machine away.
+// Preempt preempts a spot machine.
 func (s *Server) Preempt(name string) {
 	s.change(name, func(vm *machine) {
 		op := s.begin(vm.zone, "compute.instances.preempted", vm.Name, 0)
@@ -169,8 +169,7 @@ func (s *Server) Preempt(name string) {
 	})
 }
 
-// SetExhausted makes the zones have no machine of a type in a market, STANDARD or SPOT, or
-// some again.
+// SetExhausted sets whether the zones lack capacity for a type in a market, STANDARD or SPOT.
 func (s *Server) SetExhausted(machineType, model string, exhausted bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +221,7 @@ func (s *Server) Methods() []string {
 	return slices.Sorted(maps.Keys(s.ever))
 }
 
-// reserved is how many addresses of a range no machine has.
+// reserved is the number of addresses of a range that no machine gets.
 const reserved = 4
 
 // subnet is a subnetwork.
@@ -231,9 +230,9 @@ type subnet struct {
 	size int
 	// secondary are its secondary ranges by name.
 	secondary map[string]string
-	// others is how many addresses other machines have.
+	// others is the number of addresses of other clients.
 	others int
-	// exhausted is true if the subnetwork has no addresses, but seems to have some.
+	// exhausted is true if the subnetwork has no free addresses, but reports some.
 	exhausted bool
 }
 

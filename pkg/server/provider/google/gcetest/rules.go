@@ -114,10 +114,10 @@ func (s *Server) checkDisks(r *request, body *resource) error {
 	return nil
 }
 
-// condition is one of a filter.
+// condition is a condition of a filter.
 type condition struct {
 	field, value string
-	// not is true if the value must be another one.
+	// not is true if the value must differ.
 	not bool
 }
 

@@ -58,7 +58,7 @@ type Server struct {
 	Lenient bool
 	// NoUtilization is true if subnetworks do not show how many addresses are used.
 	NoUtilization bool
-	// DrainingTime is how long lists have endpoints that were detached.
+	// DrainingTime is how long lists show detached endpoints.
 	DrainingTime time.Duration
 	// URL is the address of the server.
 	URL string
@@ -88,7 +88,7 @@ type Server struct {
 	tolerant   bool
 	// delayed is how many responses show the next operation that adds an alias as running.
 	delayed int
-	// changes are calls that have changed a network interface.
+	// changes counts calls that have changed a network interface.
 	changes int
 	// pause is called before the next call that changes a network interface.
 	pause func()
@@ -149,14 +149,14 @@ func (s *Server) Transport() http.RoundTripper {
 	return googleapi.WithToken(&http.Transport{DialContext: s.listener.Dial}, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: Token}))
 }
 
-// TolerateMistakes makes requests that are not as documented no failure of the test.
+// TolerateMistakes accepts that the client sends undocumented requests.
 func (s *Server) TolerateMistakes() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.tolerant = true
 }
 
-// request is a call that is as documented.
+// request is a call that the discovery document allows.
 type request struct {
 	*http.Request
 	method    *discoverytest.Method
@@ -294,7 +294,7 @@ func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error)
 	_, _ = w.Write(body) // the client may have closed the connection
 }
 
-// failure is a response that is no success.
+// failure is an error response.
 type failure struct {
 	status          int
 	reason, message string

@@ -52,7 +52,7 @@ func NewCluster() *Cluster {
 	return &Cluster{NodeClient: Nodes(NewClientset()), calls: map[string]int{}}
 }
 
-// Begin begins an outage, in which no watch survives.
+// Begin begins an outage, which ends all watches.
 func (c *Cluster) Begin(f *Fault) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +63,7 @@ func (c *Cluster) Begin(f *Fault) {
 	c.watches = nil
 }
 
-// End ends the outage. The API server does not know the versions of before.
+// End ends the outage. The API server has forgotten all earlier resource versions.
 func (c *Cluster) End() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package pipetest has connections in memory for servers of tests: in a bubble of synctest,
-// time passes while they wait.
+// Package pipetest provides connections in memory for servers of tests. In a bubble of
+// synctest, time passes while they wait.
 package pipetest
 
 import (
@@ -44,11 +44,11 @@ func (l *Listener) Close() error {
 	return nil
 }
 
-// Addr returns an address that no client connects to, for which certificates of package
-// httptest are.
+// Addr returns an address that no client connects to. The certificates of package httptest
+// are valid for it.
 func (l *Listener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: l.port} }
 
-// Dial connects to the listener, whatever the address is.
+// Dial connects to the listener and ignores the address.
 func (l *Listener) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	client, server := net.Pipe()
 	select {
@@ -61,8 +61,8 @@ func (l *Listener) Dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// NewServer returns a server that does not serve yet, with a listener or, if it is nil, on a
-// port of this machine. It logs nothing, such as connections that a client has closed.
+// NewServer returns a server that does not serve yet. A nil listener means a port of this
+// host. The server logs nothing, because clients may close connections.
 func NewServer(handler http.HandlerFunc, l *Listener) *httptest.Server {
 	server := httptest.NewUnstartedServer(handler)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)

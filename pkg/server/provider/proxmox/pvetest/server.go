@@ -119,7 +119,7 @@ func FingerprintOf(certificate *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// failure is a response that is no success.
+// failure is an error response.
 type failure struct {
 	status  int
 	message string
