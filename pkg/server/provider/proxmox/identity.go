@@ -63,8 +63,8 @@ func parseNotes(notes string) (i identity, found bool) {
 	return i, err == nil && i.InstanceID != "" && i.VMID != 0
 }
 
-// cloudVM returns the VM of the instance without its state.
-func (i identity) cloudVM(shard provider.Shard) cloud.VM {
+// vm returns the VM of the instance without its state.
+func (i identity) vm(shard provider.Shard) cloud.VM {
 	vm := i.VM()
 	vm.ProviderID = fmt.Sprintf("%s:///%s/%s", Name, shard.Zone, i.InstanceID)
 	vm.Type = i.Resources.Type

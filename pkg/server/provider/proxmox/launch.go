@@ -121,7 +121,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	if err != nil {
 		return cloud.VM{}, err
 	}
-	m := vm.identity.cloudVM(a.shard)
+	m := vm.identity.vm(a.shard)
 	m.State = instance.Running
 	a.step("return the machine")
 	return m, nil

@@ -176,7 +176,7 @@ type vmState struct {
 // not exist any more. The list shows the status that its node has reported some time ago.
 // Only the status "running" is trusted.
 func (a *API) inspect(ctx context.Context, vm virtualMachine) (m cloud.VM, exists bool, err error) {
-	m = vm.identity.cloudVM(a.shard)
+	m = vm.identity.vm(a.shard)
 	state := vmState{state: instance.Running}
 	if vm.status != statusRunning {
 		current, exists, err := a.current(ctx, vm)

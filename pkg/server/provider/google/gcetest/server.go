@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package gcetest has a server that responds as the API of Compute Engine does, for the calls
-// that the provider makes. It refuses requests that Google's discovery document does not
-// allow, and its own responses are checked with the same document. Rules that the document
-// does not have are from Google's documentation. It was never compared with the service.
+// Package gcetest emulates the API of Compute Engine, as far as the provider uses it. It
+// refuses requests that Google's discovery document does not allow, and checks its own
+// responses with the same document. Other rules come from Google's documentation. It was
+// never compared with the service.
 package gcetest
 
 import (
