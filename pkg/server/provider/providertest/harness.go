@@ -66,8 +66,10 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 	h := &Harness{Provider: p, Leads: leads, Changes: make(chan instance.GroupKey, 1000), Failures: make(chan Failure, 1000), t: t}
 	var running sync.WaitGroup
 	running.Go(func() {
-		changed := func(key instance.GroupKey) { h.Changes <- key }
-		failed := func(key instance.GroupKey, id string, err error) { h.Failures <- Failure{key, id, err} }
+		changed := func(key instance.GroupKey) { report(ctx, h.Changes, key) }
+		failed := func(key instance.GroupKey, id string, err error) {
+			report(ctx, h.Failures, Failure{key, id, err})
+		}
 		assert.NoError(t, p.Run(ctx, changed, failed))
 	})
 	h.Stop = func() {
@@ -77,6 +79,27 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 	t.Cleanup(h.Stop)
 	<-p.Synced()
 	return h
+}
+
+// report sends a report to the test. If the test does not read its reports, the provider
+// waits, and can be stopped nevertheless.
+func report[T any](ctx context.Context, reports chan<- T, value T) {
+	select {
+	case reports <- value:
+	case <-ctx.Done():
+	}
+}
+
+// Discard drops the reports that the test has not read.
+func (h *Harness) Discard() {
+	for {
+		select {
+		case <-h.Changes:
+		case <-h.Failures:
+		default:
+			return
+		}
+	}
 }
 
 // NewID returns a new instance id.

@@ -119,6 +119,7 @@ func (w *walker) delete(id string) {
 
 // reconcile makes the next step for each instance, like the reconciler of a server.
 func (w *walker) reconcile() {
+	w.Discard() // the walk reads the states, and a provider waits until its reports are read
 	for _, vm := range w.List(workers) {
 		stored, recorded := w.records[vm.ID]
 		if !recorded {
