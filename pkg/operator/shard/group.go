@@ -5,7 +5,6 @@ package shard
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 )
 
@@ -109,27 +108,6 @@ type GroupConfig struct {
 	// replace it by an older revision, and otherwise nil. If the server reports no revision,
 	// because the group was deleted, Replaces has the UID of Revision.
 	Replaces *Revision
-}
-
-// GroupSettings is the configuration of a group apart from its size. An empty field leaves the
-// choice to the server.
-type GroupSettings struct {
-	// Template is the name of the server's template.
-	Template string
-	// InstanceType overrides the instance type of the template.
-	InstanceType string
-	// Subnets are the ids of subnet pools, in the order in which they are tried.
-	Subnets []string
-	// Vars are merged over the vars of the template.
-	Vars map[string]string
-}
-
-// Equal reports whether two settings are equal. A nil list or map equals an empty one.
-func (s GroupSettings) Equal(other GroupSettings) bool {
-	return s.Template == other.Template &&
-		s.InstanceType == other.InstanceType &&
-		slices.Equal(s.Subnets, other.Subnets) &&
-		maps.Equal(s.Vars, other.Vars)
 }
 
 // Revision identifies a version of the object that a group's configuration comes from. A

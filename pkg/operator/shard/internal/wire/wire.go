@@ -22,7 +22,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 	return shard.Group{
 		Key:           status.GetKey(),
 		Tenant:        status.GetTenant(),
-		GroupSettings: settings(status),
+		GroupSettings: shard.SettingsOf(status),
 		Declared:      declared(status.GetDeclared()),
 		Size:          status.GetSize(),
 		Static:        status.GetIsStatic(),
@@ -119,40 +119,19 @@ func revisionMessage(r *shard.Revision) *nstancev1.Revision {
 	return &nstancev1.Revision{Uid: r.UID, Generation: r.Generation}
 }
 
-// settingsMessage is implemented by the messages that have the fields of GroupSettings.
-type settingsMessage interface {
-	GetTemplate() string
-	GetInstanceType() string
-	GetSubnets() []string
-	GetVars() map[string]string
-}
-
-func settings(message settingsMessage) shard.GroupSettings {
-	return shard.GroupSettings{
-		Template:     message.GetTemplate(),
-		InstanceType: message.GetInstanceType(),
-		Subnets:      message.GetSubnets(),
-		Vars:         message.GetVars(),
-	}
-}
-
 func declared(message *nstancev1.GroupSettings) *shard.GroupSettings {
 	if message == nil {
 		return nil
 	}
-	s := settings(message)
-	return &s
+	settings := shard.SettingsOf(message)
+	return &settings
 }
 
 // groupConfig returns the configuration of an UpsertGroup request.
 func groupConfig(config shard.GroupConfig) *nstancev1.GroupConfig {
-	return &nstancev1.GroupConfig{
-		Size:         config.Size,
-		Template:     config.Template,
-		InstanceType: config.InstanceType,
-		Subnets:      config.Subnets,
-		Vars:         config.Vars,
-	}
+	message := config.GroupSettings.Config()
+	message.Size = config.Size
+	return message
 }
 
 // InstanceConfig returns the configuration of a CreateInstance request.

@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/operator/shard"
-	"nstance.dev/operator/pkg/testing/settingstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -117,16 +116,6 @@ func noZeroField(t *testing.T, value any) {
 		if v.Field(i).IsZero() {
 			t.Errorf("field %s has no value", v.Type().Field(i).Name)
 		}
-	}
-}
-
-// A setting that is forgotten here would never be sent or never be read. The same function
-// reads the three messages with settings.
-func TestEverySettingIsConverted(t *testing.T) {
-	var config shard.GroupConfig
-	settingstest.Fill(&config.GroupSettings)
-	if got := settings(groupConfig(config)); !reflect.DeepEqual(got, config.GroupSettings) {
-		t.Errorf("settings come back as %+v, want %+v", got, config.GroupSettings)
 	}
 }
 

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shard
+
+import (
+	"maps"
+	"slices"
+
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// GroupSettings is the configuration of a group apart from its size. An empty field leaves the
+// choice to the server.
+type GroupSettings struct {
+	// Template is the name of the server's template.
+	Template string
+	// InstanceType overrides the instance type of the template.
+	InstanceType string
+	// Subnets are the ids of subnet pools, in the order in which they are tried.
+	Subnets []string
+	// Vars are merged over the vars of the template.
+	Vars map[string]string
+}
+
+// Equal reports whether two settings are equal. A nil list or map equals an empty one.
+func (s GroupSettings) Equal(other GroupSettings) bool {
+	return s.Template == other.Template &&
+		s.InstanceType == other.InstanceType &&
+		slices.Equal(s.Subnets, other.Subnets) &&
+		maps.Equal(s.Vars, other.Vars)
+}
+
+// settingsMessage is implemented by the messages that have the fields of GroupSettings:
+// GroupConfig, GroupStatus and GroupSettings.
+type settingsMessage interface {
+	GetTemplate() string
+	GetInstanceType() string
+	GetSubnets() []string
+	GetVars() map[string]string
+}
+
+// SettingsOf returns the settings of a message. Slices and maps are shared with it.
+func SettingsOf(message settingsMessage) GroupSettings {
+	return GroupSettings{
+		Template:     message.GetTemplate(),
+		InstanceType: message.GetInstanceType(),
+		Subnets:      message.GetSubnets(),
+		Vars:         message.GetVars(),
+	}
+}
+
+// Config returns the message that sends the settings to a shard, without a size.
+func (s GroupSettings) Config() *nstancev1.GroupConfig {
+	return &nstancev1.GroupConfig{
+		Template:     s.Template,
+		InstanceType: s.InstanceType,
+		Subnets:      s.Subnets,
+		Vars:         s.Vars,
+	}
+}
