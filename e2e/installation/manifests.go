@@ -15,7 +15,7 @@ import (
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // fieldManager is the field manager of the objects that an administrator would apply.
@@ -99,10 +99,10 @@ func (n *Installation) applyConfiguration(ctx context.Context) error {
 			return fmt.Errorf("apply ConfigMap %s: %w", *configMap.Name, err)
 		}
 	}
-	token, err := nonce.NewSigner(keys.Nonce).Operator(nonce.Operator{
+	token, err := registration.NewNonceSigner(keys.Nonce).Operator(registration.OperatorNonce{
 		ClusterID: ClusterID,
 		Tenant:    n.tenant,
-		Lifetime:  nonce.DefaultOperatorLifetime,
+		Lifetime:  registration.DefaultNonceLifetime,
 	})
 	if err != nil {
 		return err

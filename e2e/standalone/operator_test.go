@@ -22,7 +22,6 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/losses"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -122,7 +121,7 @@ func (o *operator) scale(size int) []string {
 			ids = append(ids, instance.Id)
 		}
 		if o.acceptsLosses && int(group.ActualSize) < size {
-			if err := losses.Accept(ctx, o.server.store, shardID, instance.GroupKey{Tenant: tenant, Group: groupName}); err != nil {
+			if err := instance.AcceptLosses(ctx, o.server.store, shardID, instance.GroupKey{Tenant: tenant, Group: groupName}); err != nil {
 				return err
 			}
 		}

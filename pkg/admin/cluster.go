@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"nstance.dev/operator/pkg/base/keys"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 

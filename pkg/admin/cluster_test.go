@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
@@ -73,11 +73,11 @@ func TestNonce(t *testing.T) {
 			before := time.Now()
 			args := append([]string{"cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--storage-prefix", "nstance"}, tc.flags...)
 			token, found := strings.CutSuffix(mustRun(t, args...), "\n")
-			claims, err := nonce.Parse(token, made.Nonce.Public().(ed25519.PublicKey))
+			claims, err := registration.ParseNonce(token, made.Nonce.Public().(ed25519.PublicKey))
 			if err != nil || !found {
 				t.Fatalf("printed %q: %v", token, err)
 			}
-			want := nonce.Claims{Kind: "operator", Subject: tc.clusterID, ClusterID: tc.clusterID, Tenant: tc.tenant, CreatedAt: claims.CreatedAt, ExpiresAt: claims.ExpiresAt}
+			want := registration.NonceClaims{Kind: "operator", Subject: tc.clusterID, ClusterID: tc.clusterID, Tenant: tc.tenant, CreatedAt: claims.CreatedAt, ExpiresAt: claims.ExpiresAt}
 			if claims != want {
 				t.Errorf("got  %+v\nwant %+v", claims, want)
 			}
@@ -101,7 +101,7 @@ func TestNonceAsDocumented(t *testing.T) {
 		"cluster nonce --storage-bucket my-bucket --key-provider env --expiry 1h",
 	} {
 		token := strings.TrimSpace(mustRun(t, strings.Fields(line)...))
-		if _, err := nonce.Parse(token, made.Nonce.Public().(ed25519.PublicKey)); err != nil {
+		if _, err := registration.ParseNonce(token, made.Nonce.Public().(ed25519.PublicKey)); err != nil {
 			t.Errorf("nstance-admin %s: %v", line, err)
 		}
 	}
@@ -133,7 +133,7 @@ func TestNonceToAFile(t *testing.T) {
 	// Without a line break, which would become part of a Secret.
 	token, err := os.ReadFile(output)
 	require.NoError(t, err)
-	if _, err := nonce.Parse(string(token), made.Nonce.Public().(ed25519.PublicKey)); err != nil {
+	if _, err := registration.ParseNonce(string(token), made.Nonce.Public().(ed25519.PublicKey)); err != nil {
 		t.Error(err)
 	}
 	wantPrivate(t, output)

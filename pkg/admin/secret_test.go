@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/admin"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
-	"nstance.dev/operator/pkg/server/secrets/parameterstore"
+	"nstance.dev/operator/pkg/server/secrets/awssecrets"
 	"nstance.dev/operator/pkg/server/secrets/secretstest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
@@ -126,7 +126,7 @@ func TestSecretsInAService(t *testing.T) {
 	_, err = run(t, append([]string{"secret", "list"}, flags...)...)
 	wantError(t, err, "--secrets-prefix: must be given", "ca.crt")
 
-	store := parameterstore.New(secretstest.AWSConfig(url), "/nstance/prod/")
+	store := awssecrets.NewParameterStore(secretstest.AWSConfig(url), "/nstance/prod/")
 	keys, err := clusterkeys.Ensure(t.Context(), objects, store, "prod")
 	require.NoError(t, err)
 	assert.Equal(t, string(keys.Authority.CertificatePEM()), mustRun(t, append([]string{"cluster", "ca"}, flags...)...))
@@ -184,7 +184,7 @@ func TestKeyInAService(t *testing.T) {
 	url, _ := secretstest.StartParameterStore(t)
 	setAWS(t, "AWS_ENDPOINT_URL_SSM", url)
 	key := []byte("0123456789abcdef0123456789abcdef")
-	services := parameterstore.New(secretstest.AWSConfig(url), "/keys/")
+	services := awssecrets.NewParameterStore(secretstest.AWSConfig(url), "/keys/")
 	require.NoError(t, services.Set(t.Context(), "good", []byte(base64.StdEncoding.EncodeToString(key)+"\n")))
 	require.NoError(t, services.Set(t.Context(), "short", []byte("hunter2")))
 	bucket := t.TempDir()

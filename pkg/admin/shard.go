@@ -11,7 +11,6 @@ import (
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/losses"
 )
 
 const shardFlag = "shard"
@@ -71,7 +70,7 @@ func newShardAcceptLossesCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := losses.Accept(command.Context(), store, shard, key); err != nil {
+			if err := instance.AcceptLosses(command.Context(), store, shard, key); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(command.OutOrStdout(), "The missing instances of group %s in shard %s are replaced within seconds.\n", key, shard)

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/admin"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/backend"
@@ -73,7 +73,7 @@ func TestNonceOfANewTenant(t *testing.T) {
 			command.SetErr(&warning)
 			command.SetArgs([]string{"cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--tenant", "team"})
 			require.NoError(t, command.ExecuteContext(t.Context()))
-			claims, err := nonce.Parse(strings.TrimSpace(output.String()), made.Nonce.Public().(ed25519.PublicKey))
+			claims, err := registration.ParseNonce(strings.TrimSpace(output.String()), made.Nonce.Public().(ed25519.PublicKey))
 			require.NoError(t, err, "it is issued in any case")
 			assert.Equal(t, "team", claims.Tenant)
 			if test.want == "" {

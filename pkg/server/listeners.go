@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
@@ -174,4 +175,98 @@ func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, 
 		return fmt.Errorf("serve peers at %s: %w", listener.Addr(), err)
 	}
 	return nil
+}
+
+// Limits of clients (docs/server.md#limits).
+const (
+	// maxOperatorConnections is the maximum number of connections of operators. Further
+	// ones wait. An operator has one connection for each of its processes that leads.
+	maxOperatorConnections = 4096
+	// maxOperatorStreams is the maximum number of calls in progress on one connection.
+	// An operator has three watches and at most some hundred calls at a time.
+	maxOperatorStreams = 1000
+	// maxOperatorRequest is the maximum size of a request, in bytes.
+	maxOperatorRequest = 4 << 20
+
+	// maxAgentConnections is the maximum number of connections of agents, each of which
+	// has one. Further ones wait.
+	maxAgentConnections = 16384
+	// maxAgentStreams is the maximum number of calls in progress on one connection. An
+	// agent has three streams and few calls.
+	maxAgentStreams = 16
+	// maxAgentRequest is the maximum size of a report or of public keys, in bytes.
+	maxAgentRequest = 256 << 10
+
+	// maxRegistrationConnections is the maximum number of connections of clients
+	// without a certificate, and maxRegistrationsPerAddress that of one address.
+	maxRegistrationConnections = 256
+	maxRegistrationsPerAddress = 32
+	// maxRegistrationStreams is the maximum number of calls in progress on one.
+	maxRegistrationStreams = 16
+	// maxRegistrationRequest is the maximum size of a nonce with a key, in bytes.
+	maxRegistrationRequest = 64 << 10
+	// A registration takes one call: its connection is closed when it is idle for
+	// maxRegistrationIdle, and in any case after maxRegistrationAge. Calls in progress
+	// then have registrationGrace.
+	maxRegistrationIdle = 30 * time.Second
+	maxRegistrationAge  = 2 * time.Minute
+	registrationGrace   = 30 * time.Second
+
+	// maxHeaders is the maximum size of the metadata of a call, in bytes.
+	maxHeaders = 16 << 10
+)
+
+// withHost returns addresses with another host. Empty ones stay empty. With a leader
+// network those at which others reach the leader keep their host: they must accept
+// connections to an address that the machine has at times.
+func withHost(addresses config.Addresses, host string, leaderNetwork bool) config.Addresses {
+	if host == "" {
+		return addresses
+	}
+	replaced := []*string{&addresses.HealthAddr, &addresses.ElectionAddr}
+	if !leaderNetwork {
+		replaced = append(replaced, &addresses.RegistrationAddr, &addresses.OperatorAddr, &addresses.AgentAddr)
+	}
+	for _, address := range replaced {
+		// The configuration has been validated.
+		if _, port, err := net.SplitHostPort(*address); err == nil {
+			*address = net.JoinHostPort(host, port)
+		}
+	}
+	return addresses
+}
+
+// machineHost returns the first global unicast address of the machine, or the
+// loopback address when there is none.
+func machineHost() string {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return "127.0.0.1"
+	}
+	for _, address := range addresses {
+		if network, ok := address.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+			return network.IP.String()
+		}
+	}
+	return "127.0.0.1"
+}
+
+// isLoopback reports whether a host is the machine itself.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// hosts returns the names that the server's certificate must have: those of all
+// addresses, and the loopback ones for tools on the same machine.
+func hosts(addresses config.Addresses) []string {
+	var hosts []string
+	for _, address := range []string{addresses.OperatorAddr, addresses.RegistrationAddr, addresses.ElectionAddr, addresses.AgentAddr} {
+		if host, _, err := net.SplitHostPort(address); err == nil {
+			hosts = append(hosts, host)
+		}
+	}
+	hosts = append(hosts, "localhost", "127.0.0.1", "::1")
+	slices.Sort(hosts)
+	return slices.Compact(hosts)
 }

@@ -6,19 +6,29 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/registry"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
 // Server is one server of a shard. Only the leader of the servers of a shard
@@ -122,4 +132,127 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 // leaderID identifies this server among those of the cluster.
 func (s *Server) leaderID() string {
 	return s.Shard + "/" + s.ID
+}
+
+// Options are the options of the command line.
+type Options struct {
+	// Shard is the shard's id.
+	Shard string
+	// ID identifies the server among those of the shard. Default: one that is
+	// generated once and stored in CacheDir.
+	ID string
+	// Host replaces that of every address in the configuration unless empty.
+	Host string
+	// Storage is the provider of the object storage, Bucket its folder or bucket,
+	// and Prefix the prefix of all keys.
+	Storage, Bucket, Prefix string
+	// CacheDir is a folder of this server alone.
+	CacheDir string
+}
+
+// Run runs a shard server until ctx is done. An invalid configuration gives an
+// error with all mistakes.
+func Run(ctx context.Context, o Options) error {
+	store, err := o.open(ctx)
+	if err != nil {
+		return err
+	}
+	if o.ID != "" {
+		if err := identifier.Validate(o.ID); err != nil {
+			return fmt.Errorf("--id: %w", err)
+		}
+	}
+	server := &Server{
+		Shard:     o.Shard,
+		ID:        o.ID,
+		Host:      o.Host,
+		Storage:   store,
+		CacheDir:  o.CacheDir,
+		Providers: registry.Providers,
+		Listen: func(ctx context.Context, address string) (net.Listener, error) {
+			return new(net.ListenConfig).Listen(ctx, "tcp", address)
+		},
+	}
+	return server.Run(ctx)
+}
+
+// Validate checks a configuration and writes to w that it is valid, or returns an
+// error with all mistakes. The configuration is the file at path or, when that is
+// empty, the one in the storage.
+func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
+	source, c, err := o.config(ctx, path)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID)
+	return err
+}
+
+func (o Options) config(ctx context.Context, path string) (source config.Source, c *config.Config, err error) {
+	if path != "" {
+		if source, err = config.ReadFile(path); err == nil {
+			c, err = source.Parse(registry.Providers)
+		}
+		return source, c, err
+	}
+	store, err := o.open(ctx)
+	if err != nil {
+		return source, nil, err
+	}
+	if source, err = config.Read(ctx, store, o.Shard); err == nil {
+		c, err = source.ParseFor(o.Shard, registry.Providers)
+	}
+	return source, c, err
+}
+
+func (o Options) open(ctx context.Context) (storage.Store, error) {
+	if err := identifier.Validate(o.Shard); err != nil {
+		return nil, fmt.Errorf("--shard: %w", err)
+	}
+	return backend.Open(ctx, o.Storage, o.Bucket, o.Prefix)
+}
+
+// lockDir creates dir if it is missing, and locks it until this process exits: a
+// cache belongs to one server. A server that finds its own id in a leader's lock
+// therefore knows that it wrote the lock before a restart. The caller must call
+// unlock when it is done.
+func lockDir(dir string) (unlock func(), err error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the cache folder: %w", err)
+	}
+	file, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the cache folder: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = file.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("cache folder %s is in use by another server", dir)
+		}
+		return nil, fmt.Errorf("lock cache folder %s: %w", dir, err)
+	}
+	// Closing the file releases the lock.
+	return func() { _ = file.Close() }, nil
+}
+
+// identify returns the id of the server, or else the one in the cache folder. It
+// creates one if there is none. The caller has locked the folder.
+func (s *Server) identify() (string, error) {
+	if s.ID != "" {
+		return s.ID, nil
+	}
+	path := filepath.Join(s.CacheDir, "id")
+	data, err := os.ReadFile(path)
+	if err == nil && identifier.Validate(string(data)) == nil {
+		return string(data), nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("read the id of this server: %w", err)
+	}
+	id := strings.ToLower(rand.Text())
+	// A file that a crash left incomplete is no valid id, and is replaced.
+	if err := os.WriteFile(path, []byte(id), 0o600); err != nil {
+		return "", fmt.Errorf("store the id of this server: %w", err)
+	}
+	return id, nil
 }

@@ -4,16 +4,27 @@
 package server_test
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
@@ -21,8 +32,14 @@ import (
 
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/secrets/awssecrets"
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/testing/metricstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -217,4 +234,205 @@ func TestValidate(t *testing.T) {
 	if got := strings.Count(said.String(), "\n"); got != 1 {
 		t.Errorf("said %q", said.String())
 	}
+}
+
+// TestRegistrationConnections: one address may have 32 connections, and an idle one is
+// closed.
+func TestRegistrationConnections(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
+		call := func(client nstancev1.RegistrationServiceClient) error {
+			_, err := client.RegisterOperator(t.Context(), &nstancev1.RegisterClientRequest{})
+			return err
+		}
+		for range 32 {
+			wantCode(t, "a call without a nonce", call(s.Registration()), codes.Unauthenticated)
+		}
+		further := s.Registration()
+		wantCode(t, "a call on another connection", call(further), codes.Unavailable)
+		<-time.After(time.Minute)
+		wantCode(t, "a call after the others were idle", call(further), codes.Unauthenticated)
+	})
+}
+
+func TestRegistrationRequestIsLimited(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
+		large := strings.Repeat("x", 64<<10)
+		_, err := s.Registration().RegisterOperator(t.Context(), &nstancev1.RegisterClientRequest{RegistrationNonceJwt: large})
+		wantCode(t, "a large nonce", err, codes.ResourceExhausted)
+		ctx := metadata.AppendToOutgoingContext(t.Context(), "large", large)
+		_, err = s.Operator("default").ListGroups(ctx, &emptypb.Empty{})
+		if err == nil {
+			t.Error("large metadata was accepted")
+		}
+	})
+}
+
+// TestCallsOfOneConnection: a further call waits until another one has returned.
+func TestCallsOfOneConnection(t *testing.T) {
+	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
+		operator := s.Operator("default")
+		list := func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			_, err := operator.ListGroups(ctx, &emptypb.Empty{})
+			return err
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for range 999 {
+			_, err := operator.WatchErrors(t.Context(), &emptypb.Empty{})
+			require.NoError(t, err)
+		}
+		require.NoError(t, list())
+		_, err := operator.WatchErrors(ctx, &emptypb.Empty{})
+		require.NoError(t, err)
+		wantCode(t, "a call while a thousand are in progress", list(), codes.DeadlineExceeded)
+		cancel()
+		require.NoError(t, list())
+	})
+}
+
+// TestIdle runs a shard with a hundred groups and an operator that watches them for
+// an hour: nothing is stored, requested from Kubernetes or reported. Connections are
+// in memory so that the server can run in a bubble.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kubernetes := kwoktest.NewClientset()
+		s := servertest.Start(t, servertest.Options{InMemory: true, Kubernetes: kubernetes, Groups: `{"default": {"main": {"template": "worker"}, "other": {"template": "worker"}}}`})
+		operator := s.Operator("default")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
+		require.NoError(t, err)
+		events := make(chan *nstancev1.GroupEvent, 10_000)
+		watching := make(chan struct{})
+		go func() {
+			defer close(watching)
+			for event, err := watch.Recv(); err == nil; event, err = watch.Recv() {
+				events <- event
+			}
+		}()
+		for i := range 98 {
+			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
+		}
+		// Retries, confirmations and waits for events finish.
+		<-time.After(2 * time.Minute)
+		synctest.Wait()
+		for _, group := range list(t, operator) {
+			if group.ActualSize != group.Size {
+				t.Errorf("after a while %s has %d of %d instances", group.Key, group.ActualSize, group.Size)
+			}
+		}
+		for len(events) > 0 {
+			<-events
+		}
+		kubernetes.ClearActions()
+		file := s.GroupsPath()
+		before, err := os.Stat(file)
+		require.NoError(t, err)
+
+		<-time.After(time.Hour)
+		// Repeated requests change nothing either.
+		for i := range 98 {
+			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
+		}
+		synctest.Wait()
+		if len(events) != 0 {
+			t.Errorf("there were %d events, the first is %v", len(events), <-events)
+		}
+		if actions := kubernetes.Actions(); len(actions) != 0 {
+			t.Errorf("there were %d calls to Kubernetes, the first is %v", len(actions), actions[0])
+		}
+		if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+			t.Errorf("the groups file was written: %v", err)
+		}
+
+		s.Stop()
+		<-watching
+	})
+}
+
+// A server exports nothing that is not documented. Calls, storage and groups have series
+// when a group runs.
+func TestServersExportDocumentedMetrics(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 1}}}`})
+	watchGroups(t, s.Operator("default")).untilSize("main", 1)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.HealthAddr+"/metrics", nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	defer response.Body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(response.Body)
+	require.NoError(t, err)
+	foreign := regexp.MustCompile("^(go|process|promhttp)_")
+	documented := metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md"))
+	for name := range families {
+		if !foreign.MatchString(name) {
+			assert.Contains(t, documented, name)
+		}
+	}
+	for _, name := range strings.Fields("nstance_server_streams nstance_server_storage_call_duration_seconds nstance_server_group_size") {
+		assert.Contains(t, families, name)
+	}
+	assert.InDelta(t, 1, families["nstance_server_leader"].GetMetric()[0].GetGauge().GetValue(), 0, "the only server leads")
+	assert.InDelta(t, servedCertificate(t, s).NotAfter.Unix(),
+		families["nstance_server_certificate_expiration_timestamp_seconds"].GetMetric()[0].GetGauge().GetValue(), 0, "the end of its certificate")
+	info, err := os.Stat(s.ConfigPath())
+	require.NoError(t, err)
+	assert.InDelta(t, info.ModTime().Unix(),
+		families["nstance_server_config_modified_timestamp_seconds"].GetMetric()[0].GetGauge().GetValue(), 0, "the time of its configuration")
+}
+
+// servedCertificate returns the certificate that clients of the server see.
+func servedCertificate(t *testing.T, s *servertest.Server) *x509.Certificate {
+	t.Helper()
+	dialer := tls.Dialer{Config: &tls.Config{RootCAs: pkitest.Roots(s.Authority), ServerName: "localhost", MinVersion: tls.VersionTLS13}}
+	connection, err := dialer.DialContext(t.Context(), "tcp", s.RegistrationAddr)
+	require.NoError(t, err)
+	defer connection.Close()
+	return connection.(*tls.Conn).ConnectionState().PeerCertificates[0]
+}
+
+// TestSecretsInAService: the leader creates the keys of the cluster in AWS Secrets Manager,
+// and none in the storage.
+func TestSecretsInAService(t *testing.T) {
+	url, _ := secretstest.StartSecretsManager(t)
+	for name, value := range map[string]string{
+		"AWS_ENDPOINT_URL_SECRETS_MANAGER": url, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret",
+	} {
+		t.Setenv(name, value)
+	}
+	s := servertest.Prepare(t, servertest.Options{})
+	require.NoError(t, os.RemoveAll(filepath.Join(s.Bucket(), "secret")))
+	require.NoError(t, s.Storage.Delete(t.Context(), storage.AuthorityKey))
+	data, err := os.ReadFile(s.ConfigPath())
+	require.NoError(t, err)
+	inStorage := regexp.MustCompile(`"provider": "object-storage", "encryption_key": \{[^}]*\}`)
+	require.Regexp(t, inStorage, string(data))
+	require.NoError(t, os.WriteFile(s.ConfigPath(), inStorage.ReplaceAll(data, []byte(`"provider": "aws-secrets-manager"`)), 0o600))
+
+	s.Launch()
+	s.UntilListening()
+	s.UntilHealthy()
+	store := awssecrets.NewSecretsManager(secretstest.AWSConfig(url), "nstance/"+servertest.ClusterID+"/")
+	list, err := store.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []string{storage.AuthoritySecret, storage.NonceSecret}, list)
+	_, err = clusterkeys.Load(t.Context(), s.Storage, store)
+	require.NoError(t, err)
+	objects, err := s.Storage.List(t.Context(), storage.SecretPrefix)
+	require.NoError(t, err)
+	assert.Empty(t, objects)
+}
+
+// TestNoCredentials: a server without a cloud in its configuration looks up no credentials of
+// one.
+func TestNoCredentials(t *testing.T) {
+	connections := secretstest.WatchCredentials(t)
+	s := servertest.Start(t, servertest.Options{})
+	s.Stop()
+	assert.Zero(t, connections.Load(), "connections of a server")
+	require.NoError(t, server.Validate(t.Context(), server.Options{}, filepath.Join("..", "..", "docs", "shard.jsonc"), io.Discard))
+	assert.Zero(t, connections.Load(), "connections while a configuration is validated")
 }

@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -25,10 +26,9 @@ import (
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 	"nstance.dev/operator/pkg/server/internal/loadbalancers"
 	"nstance.dev/operator/pkg/server/internal/reconciler"
-	"nstance.dev/operator/pkg/server/losses"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -152,7 +152,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Config:       t.groups.Config,
 		Addresses:    t.shared.advertise,
 		AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
-		Nonces:       nonce.NewSigner(t.shared.keys.Nonce),
+		Nonces:       registration.NewNonceSigner(t.shared.keys.Nonce),
 	})
 	if err := t.openTargets(); err != nil {
 		return err
@@ -167,7 +167,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Failed:      t.failures.ReportInstance,
 		CallContext: t.callContext,
 		Metrics:     t.shared.reconcilerMetrics,
-		Losses:      losses.Accepted{Storage: t.storage, Shard: t.shared.shard},
+		Losses:      instance.AcceptedLosses{Storage: t.storage, Shard: t.shared.shard},
 		Shortfalls:  shortfalls,
 	}
 	if t.targets != nil {
@@ -305,4 +305,40 @@ func (t *term) changed(keys ...instance.GroupKey) {
 	for _, key := range keys {
 		t.reconciler.Enqueue(key)
 	}
+}
+
+// openTargets creates what registers instances with load balancers during the term.
+func (t *term) openTargets() error {
+	c := t.groups.Config()
+	balancers, ok := t.provider.(provider.LoadBalancers)
+	if !ok {
+		if len(c.LoadBalancers) > 0 {
+			return fmt.Errorf("provider %q has no load balancers, although its options have", c.Shard.Infra.Provider)
+		}
+		return nil
+	}
+	t.targets = loadbalancers.New(loadbalancers.Options{
+		Balancers:   balancers,
+		VM:          t.provider.Get,
+		Instances:   t.instances,
+		Groups:      t.groups,
+		Agents:      provider.RunsAgent(c.Shard.Infra.Options),
+		CallContext: t.callContext,
+		Changed:     func(key instance.GroupKey) { t.reconciler.Enqueue(key) },
+		Failed:      t.failures.ReportInstance,
+		FailedList:  t.failures.ReportShard,
+		Metrics:     t.shared.balancerMetrics,
+	})
+	return nil
+}
+
+// serveTargets registers instances with load balancers until ctx is done. running waits for
+// what it started. remove removes the metrics.
+func (t *term) serveTargets(ctx context.Context, running *sync.WaitGroup) (remove func()) {
+	if t.targets == nil {
+		return func() {}
+	}
+	t.shared.registry.MustRegister(t.targets)
+	running.Go(func() { t.targets.Run(ctx) })
+	return func() { t.shared.registry.Unregister(t.targets) }
 }

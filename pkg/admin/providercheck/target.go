@@ -22,7 +22,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/puidv7"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // checkGroup is the group of the instances of all checks. Operators and configurations reject

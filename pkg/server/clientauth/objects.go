@@ -16,7 +16,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 const (
@@ -168,7 +167,7 @@ func read[T any](ctx context.Context, store storage.Store, key string) (*T, erro
 		return nil, err
 	}
 	value := new(T)
-	if err := objectformat.Check(stored.Data); err != nil {
+	if err := storage.CheckFormat(stored.Data); err != nil {
 		return nil, fmt.Errorf("object %s: %w", key, err)
 	}
 	if err := json.Unmarshal(stored.Data, value); err != nil {

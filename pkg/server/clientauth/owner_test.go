@@ -20,7 +20,6 @@ import (
 
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/server/storage/objectformat"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -262,7 +261,7 @@ func TestErrorsNameTheTenant(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.put(tenantKey, []byte(`{"format_version": 2}`))
 		_, err := ReadOwner(t.Context(), w.store, "default")
-		var newer *objectformat.NewerError
+		var newer *storage.NewerFormatError
 		require.ErrorAs(t, err, &newer)
 		w.setDown(true)
 		_, err = ReadOwner(t.Context(), w.intercepted, "default")

@@ -4,13 +4,94 @@
 package config
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/storage"
 )
+
+// Source is the text of a configuration at one time.
+type Source struct {
+	// Key is that of the object in the storage, or the path of the file.
+	Key string
+	// Data is its content.
+	Data []byte
+	// ETag changes whenever Data does.
+	ETag string
+	// LastModified is when it was written.
+	LastModified time.Time
+}
+
+// Read reads the configuration of a shard. The error wraps storage.ErrNotFound
+// when there is none.
+func Read(ctx context.Context, store storage.Store, shard string) (Source, error) {
+	key := storage.ConfigKey(shard)
+	object, err := store.Get(ctx, key)
+	if err != nil {
+		return Source{}, fmt.Errorf("read the configuration of shard %s: %w", shard, err)
+	}
+	return Source{Key: key, Data: object.Data, ETag: object.ETag, LastModified: object.LastModified}, nil
+}
+
+// ReadFile reads a configuration from a file.
+func ReadFile(path string) (Source, error) {
+	source, err := readFile(path)
+	if err != nil {
+		return Source{}, fmt.Errorf("read the configuration: %w", err)
+	}
+	return source, nil
+}
+
+func readFile(path string) (Source, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return Source{}, err
+	}
+	info, statErr := file.Stat()
+	data, readErr := io.ReadAll(file)
+	if err := errors.Join(statErr, readErr, file.Close()); err != nil {
+		return Source{}, err
+	}
+	sum := sha256.Sum256(data)
+	return Source{Key: path, Data: data, ETag: hex.EncodeToString(sum[:]), LastModified: info.ModTime()}, nil
+}
+
+// Parse returns the configuration of the source, or an error that names the
+// source and wraps an *InvalidError.
+func (s Source) Parse(providers provider.Registry) (*Config, error) {
+	config, err := Parse(s.Data, providers)
+	if err != nil {
+		return nil, s.reject(err)
+	}
+	config.Source = s
+	return config, nil
+}
+
+func (s Source) reject(err error) error {
+	return fmt.Errorf("configuration %s:\n%w", s.Key, err)
+}
+
+// ParseFor is Parse, and rejects the configuration of any other shard.
+func (s Source) ParseFor(shard string, providers provider.Registry) (*Config, error) {
+	config, err := s.Parse(providers)
+	if err == nil && config.Shard.ID != shard {
+		mistake := field.Invalid(field.NewPath("shard", "id"), config.Shard.ID, fmt.Sprintf("must be %q", shard))
+		return nil, s.reject(&InvalidError{Mistakes: mistake})
+	}
+	return config, err
+}
 
 // InvalidError rejects a configuration.
 type InvalidError struct {
@@ -65,3 +146,109 @@ func within(path string, paths map[string]bool) bool {
 	}
 	return paths[path]
 }
+
+// ReadAccepted reads the configuration of a shard that its leader put in force last. The
+// error wraps storage.ErrNotFound if there was none.
+func ReadAccepted(ctx context.Context, store storage.Store, shard string) (Source, error) {
+	key := storage.AcceptedKey(shard)
+	object, err := store.Get(ctx, key)
+	if err != nil {
+		return Source{}, fmt.Errorf("read the accepted configuration of shard %s: %w", shard, err)
+	}
+	return Source{Key: key, Data: object.Data, ETag: object.ETag, LastModified: object.LastModified}, nil
+}
+
+// Accept stores that the leader of a shard has put a configuration in force. It writes
+// nothing if that is stored already.
+func Accept(ctx context.Context, store storage.Store, shard string, source Source) error {
+	before, err := ReadAccepted(ctx, store, shard)
+	switch {
+	case errors.Is(err, storage.ErrNotFound):
+		_, err = store.Create(ctx, storage.AcceptedKey(shard), source.Data)
+	case err == nil && !bytes.Equal(before.Data, source.Data):
+		_, err = store.Replace(ctx, storage.AcceptedKey(shard), source.Data, before.ETag)
+	}
+	if err != nil {
+		return fmt.Errorf("store the accepted configuration: %w", err)
+	}
+	return nil
+}
+
+// For returns err as a tenant may see it: without the mistakes that concern only other
+// tenants, of which it has the number. An error that wraps no *InvalidError is returned
+// unchanged.
+func For(tenant string, err error) error {
+	invalid, ok := errors.AsType[*InvalidError](err)
+	if !ok {
+		return err
+	}
+	var own []error
+	others := 0
+	for _, mistake := range flatten(invalid.Mistakes) {
+		if owner := tenantOf(mistake); owner == "" || owner == tenant {
+			own = append(own, mistake)
+		} else {
+			others++
+		}
+	}
+	if others == 0 {
+		return err
+	}
+	own = append(own, fmt.Errorf("%d mistakes of other tenants", others))
+	// What wraps the mistakes names the object only.
+	prefix, _, _ := strings.Cut(err.Error(), invalid.Error())
+	return &visibleError{prefix: prefix, invalid: &InvalidError{Mistakes: errors.Join(own...)}}
+}
+
+// visibleError is an *InvalidError with a prefix.
+type visibleError struct {
+	prefix  string
+	invalid *InvalidError
+}
+
+func (e *visibleError) Error() string { return e.prefix + e.invalid.Error() }
+
+func (e *visibleError) Unwrap() error { return e.invalid }
+
+// TenantMistake is a mistake that concerns one tenant.
+type TenantMistake struct {
+	Tenant  string
+	Mistake error
+}
+
+func (m *TenantMistake) Error() string { return m.Mistake.Error() }
+
+func (m *TenantMistake) Unwrap() error { return m.Mistake }
+
+// flatten returns the errors that were joined.
+func flatten(err error) []error {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return []error{err}
+	}
+	var all []error
+	for _, one := range joined.Unwrap() {
+		all = append(all, flatten(one)...)
+	}
+	return all
+}
+
+// tenantOf returns the tenant that a mistake concerns, "" for all.
+func tenantOf(mistake error) string {
+	if of, ok := errors.AsType[*TenantMistake](mistake); ok {
+		return of.Tenant
+	}
+	invalid, ok := errors.AsType[*field.Error](mistake)
+	if !ok {
+		return ""
+	}
+	path, found := strings.CutPrefix(invalid.Field, groupsField+".")
+	if !found {
+		return ""
+	}
+	tenant, _, _ := strings.Cut(path, ".")
+	return tenant
+}
+
+// groupsField is the key of the static groups by tenant.
+const groupsField = "groups"

@@ -14,8 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Defaults of missing keys. A zero in the configuration stays zero and turns off
-// what it times.
+// Defaults of missing keys. A zero in the configuration stays zero and turns the timeout or
+// interval off.
 const (
 	defaultElectionInterval       = 5 * time.Second
 	defaultElectionTimeout        = 15 * time.Second
@@ -69,9 +69,9 @@ func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	return config
 }
 
-// readElection reads one interval, for reading the lock and for renewing it. Other
-// servers of the protocol have a second, "infrequent" one of 30 seconds for the
-// time when there is a leader, which would be stale after 15 seconds.
+// readElection reads one interval, for reading the lock and for renewing it. Other servers of
+// the protocol have a second, "infrequent" interval of 30 seconds for the time when there is
+// a leader; a lock that old would be stale after 15 seconds.
 func readElection(o *jsonc.Object) Election {
 	defer o.Finish()
 	return Election{
@@ -81,8 +81,8 @@ func readElection(o *jsonc.Object) Election {
 	}
 }
 
-// readTTL returns how long the certificates of a role are valid: 24 hours when the key is missing
-// (docs/protocol.md#certificates). A number is one of hours. Zero is invalid: no
+// readTTL returns how long the certificates of a role are valid: 24 hours if the key is
+// missing (docs/protocol.md#certificates). A number is in hours. Zero is invalid: no
 // certificate is valid for ever.
 func readTTL(o *jsonc.Object) time.Duration {
 	defer o.Finish()
@@ -106,9 +106,192 @@ func readTTLMember(o *jsonc.Object) time.Duration {
 	if hours == nil {
 		return 24 * time.Hour
 	}
-	// More hours than these would overflow a duration.
+	// Larger numbers of hours would overflow a duration.
 	if *hours < 1 || *hours > int32(longestTTL/time.Hour) {
 		return invalid(*hours)
 	}
 	return time.Duration(*hours) * time.Hour
+}
+
+func readShard(o *jsonc.Object, providers provider.Registry) Shard {
+	defer o.Finish()
+	shard := Shard{
+		ID:                  o.String("id"),
+		Infra:               readInfra(o.Object("infra"), providers),
+		Election:            readElection(o.Object("leader_election")),
+		Bind:                readAddresses(o.Object("bind")),
+		Advertise:           readAddresses(o.Object("advertise")),
+		LeaderNetwork:       readLeaderNetwork(o),
+		SubnetPools:         map[string][]string{},
+		DynamicSubnetPools:  o.Strings("dynamic_subnet_pools"),
+		Expiry:              readExpiry(o.Object("expiry")),
+		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
+		MaxSize:             MaxSize,
+		CreateRateLimit:     o.Duration("create_rate_limit", 0),
+		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
+		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),
+		RequestTimeout:      o.Duration("request_timeout", defaultRequestTimeout),
+		ShutdownTimeout:     o.Duration("shutdown_timeout", defaultShutdownTimeout),
+	}
+	if size := o.Int32("max_size"); size != nil {
+		shard.MaxSize = *size
+	}
+	pools := o.Object("subnet_pools")
+	for _, pool := range pools.Names() {
+		shard.SubnetPools[pool] = pools.Strings(pool)
+	}
+	return shard
+}
+
+func readAddresses(o *jsonc.Object) Addresses {
+	defer o.Finish()
+	return Addresses{
+		HealthAddr:       o.String("health_addr"),
+		ElectionAddr:     o.String("election_addr"),
+		RegistrationAddr: o.String("registration_addr"),
+		OperatorAddr:     o.String("operator_addr"),
+		AgentAddr:        o.String("agent_addr"),
+	}
+}
+
+func readExpiry(o *jsonc.Object) Expiry {
+	defer o.Finish()
+	return Expiry{
+		EligibleAge: o.Duration("eligible_age", 0),
+		ForcedAge:   o.Duration("forced_age", 0),
+		OnDemandAge: o.Duration("ondemand_age", 0),
+	}
+}
+
+func readGarbageCollection(o *jsonc.Object) GarbageCollection {
+	defer o.Finish()
+	return GarbageCollection{
+		Interval:               o.Duration("interval", defaultCollectionInterval),
+		RegistrationTimeout:    o.Duration("registration_timeout", defaultRegistrationTimeout),
+		DeletedRecordRetention: o.Duration("deleted_record_retention", defaultDeletedRecordRetention),
+	}
+}
+
+// readInfra does not read the options of an unknown provider.
+func readInfra(o *jsonc.Object, providers provider.Registry) Infra {
+	defer o.Finish()
+	infra := Infra{Provider: o.String("provider"), Region: o.String("region"), Zone: o.String("zone")}
+	options := o.Object("options")
+	if readOptions, found := providers[infra.Provider]; found {
+		infra.Options = readOptions(options)
+		infra.InstanceTypes = infra.Options.Catalogue()
+	}
+	return infra
+}
+
+// defaultTemplateSize is the size of a template without a size. A configured size of 0 stays
+// 0.
+const defaultTemplateSize = 1
+
+func readDefaults(o *jsonc.Object) Defaults {
+	defer o.Finish()
+	return Defaults{
+		Userdata: readUserdata(o),
+		Vars:     o.StringMap("vars"),
+		Args:     o.AnyMap("args"),
+		Files:    readFiles(o.Object("files")),
+	}
+}
+
+func readTemplate(o *jsonc.Object) Template {
+	template := Template{
+		Kind:         o.String("kind"),
+		Arch:         o.String("arch"),
+		Size:         defaultTemplateSize,
+		InstanceType: o.String("instance_type"),
+		SubnetPool:   o.String("subnet_pool"),
+		Userdata:     readUserdata(o),
+		Vars:         o.StringMap("vars"),
+		Args:         o.AnyMap("args"),
+		Files:        readFiles(o.Object("files")),
+
+		LoadBalancers: readLoadBalancerKeys(o),
+	}
+	if size := o.Int32("size"); size != nil {
+		template.Size = *size
+	}
+	return template
+}
+
+// readGroup leaves a missing size to the template.
+func readGroup(o *jsonc.Object) Group {
+	return Group{
+		Template:     o.String("template"),
+		Size:         o.Int32("size"),
+		MaxSize:      o.Int32("max_size"),
+		InstanceType: o.String("instance_type"),
+		SubnetPool:   o.String("subnet_pool"),
+		Vars:         o.StringMap("vars"),
+		Args:         o.AnyMap("args"),
+		DrainTimeout: o.OptionalDuration("drain_timeout"),
+
+		LoadBalancers: readLoadBalancerKeys(o),
+	}
+}
+
+// readUserdata reads a string, or an object with the text or its URL and with its encoding.
+// Both forms of the same userdata are read as equal values, so that a change of the form
+// replaces no instance.
+func readUserdata(o *jsonc.Object) Userdata {
+	switch {
+	case !o.Has("userdata"):
+		return Userdata{}
+	case o.IsString("userdata"):
+		return Userdata{Inline: o.String("userdata")}
+	case !o.IsObject("userdata"):
+		o.Report(field.TypeInvalid(o.Child("userdata"), field.OmitValueType{}, "must be a string or an object"))
+		return Userdata{}
+	}
+	members := o.ConfidentialObject("userdata")
+	defer members.Finish()
+	userdata := Userdata{Inline: members.String("inline"), URL: members.String("url"), Encoding: members.String("encoding")}
+	members.ExactlyOneOf("inline", "url")
+	if userdata.Encoding == EncodingPlain {
+		userdata.Encoding = ""
+	}
+	return userdata
+}
+
+// readFiles returns nil if there are no files.
+func readFiles(o *jsonc.Object) map[string]File {
+	if len(o.Names()) == 0 {
+		return nil
+	}
+	files := map[string]File{}
+	o.Each(func(name string, o *jsonc.Object) {
+		files[name] = File{Kind: o.String("kind"), Content: o.Rest()}
+	})
+	return files
+}
+
+// readLoadBalancers reads the entries, whose fields the provider defines. An unknown provider
+// is reported elsewhere.
+func readLoadBalancers(o *jsonc.Object, infra Infra) map[string]provider.LoadBalancer {
+	if len(o.Names()) == 0 || infra.Options == nil {
+		return nil
+	}
+	options, ok := infra.Options.(provider.LoadBalancerOptions)
+	if !ok {
+		o.Report(field.Invalid(o.Path(), o.Names(), fmt.Sprintf("must not be set: provider %q has no load balancers", infra.Provider)))
+		return nil
+	}
+	balancers := map[string]provider.LoadBalancer{}
+	o.Each(func(key string, o *jsonc.Object) {
+		balancers[key] = provider.LoadBalancer{Key: key, Settings: options.ReadLoadBalancer(o)}
+	})
+	return balancers
+}
+
+// readLoadBalancerKeys returns nil if there is no list. With an empty list a group has no
+// load balancer, even if the template has some.
+func readLoadBalancerKeys(o *jsonc.Object) []string {
+	if !o.Has("load_balancers") {
+		return nil
+	}
+	return append([]string{}, o.Strings("load_balancers")...)
 }

@@ -10,7 +10,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
 	"text/template"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
 // MaxUserdata is how long userdata may be, in bytes: much more than any provider
@@ -69,4 +75,99 @@ func (u Userdata) decode(source []byte) ([]byte, error) {
 		return nil, fmt.Errorf("must have at most %d bytes when decoded", MaxUserdata)
 	}
 	return decoded, nil
+}
+
+// encodings are all that are supported.
+var encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
+
+func (u Userdata) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if u.URL != "" {
+		// The URL may have a password or a signature in it.
+		if parsed, err := url.Parse(u.URL); err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https" {
+			errs = append(errs, field.Invalid(path.Child("url"), field.OmitValueType{}, "must be a URL that begins with http:// or https://"))
+		}
+	}
+	switch {
+	case u.Encoding != "" && !slices.Contains(encodings, u.Encoding):
+		errs = append(errs, field.NotSupported(path.Child("encoding"), u.Encoding, encodings))
+	case u.Inline == "":
+		// The content of a URL is checked when an instance needs it.
+	case u.Encoding == EncodingGzip:
+		errs = append(errs, field.Invalid(path.Child("encoding"), u.Encoding, "must be that of a url only: a string cannot contain gzip, use "+EncodingGzipBase64))
+	default:
+		// Userdata is long and may be confidential: the error has only its path.
+		if _, err := u.Template([]byte(u.Inline)); err != nil {
+			errs = append(errs, field.Invalid(path, field.OmitValueType{}, err.Error()))
+		}
+	}
+	return errs
+}
+
+// validateArgs checks that every string of the arguments can be rendered, and the
+// rules of the provider.
+func (c *Config) validateArgs(path *field.Path, args map[string]any) field.ErrorList {
+	errs := validateTemplates(path, args)
+	if options := c.Shard.Infra.Options; options != nil {
+		errs = append(errs, options.ValidateArgs(path, args)...)
+	}
+	return errs
+}
+
+// validateTemplates checks every string in value, which has the types of
+// encoding/json.
+func validateTemplates(path *field.Path, value any) field.ErrorList {
+	var errs field.ErrorList
+	switch value := value.(type) {
+	case string:
+		return validateTemplate(path, value)
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(value)) {
+			errs = append(errs, validateTemplates(path.Child(name), value[name])...)
+		}
+	case []any:
+		for i := range value {
+			errs = append(errs, validateTemplates(path.Index(i), value[i])...)
+		}
+	}
+	return errs
+}
+
+// validateTemplate reports a text that is no Go template.
+func validateTemplate(path *field.Path, text string) field.ErrorList {
+	if _, err := template.New("line").Parse(text); err != nil {
+		problem := strings.TrimPrefix(err.Error(), "template: ")
+		return field.ErrorList{field.Invalid(path, text, "must be a Go template: "+problem)}
+	}
+	return nil
+}
+
+// MergeArgs merges layers of arguments; later layers win. Objects are merged
+// member by member; everything else, arrays too, is replaced. The result shares no
+// object with the layers, and is nil when it has no member.
+func MergeArgs(layers ...map[string]any) map[string]any {
+	merged := map[string]any{}
+	for _, layer := range layers {
+		mergeInto(merged, layer)
+	}
+	if len(merged) == 0 {
+		return nil
+	}
+	return merged
+}
+
+func mergeInto(merged, layer map[string]any) {
+	for name, value := range layer {
+		object, isObject := value.(map[string]any)
+		if !isObject {
+			merged[name] = value
+			continue
+		}
+		below, isObject := merged[name].(map[string]any)
+		if !isObject {
+			below = map[string]any{}
+			merged[name] = below
+		}
+		mergeInto(below, object)
+	}
 }

@@ -103,8 +103,8 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 	return append(errs, c.validateFiles(path.Child("files"), template.Files)...)
 }
 
-// validateGroup checks the group's own values, and that the template has those
-// that the group does not have.
+// validateGroup checks the group's own values, and that the template has the values that the
+// group leaves out.
 func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 	var errs field.ErrorList
 	if group.Size != nil {
@@ -134,6 +134,129 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 	}
 	if group.SubnetPool == "" && template.SubnetPool == "" {
 		errs = append(errs, field.Required(path.Child("subnet_pool"), fmt.Sprintf("template %q has none", group.Template)))
+	}
+	return errs
+}
+
+// CheckTemplate returns an error for path unless name is a template.
+func (c *Config) CheckTemplate(path *field.Path, name string) *field.Error {
+	if name == "" {
+		return field.Required(path, "must name a template: "+validation.Keys(c.Templates))
+	}
+	if _, found := c.Templates[name]; !found {
+		return field.Invalid(path, name, "unknown template, known are "+validation.Keys(c.Templates))
+	}
+	return nil
+}
+
+// CheckInstanceType returns an error for path unless the provider has an
+// instance type of that name and of the template's architecture.
+func (c *Config) CheckInstanceType(path *field.Path, name, arch string) *field.Error {
+	if c.Shard.Infra.InstanceTypes == nil || len(provider.ValidateArch(path, arch)) > 0 {
+		// An unknown provider or architecture has its own error.
+		return nil
+	}
+	types := c.Shard.Infra.InstanceTypes
+	if t, found := types[name]; found && t.Arch == arch {
+		return nil
+	}
+	return field.Invalid(path, name, fmt.Sprintf("no instance type of architecture %q, known are %s", arch, validation.Keys(types.OfArch(arch))))
+}
+
+// CheckLoadBalancer returns an error for path unless key is the key of a load balancer.
+func (c *Config) CheckLoadBalancer(path *field.Path, key string) *field.Error {
+	if _, found := c.LoadBalancers[key]; !found {
+		return field.Invalid(path, key, "unknown load balancer, known are "+validation.Keys(c.LoadBalancers))
+	}
+	return nil
+}
+
+// CheckSubnetPool returns an error for path unless pool is a subnet pool.
+func (s *Shard) CheckSubnetPool(path *field.Path, pool string) *field.Error {
+	if _, found := s.SubnetPools[pool]; !found {
+		return field.Invalid(path, pool, "unknown subnet pool, known are "+validation.Keys(s.SubnetPools))
+	}
+	return nil
+}
+
+// CheckReplacement returns an error for every immutable field in which next
+// differs from c: a server that runs cannot change its identity, its elections,
+// its provider, its keys and its addresses.
+func (c *Config) CheckReplacement(next *Config) field.ErrorList {
+	before := map[string]string{}
+	for _, f := range c.immutableFields() {
+		before[f.Path.String()] = f.Value
+	}
+	var errs field.ErrorList
+	for _, after := range next.immutableFields() {
+		// Another provider may have other options.
+		if value, found := before[after.Path.String()]; found && value != after.Value {
+			errs = append(errs, field.Invalid(after.Path, after.Value, fmt.Sprintf("needs a restart of the server, which runs with %q", value)))
+		}
+	}
+	return errs
+}
+
+func (c *Config) immutableFields() []provider.ImmutableField {
+	cluster, shard := field.NewPath("cluster"), field.NewPath("shard")
+	secrets, infra := cluster.Child("secrets"), shard.Child("infra")
+	fields := []provider.ImmutableField{
+		{Path: cluster.Child("id"), Value: c.ClusterID},
+		{Path: secrets.Child("provider"), Value: c.Secrets.Provider},
+		{Path: secrets.Child("prefix"), Value: c.Secrets.Prefix},
+		{Path: secrets.Child("project"), Value: c.Secrets.Project},
+		{Path: secrets.Child("cache_ttl"), Value: c.Secrets.CacheTTL.String()},
+		{Path: secrets.Child("encryption_key"), Value: c.Secrets.EncryptionKey.String()},
+		{Path: secrets.Child("old_encryption_keys"), Value: fmt.Sprint(c.Secrets.OldEncryptionKeys)},
+		{Path: shard.Child("id"), Value: c.Shard.ID},
+		{Path: infra.Child("provider"), Value: c.Shard.Infra.Provider},
+		{Path: infra.Child("region"), Value: c.Shard.Infra.Region},
+		{Path: infra.Child("zone"), Value: c.Shard.Infra.Zone},
+	}
+	if options := c.Shard.Infra.Options; options != nil {
+		fields = append(fields, options.ImmutableFields(infra.Child("options"))...)
+	}
+	fields = append(fields, c.ClusterElection.immutableFields(cluster.Child("leader_election"))...)
+	fields = append(fields, c.Shard.Election.immutableFields(shard.Child("leader_election"))...)
+	fields = append(fields, immutableNetworkFields(shard.Child("leader_network"), c.Shard.LeaderNetwork)...)
+	fields = append(fields, c.Shard.Bind.immutableFields(shard.Child("bind"))...)
+	return append(fields, c.Shard.Advertise.immutableFields(shard.Child("advertise"))...)
+}
+
+func (e Election) immutableFields(path *field.Path) []provider.ImmutableField {
+	return []provider.ImmutableField{
+		{Path: path.Child("enabled"), Value: fmt.Sprint(e.Enabled)},
+		{Path: path.Child("interval"), Value: e.Interval.String()},
+		{Path: path.Child("timeout"), Value: e.Timeout.String()},
+	}
+}
+
+func (a Addresses) immutableFields(path *field.Path) []provider.ImmutableField {
+	var fields []provider.ImmutableField
+	for _, l := range a.listeners(path) {
+		fields = append(fields, provider.ImmutableField{Path: l.path, Value: l.address})
+	}
+	return fields
+}
+
+func (c *Config) validateLoadBalancers(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, key := range slices.Sorted(maps.Keys(c.LoadBalancers)) {
+		errs = append(errs, validation.Identifier(path.Child(key), key)...)
+		errs = append(errs, c.LoadBalancers[key].Settings.Validate(path.Child(key))...)
+	}
+	return errs
+}
+
+// validateLoadBalancerKeys checks the list of a template or a group.
+func (c *Config) validateLoadBalancerKeys(path *field.Path, keys []string) field.ErrorList {
+	var errs field.ErrorList
+	for n, key := range keys {
+		if err := c.CheckLoadBalancer(path.Index(n), key); err != nil {
+			errs = append(errs, err)
+		} else if slices.Contains(keys[:n], key) {
+			errs = append(errs, field.Duplicate(path.Index(n), key))
+		}
 	}
 	return errs
 }

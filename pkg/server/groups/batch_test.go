@@ -16,7 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
@@ -230,5 +232,235 @@ func TestCanceledCallers(t *testing.T) {
 	b.finish(write.Err())
 	if _, found := b.Get(keyOf(0)); found {
 		t.Error("the change of a caller that gave up before the write is visible")
+	}
+}
+
+var errLost = errors.New("connection lost")
+
+// TestAnotherServerWrites lets two servers assume that they lead. The one that
+// did not write last gets a conflict for every write.
+func TestAnotherServerWrites(t *testing.T) {
+	changes := map[string]func(context.Context, *Store) error{
+		"upsert of a new group": func(ctx context.Context, s *Store) error {
+			_, _, err := s.Upsert(ctx, instance.GroupKey{Tenant: "default", Group: "new"}, Change{Settings: Settings{Template: "worker"}})
+			return err
+		},
+		"upsert of a static group": func(ctx context.Context, s *Store) error {
+			_, _, err := s.Upsert(ctx, plain, Change{Size: 9})
+			return err
+		},
+		"delete": func(ctx context.Context, s *Store) error {
+			_, err := s.Delete(ctx, main, nil)
+			return err
+		},
+		"another configuration": func(ctx context.Context, s *Store) error {
+			return s.Reconfigure(ctx, newConfigWith(nil))
+		},
+	}
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			store := newStorage(t)
+			upsert(t, open(t, store), main, Change{Size: 4})
+			wantConflict(t, store, change)
+		})
+	}
+	t.Run("before there is an object", func(t *testing.T) {
+		wantConflict(t, newStorage(t), changes["upsert of a new group"])
+	})
+}
+
+// wantConflict opens the groups twice. It expects that change fails with the
+// first store after the second one has written, even if it is repeated, and
+// that it changes nothing.
+func wantConflict(t *testing.T, store storage.Store, change func(context.Context, *Store) error) {
+	t.Helper()
+	old, next := open(t, store), open(t, store)
+	upsert(t, next, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 7})
+	inForce, before, object := old.Config(), snapshot(t, old), readObject(t, store)
+	for range 2 {
+		if err := change(t.Context(), old); !errors.Is(err, storage.ErrConflict) {
+			t.Errorf("got error %v, want a conflict", err)
+		}
+	}
+	wantNothingChanged(t, old, inForce, store, object)
+	assert.Empty(t, cmp.Diff(before, snapshot(t, old)), "memory has changed (-before +after)")
+	// The last writer continues.
+	upsert(t, next, dynamic, Change{Size: 8})
+}
+
+// TestUnconfirmedWrite loses the answer to a write that was or was not carried
+// out. The next change is neither rejected nor wrongly assumed to be stored,
+// and acknowledged changes are not lost.
+func TestUnconfirmedWrite(t *testing.T) {
+	second := instance.GroupKey{Tenant: "default", Group: "second"}
+	type result struct {
+		changed bool
+		err     error
+	}
+	upsertOf := func(key instance.GroupKey, change Change) func(*testing.T, *Store) result {
+		return func(t *testing.T, s *Store) result {
+			_, changed, err := s.Upsert(t.Context(), key, change)
+			return result{changed, err}
+		}
+	}
+	deleteOf := func(key instance.GroupKey) func(*testing.T, *Store) result {
+		return func(t *testing.T, s *Store) result {
+			changed, err := s.Delete(t.Context(), key, nil)
+			return result{changed, err}
+		}
+	}
+	tests := []struct {
+		name       string
+		lost, next func(*testing.T, *Store) result
+		// changed is the result of next.
+		changed bool
+		// sizes are the sizes of the dynamic groups afterwards.
+		sizes map[instance.GroupKey]int32
+	}{
+		{"the same again", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 2}), true, map[instance.GroupKey]int32{dynamic: 2}},
+		{"what it was before", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
+		{"something else", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 3}), true, map[instance.GroupKey]int32{dynamic: 3}},
+		{"another group", upsertOf(dynamic, Change{Size: 2}), upsertOf(second, Change{Settings: Settings{Template: "worker"}, Size: 5}), true, map[instance.GroupKey]int32{dynamic: 1, second: 5}},
+		{"the deletion", upsertOf(dynamic, Change{Size: 2}), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
+		{"a group that was never acknowledged is deleted", upsertOf(second, Change{Settings: Settings{Template: "worker"}}), deleteOf(second), true, map[instance.GroupKey]int32{dynamic: 1}},
+		{"the deletion again", deleteOf(dynamic), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
+		{"a deleted group as it was", deleteOf(dynamic), upsertOf(dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
+	}
+	for _, tc := range tests {
+		for when, lose := range map[string]func(*faultyStore){
+			"not done": func(s *faultyStore) { s.before = []error{errLost, errLost} },
+			"done":     func(s *faultyStore) { s.after = []error{errLost, errLost} },
+		} {
+			t.Run(tc.name+", "+when, func(t *testing.T) {
+				store := newFaultyStore(t)
+				s := open(t, store)
+				upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+				before := snapshot(t, s)
+				lose(store)
+				// A second time, because the next write may fail in the same
+				// way.
+				for range 2 {
+					if got := tc.lost(t, s); got.changed || !errors.Is(got.err, errLost) {
+						t.Fatalf("got %+v, want the storage's error", got)
+					}
+				}
+				if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
+					t.Errorf("memory has changed (-before +after):\n%s", diff)
+				}
+				if got := tc.next(t, s); got != (result{changed: tc.changed}) {
+					t.Errorf("the next change returns %+v", got)
+				}
+				after := map[instance.GroupKey]int32{}
+				for key, group := range snapshot(t, open(t, store)) {
+					if !group.Static {
+						after[key] = group.Size
+					}
+				}
+				if diff := cmp.Diff(tc.sizes, after); diff != "" {
+					t.Errorf("sizes in the storage (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(snapshot(t, open(t, store)), snapshot(t, s)); diff != "" {
+					t.Errorf("(-storage +memory):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestUnconfirmedFirstWrite is TestUnconfirmedWrite for the creation of the
+// object.
+func TestUnconfirmedFirstWrite(t *testing.T) {
+	for when, lost := range map[string]struct{ before, after []error }{
+		"not done": {before: []error{errLost}},
+		"done":     {after: []error{errLost}},
+	} {
+		t.Run(when, func(t *testing.T) {
+			store := newFaultyStore(t)
+			store.before, store.after = lost.before, lost.after
+			s := open(t, store)
+			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1}); !errors.Is(err, errLost) {
+				t.Fatalf("got error %v, want the storage's", err)
+			}
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2})
+			if size := get(t, open(t, store), dynamic).Size; size != 2 {
+				t.Errorf("the size is %d, want 2", size)
+			}
+		})
+	}
+}
+
+// TestReconfigureAfterALostWrite checks that the active settings are the stored
+// ones.
+func TestReconfigureAfterALostWrite(t *testing.T) {
+	store := newFaultyStore(t)
+	store.after = []error{nil, errLost}
+	s := open(t, store)
+	upsert(t, s, main, Change{Size: 4})
+	if err := s.Reconfigure(t.Context(), newConfigWith(nil)); !errors.Is(err, errLost) {
+		t.Fatalf("got error %v, want the storage's", err)
+	}
+	next := newConfigWith(map[string]config.Group{"main": {Template: "worker"}})
+	reconfigure(t, s, next)
+	wantSame(t, s, store)
+}
+
+// TestAnotherServerWritesAfterALostWrite checks that the server replaces only
+// versions that it may have written itself.
+func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
+	tests := []struct {
+		name  string
+		write func(*testing.T, storage.Store)
+	}{
+		{"changes a group", func(t *testing.T, store storage.Store) { upsert(t, open(t, store), dynamic, Change{Size: 9}) }},
+		{"removes the object", func(t *testing.T, store storage.Store) {
+			require.NoError(t, store.Delete(t.Context(), objectKey))
+		}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			store := newFaultyStore(t)
+			s := open(t, store)
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+			store.after = []error{errLost}
+			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, errLost) {
+				t.Fatalf("got error %v, want the storage's", err)
+			}
+			tc.write(t, store)
+			object, writes := readObject(t, store), store.writes
+			for range 2 {
+				if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, storage.ErrConflict) {
+					t.Errorf("got error %v, want a conflict", err)
+				}
+			}
+			// Only the storage can detect conflicts.
+			if store.writes != writes+2 {
+				t.Error("there was no write")
+			}
+			if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
+				t.Errorf("the object has changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestUnreadableStorage checks that nothing is written until the result of a
+// failed write is known.
+func TestUnreadableStorage(t *testing.T) {
+	store := newFaultyStore(t)
+	s := open(t, store)
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+	store.before, store.reading = []error{errLost}, errors.New("no route")
+	for _, want := range []error{errLost, store.reading} {
+		if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, want) || errors.Is(err, storage.ErrConflict) {
+			t.Errorf("got error %v, want %v", err, want)
+		}
+	}
+	if _, err := Open(t.Context(), nil, newConfig(), store); !errors.Is(err, store.reading) {
+		t.Errorf("Open returns %v, want %v", err, store.reading)
+	}
+	store.reading = nil
+	upsert(t, s, dynamic, Change{Size: 2})
+	if size := get(t, open(t, store), dynamic).Size; size != 2 {
+		t.Errorf("the size is %d, want 2", size)
 	}
 }

@@ -4,11 +4,16 @@
 package groups
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/storage/objectformat"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // content is everything that is stored. It is immutable.
@@ -20,7 +25,7 @@ type content struct {
 	// marks are the groups that were deleted or are unconfirmed.
 	marks marks
 	// unknown are fields beside the tenants that a later version has stored.
-	unknown objectformat.Fields
+	unknown storage.UnknownFields
 }
 
 // edit is what a request makes of the content: what is stored of its group, nil for
@@ -94,4 +99,109 @@ func (c content) keys() []instance.GroupKey {
 	}
 	slices.SortFunc(keys, instance.GroupKey.Compare)
 	return keys
+}
+
+// stored contains an operator's changes of one group, as they are stored. A
+// static group has only size, remove_first, instance_type and vars.
+type stored struct {
+	Settings
+	Size        int32    `json:"size"`
+	RemoveFirst []string `json:"remove_first,omitempty"`
+	// Revision is that of the last change that had one, nil when none had.
+	Revision *Revision `json:"revision,omitempty"`
+	// Declared are the settings of the last declarative change, nil when there was
+	// none. The next one removes what it leaves out of them.
+	Declared *Settings `json:"declared,omitempty"`
+	// Args, DrainTimeout and LoadBalancers are the settings of a formerly static group
+	// that the configuration has dropped. Operators cannot set them. An empty list of load
+	// balancers differs from none, which means the template's.
+	Args          map[string]any   `json:"args,omitempty"`
+	DrainTimeout  *metav1.Duration `json:"drain_timeout,omitempty"`
+	LoadBalancers []string         `json:"load_balancers,omitzero"`
+	// WhenDropped, of a static group, is what replaces this value when the
+	// configuration drops the group.
+	WhenDropped *stored `json:"when_dropped,omitempty"`
+	// Unknown are fields that a later version has stored.
+	Unknown storage.UnknownFields `json:"-"`
+}
+
+// plainStored is a stored in the encoding of package json.
+type plainStored stored
+
+// MarshalJSON returns the stored form.
+func (s *stored) MarshalJSON() ([]byte, error) {
+	return storage.Encode((*plainStored)(s), s.Unknown)
+}
+
+// UnmarshalJSON reads what MarshalJSON returns, of any version. Without a size, a field
+// that is not known is more likely a mistake in writing.
+func (s *stored) UnmarshalJSON(data []byte) error {
+	plain, unknown, err := storage.Decode[plainStored](data)
+	if err != nil {
+		return err
+	}
+	if len(unknown) > 0 {
+		var size struct{ Size *int32 }
+		if err := json.Unmarshal(data, &size); err != nil {
+			return err
+		}
+		if size.Size == nil {
+			return fmt.Errorf("size is missing, and there are unknown fields: %s", slices.Sorted(maps.Keys(unknown)))
+		}
+	}
+	plain.Unknown = unknown
+	*s = stored(plain)
+	return nil
+}
+
+// with returns s after change. s may be nil. Restricted fields of a static
+// group are not stored, because only the configuration sets them.
+func (s *stored) with(change Change, static bool) *stored {
+	next := stored{}
+	if s != nil {
+		next = *s
+	}
+	next.Size, next.RemoveFirst = change.Size, nil
+	if len(change.RemoveFirst) > 0 {
+		next.RemoveFirst = change.RemoveFirst
+	}
+	if change.Revision != nil {
+		next.Revision = change.Revision
+	}
+	settings := next.merge(change.Settings)
+	if change.Declarative {
+		if next.Declared != nil {
+			settings = settings.without(*next.Declared, change.Settings)
+		}
+		next.Declared = &change.Settings
+	}
+	if static {
+		settings = settings.restricted(next.Settings)
+	}
+	next.Settings = settings
+	return &next
+}
+
+// asDynamic returns what must be stored for group, which is static in c, to
+// keep its settings without the configuration.
+//
+// Args, the drain timeout and load balancers are stored only as far as the group itself
+// sets them. Operators cannot change them, so the rest must continue to follow the
+// template and the shard, or it could never change.
+func asDynamic(c *config.Config, group *Group) *stored {
+	configured := c.Groups[group.Key.Tenant][group.Key.Group]
+	dynamic := &stored{
+		Settings:    group.Settings,
+		Size:        group.Size,
+		RemoveFirst: group.RemoveFirst,
+		Declared:    group.Declared,
+		Revision:    group.Revision,
+		Args:        config.MergeArgs(configured.Args),
+
+		LoadBalancers: configured.LoadBalancers,
+	}
+	if configured.DrainTimeout != nil {
+		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}
+	}
+	return dynamic
 }

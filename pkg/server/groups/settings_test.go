@@ -4,9 +4,19 @@
 package groups
 
 import (
+	"errors"
 	"reflect"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/testing/settingstest"
 )
 
@@ -114,4 +124,288 @@ func TestDeclarativeChanges(t *testing.T) {
 	expect(Settings{Vars: vars("a")})
 	change(true, true, Settings{})
 	expect(Settings{})
+}
+
+// configured and fromTemplate return the static groups without changes of
+// operators.
+func configured() Group {
+	return Group{
+		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, Static: true,
+		Args:     map[string]any{"labels": map[string]any{"tier": "one", "own": "yes", "region": "west"}},
+		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute,
+	}
+}
+
+func fromTemplate(key instance.GroupKey, size int32, static bool) Group {
+	return Group{
+		Key: key, Settings: Settings{Template: "worker", InstanceType: "m7i.large", SubnetPools: []string{"open"}, Vars: map[string]string{"role": "worker", "tier": "one", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: size, Static: static,
+		Args:     map[string]any{"labels": map[string]any{"tier": "one", "region": "west"}},
+		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: 5 * time.Minute,
+	}
+}
+
+func workerFiles() map[string]config.File {
+	return map[string]config.File{
+		"a.env": {Kind: "env", Content: map[string]any{"A": "default"}},
+		"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}},
+	}
+}
+
+// with returns g after change.
+func with(g Group, change func(*Group)) Group {
+	change(&g)
+	return g
+}
+
+func TestUpsertMerges(t *testing.T) {
+	worker := Change{Settings: Settings{Template: "worker"}, Size: 2}
+	tests := []struct {
+		name    string
+		key     instance.GroupKey
+		changes []Change
+		want    Group
+	}{
+		{"a static group is as configured, over its template", main, nil, configured()},
+		{"a static group that is silent has its template's values", plain, nil, fromTemplate(plain, 2, true)},
+		{"a new group has what its template has", dynamic, []Change{worker}, fromTemplate(dynamic, 2, false)},
+		{"the size of a new group is not its template's", dynamic, []Change{{Settings: Settings{Template: "worker"}}}, fromTemplate(dynamic, 0, false)},
+		{
+			"a new group's own values go over its template's", dynamic,
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other", "open"}, Vars: map[string]string{"tier": "two", "new": "1"}}, Size: 1}},
+			with(fromTemplate(dynamic, 1, false), func(g *Group) {
+				g.InstanceType, g.SubnetPools = "r7i.large", []string{"other", "open"}
+				g.Vars = map[string]string{"role": "worker", "tier": "two", "region": "west", "new": "1"}
+			}),
+		},
+		{"size replaces, a zero too", dynamic, []Change{{Settings: Settings{Template: "worker"}, Size: 5}, {Size: 0}}, fromTemplate(dynamic, 0, false)},
+		{
+			"what a change does not name stays", dynamic,
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}, Vars: map[string]string{"a": "1"}}}, {Size: 7}},
+			with(fromTemplate(dynamic, 7, false), func(g *Group) {
+				g.InstanceType, g.SubnetPools = "r7i.large", []string{"other"}
+				g.Vars = map[string]string{"role": "worker", "tier": "one", "region": "west", "a": "1"}
+			}),
+		},
+		{
+			"what a change names replaces", dynamic,
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}}}, {Settings: Settings{Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"open"}}}},
+			Group{
+				Key: dynamic, Settings: Settings{Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"open"}, Vars: map[string]string{"tier": "none", "region": "west"}}, Kind: "bar", Arch: "amd64",
+				Args:     map[string]any{"labels": map[string]any{"tier": "none", "region": "west"}},
+				Userdata: config.Userdata{Inline: "#!/bin/sh"}, DrainTimeout: 5 * time.Minute,
+				Files: map[string]config.File{"a.env": {Kind: "env", Content: map[string]any{"A": "default"}}},
+			},
+		},
+		{
+			"vars are added key by key", dynamic,
+			[]Change{{Settings: Settings{Template: "worker", Vars: map[string]string{"a": "1", "b": "1"}}}, {Settings: Settings{Vars: map[string]string{"b": "2", "c": "2", "tier": ""}}}},
+			with(fromTemplate(dynamic, 0, false), func(g *Group) {
+				g.Vars = map[string]string{"role": "worker", "tier": "", "region": "west", "a": "1", "b": "2", "c": "2"}
+			}),
+		},
+		{
+			"size, instance type and vars of a static group are overridden", main,
+			[]Change{{Size: 9, Settings: Settings{InstanceType: "m7i.xlarge", Vars: map[string]string{"own": "no", "x": "y"}}}},
+			with(configured(), func(g *Group) {
+				g.Size, g.InstanceType = 9, "m7i.xlarge"
+				g.Vars = map[string]string{"role": "main", "tier": "one", "region": "west", "own": "no", "x": "y"}
+			}),
+		},
+		{
+			"values equal to those configured pass", main,
+			[]Change{{Size: 4, Settings: Settings{Template: "worker", SubnetPools: []string{"closed"}}}},
+			with(configured(), func(g *Group) { g.Size = 4 }),
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			s := open(t, newStorage(t))
+			for _, change := range tc.changes {
+				if answer := upsert(t, s, tc.key, change); answer != get(t, s, tc.key) {
+					t.Errorf("was answered %+v, but the group is %+v", answer, get(t, s, tc.key))
+				}
+			}
+			got := get(t, s, tc.key)
+			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "Type", "RuntimeConfigHash", "InfraConfigHash")); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if want := s.Config().Shard.Infra.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
+				t.Errorf("the type is %+v, want %+v", got.Type, want)
+			}
+		})
+	}
+}
+
+// TestLayers sets the same fields in the defaults, a template and a group.
+func TestLayers(t *testing.T) {
+	const defaultTimeout = 5 * time.Minute
+	tests := []struct {
+		name   string
+		change func(*config.Config, *config.Template, *config.Group)
+		got    func(*Group) any
+		want   any
+	}{
+		{"userdata of the defaults", func(*config.Config, *config.Template, *config.Group) {}, func(g *Group) any { return g.Userdata }, config.Userdata{Inline: "#!/bin/sh"}},
+		{
+			"userdata of the template, as a whole",
+			func(_ *config.Config, template *config.Template, _ *config.Group) {
+				template.Userdata.URL = "https://example.com"
+			},
+			func(g *Group) any { return g.Userdata }, config.Userdata{URL: "https://example.com"},
+		},
+		{
+			"a file of the template replaces that of the defaults",
+			func(_ *config.Config, template *config.Template, _ *config.Group) {
+				template.Files = map[string]config.File{"a.env": {Kind: "json"}}
+			},
+			func(g *Group) any { return g.Files }, map[string]config.File{"a.env": {Kind: "json"}},
+		},
+		{
+			"vars of all three",
+			func(c *config.Config, template *config.Template, group *config.Group) {
+				c.Defaults.Vars = map[string]string{"a": "defaults", "b": "defaults", "c": "defaults"}
+				template.Vars = map[string]string{"b": "template", "c": "template"}
+				group.Vars = map[string]string{"c": "group"}
+			},
+			func(g *Group) any { return g.Vars }, map[string]string{"a": "defaults", "b": "template", "c": "group"},
+		},
+		{
+			"args of all three, objects as one and lists as a whole",
+			func(c *config.Config, template *config.Template, group *config.Group) {
+				c.Defaults.Args = map[string]any{"labels": map[string]any{"a": "defaults", "b": "defaults"}, "list": []any{"x", "y"}}
+				template.Args = map[string]any{"labels": map[string]any{"b": "template", "c": "template"}}
+				group.Args = map[string]any{"labels": map[string]any{"c": "group"}, "list": []any{"z"}}
+			},
+			func(g *Group) any { return g.Args },
+			map[string]any{"labels": map[string]any{"a": "defaults", "b": "template", "c": "group"}, "list": []any{"z"}},
+		},
+		{"the shard's drain timeout", func(*config.Config, *config.Template, *config.Group) {}, func(g *Group) any { return g.DrainTimeout }, defaultTimeout},
+		{
+			"the group's drain timeout, a zero too",
+			func(_ *config.Config, _ *config.Template, group *config.Group) {
+				group.DrainTimeout = new(time.Duration(0))
+			},
+			func(g *Group) any { return g.DrainTimeout }, time.Duration(0),
+		},
+		{
+			"the group's size, a zero too",
+			func(_ *config.Config, _ *config.Template, group *config.Group) { group.Size = new(int32(0)) },
+			func(g *Group) any { return g.Size }, int32(0),
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newConfig()
+			template, group := c.Templates["worker"], c.Groups["default"]["plain"]
+			tc.change(c, &template, &group)
+			c.Templates["worker"], c.Groups["default"]["plain"] = template, group
+			s := openWith(t, newStorage(t), c)
+			if diff := cmp.Diff(tc.want, tc.got(get(t, s, plain))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTenantsAreSeparate(t *testing.T) {
+	s := open(t, newStorage(t))
+	other := instance.GroupKey{Tenant: "other", Group: main.Group}
+	if _, _, err := s.Upsert(t.Context(), other, Change{Size: 1}); !errors.As(err, new(*InvalidError)) {
+		t.Errorf("%s took its template from %s: error %v", other, main, err)
+	}
+	before := get(t, s, main)
+	if group := upsert(t, s, other, Change{Settings: Settings{Template: "worker"}, Size: 1}); group.Static {
+		t.Errorf("%s is static since %s is", other, main)
+	}
+	if get(t, s, main) != before {
+		t.Errorf("a change of %s changed %s", other, main)
+	}
+}
+
+func TestETagFollowsTheGroup(t *testing.T) {
+	s := open(t, newStorage(t))
+	seen := map[string]int{}
+	for i, change := range []Change{
+		{Settings: Settings{Template: "worker"}},
+		{Size: 1},
+		{Size: 1, Settings: Settings{InstanceType: "t3.large"}},
+		{Size: 1, Settings: Settings{SubnetPools: []string{"other"}}},
+		{Size: 1, Settings: Settings{SubnetPools: []string{"open", "other"}}},
+		{Size: 1, Settings: Settings{Vars: map[string]string{"a": "1"}}},
+		{Size: 1, Settings: Settings{Vars: map[string]string{"a": "2"}}},
+	} {
+		etag := upsert(t, s, dynamic, change).ETag
+		if before, twice := seen[etag]; twice {
+			t.Errorf("after change %d the ETag is that of change %d", i, before)
+		}
+		seen[etag] = i
+	}
+	upsert(t, s, dynamic, Change{Size: 5})
+	if etag := upsert(t, s, dynamic, Change{Size: 1}).ETag; seen[etag] != len(seen)-1 {
+		t.Error("the ETag is another though the group is the same")
+	}
+}
+
+// withBalancers returns a configuration with load balancers, one of which the template
+// worker has.
+func withBalancers(static map[string]config.Group, keys ...string) *config.Config {
+	c := newConfigWith(static)
+	c.LoadBalancers = map[string]provider.LoadBalancer{}
+	for _, key := range keys {
+		c.LoadBalancers[key] = provider.LoadBalancer{Key: key}
+	}
+	worker := c.Templates["worker"]
+	worker.LoadBalancers = []string{"web"}
+	c.Templates["worker"] = worker
+	return c
+}
+
+func TestLoadBalancersOfGroups(t *testing.T) {
+	c := withBalancers(map[string]config.Group{
+		"of-template": {Template: "worker"},
+		"own":         {Template: "worker", LoadBalancers: []string{"api"}},
+		"none":        {Template: "worker", LoadBalancers: []string{}},
+		"bare":        {Template: "bare", InstanceType: "t3.large", SubnetPool: "open"},
+	}, "web", "api")
+	s := openWith(t, newStorage(t), c)
+	dynamic := instance.GroupKey{Tenant: "default", Group: "dynamic"}
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+	for name, want := range map[string][]string{"of-template": {"web"}, "own": {"api"}, "none": {}, "bare": nil, "dynamic": {"web"}} {
+		assert.Equal(t, want, get(t, s, instance.GroupKey{Tenant: "default", Group: name}).LoadBalancers, name)
+	}
+}
+
+// A static group that the configuration drops keeps its load balancers, also after a
+// restart, except those that the configuration drops too.
+func TestLoadBalancersOfADroppedGroup(t *testing.T) {
+	static := map[string]config.Group{
+		"own":         {Template: "worker", LoadBalancers: []string{"api", "old"}},
+		"none":        {Template: "worker", LoadBalancers: []string{}},
+		"of-template": {Template: "worker"},
+	}
+	store := newStorage(t)
+	s := openWith(t, store, withBalancers(static, "web", "api", "old"))
+	check := func(s *Store, own ...string) {
+		t.Helper()
+		for name, want := range map[string][]string{"own": own, "none": {}, "of-template": {"web"}} {
+			assert.Equal(t, want, get(t, s, instance.GroupKey{Tenant: "default", Group: name}).LoadBalancers, name)
+		}
+	}
+	next := withBalancers(nil, "web", "api", "old")
+	require.NoError(t, s.Reconfigure(t.Context(), next))
+	check(s, "api", "old")
+	check(openWith(t, store, next), "api", "old")
+	require.NoError(t, s.Reconfigure(t.Context(), withBalancers(nil, "web", "api")))
+	check(s, "api")
+}
+
+// A change of the load balancers is a change of the group that replaces no instance.
+func TestLoadBalancersChangeTheETagOnly(t *testing.T) {
+	group := sample()
+	before := withHashes(t, group)
+	group.LoadBalancers = []string{"web"}
+	after := withHashes(t, group)
+	assert.NotEqual(t, before.ETag, after.ETag)
+	assert.Equal(t, before.InfraConfigHash, after.InfraConfigHash)
+	assert.Equal(t, before.RuntimeConfigHash, after.RuntimeConfigHash)
 }

@@ -6,7 +6,7 @@ package instance
 import (
 	"time"
 
-	"nstance.dev/operator/pkg/server/storage/objectformat"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Record is the durable part of an instance: one object in the storage, written
@@ -51,7 +51,7 @@ type Record struct {
 	// modified, only replaced.
 	Registration *Registration `json:"registration,omitempty"`
 	// Unknown are fields that a later version has stored.
-	Unknown objectformat.Fields `json:"-"`
+	Unknown storage.UnknownFields `json:"-"`
 }
 
 // plainRecord is a Record in the encoding of package json.
@@ -59,12 +59,12 @@ type plainRecord Record
 
 // MarshalRecord returns the stored form of a record.
 func MarshalRecord(r Record) ([]byte, error) {
-	return objectformat.Encode(plainRecord(r), r.Unknown)
+	return storage.Encode(plainRecord(r), r.Unknown)
 }
 
 // UnmarshalRecord reads what MarshalRecord returns, of any version.
 func UnmarshalRecord(data []byte) (Record, error) {
-	plain, unknown, err := objectformat.Decode[plainRecord](data)
+	plain, unknown, err := storage.Decode[plainRecord](data)
 	if err != nil {
 		return Record{}, err
 	}

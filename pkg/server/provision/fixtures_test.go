@@ -17,14 +17,14 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/providertest"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// instanceID is that of the record of most tests.
+// instanceID is the id in the record of most tests.
 const instanceID = "knc06bgm7733st2576nx5jht4ecjw"
 
-// configuration is that of a shard with the group main.
+// configuration is the configuration of a shard with the group main.
 //
 //go:embed testdata/config.jsonc
 var configuration string
@@ -72,29 +72,29 @@ func newRecord() *instance.Record {
 	}
 }
 
-// nonces signs for real, and keeps what it signed.
+// nonces signs nonces like a server, and keeps them.
 type nonces struct {
-	*nonce.Signer
+	*registration.NonceSigner
 	key    ed25519.PublicKey
 	signed []string
 	err    error
 }
 
-func (n *nonces) Agent(a nonce.Agent) (string, error) {
+func (n *nonces) Agent(a registration.AgentNonce) (string, error) {
 	if n.err != nil {
 		return "", n.err
 	}
-	token, err := n.Signer.Agent(a)
+	token, err := n.NonceSigner.Agent(a)
 	n.signed = append(n.signed, token)
 	return token, err
 }
 
-// newProvisioner returns one for the configuration c.
+// newProvisioner returns a Provisioner for the configuration c.
 func newProvisioner(t *testing.T, c *config.Config) (*Provisioner, *nonces) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
-	n := &nonces{Signer: nonce.NewSigner(private), key: public}
+	n := &nonces{NonceSigner: registration.NewNonceSigner(private), key: public}
 	return New(Options{
 		Config:       func() *config.Config { return c },
 		Addresses:    config.Addresses{RegistrationAddr: "10.0.0.1:8992", OperatorAddr: "10.0.0.1:8993", AgentAddr: "10.0.0.1:8994"},

@@ -14,12 +14,12 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // Nonces signs what an agent registers with.
 type Nonces interface {
-	Agent(nonce.Agent) (string, error)
+	Agent(registration.AgentNonce) (string, error)
 }
 
 // Options are what a Provisioner needs. Every field is mandatory.

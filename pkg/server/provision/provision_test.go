@@ -13,7 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // everything uses all that userdata can.
@@ -67,9 +67,9 @@ func TestNonceSaysWhoseItIs(t *testing.T) {
 	if len(nonces.signed) != 2 {
 		t.Fatalf("%d nonces were signed for two specs", len(nonces.signed))
 	}
-	claims, err := nonce.Parse(nonces.signed[0], nonces.key)
+	claims, err := registration.ParseNonce(nonces.signed[0], nonces.key)
 	require.NoError(t, err)
-	want := nonce.Claims{
+	want := registration.NonceClaims{
 		Kind: "agent", Subject: instanceID, ClusterID: "prod", Tenant: "default", Shard: "us-west-2a",
 		Group: "main", OnDemand: true, ConfigHash: group.RuntimeConfigHash,
 		CreatedAt: claims.CreatedAt, ExpiresAt: claims.ExpiresAt,

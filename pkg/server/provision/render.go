@@ -9,7 +9,94 @@ import (
 	"slices"
 	"strings"
 	"text/template"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
 )
+
+// facts are the values that the templates of arguments and userdata can use
+// (docs/server.md#userdata). There is no host name or address, which are not known
+// before the instance runs, and no .Image, because there are no images.
+type facts struct {
+	Instance struct{ ID, Group, Kind, Arch, Type string }
+	Cluster  struct{ ID, CACert string }
+	Server   struct {
+		Shard, RegistrationAddr, OperatorAddr string
+		// AgentAddr is empty if the server serves no agents.
+		AgentAddr string
+		// HealthCheckInterval is how often an agent has to report.
+		HealthCheckInterval time.Duration
+	}
+	Provider struct{ Kind, Region, Zone string }
+	Vars     map[string]string
+}
+
+// secretFacts adds what only userdata can use. A nonce in an argument would be
+// readable for every user who can read the instance.
+type secretFacts struct {
+	facts
+	// Nonce is what the agent registers with.
+	Nonce string
+}
+
+func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *instance.Record) facts {
+	var f facts
+	f.Instance.ID = record.ID
+	f.Instance.Group = record.Group
+	f.Instance.Kind = group.Kind
+	f.Instance.Arch = group.Arch
+	f.Instance.Type = group.InstanceType
+	f.Cluster.ID = c.ClusterID
+	f.Cluster.CACert = string(p.AuthorityPEM)
+	f.Server.Shard = c.Shard.ID
+	f.Server.RegistrationAddr = p.Addresses.RegistrationAddr
+	f.Server.OperatorAddr = p.Addresses.OperatorAddr
+	f.Server.AgentAddr = p.Addresses.AgentAddr
+	f.Server.HealthCheckInterval = c.Shard.HealthCheckInterval
+	f.Provider.Kind = c.Shard.Infra.Provider
+	f.Provider.Region = c.Shard.Infra.Region
+	f.Provider.Zone = c.Shard.Infra.Zone
+	f.Vars = group.Vars
+	return f
+}
+
+// FileFacts are the values that the templates of files can use: those of arguments, and
+// what the agent of the instance reports of its machine (docs/server.md#files).
+type FileFacts struct {
+	facts
+	Instance struct{ ID, Kind, Arch, Type, Hostname, IP4, IP6 string }
+}
+
+// FileFacts returns the values for an instance of a group, which Effective returned.
+func (p *Provisioner) FileFacts(group *groups.Group, record *instance.Record) FileFacts {
+	f := FileFacts{facts: p.facts(p.Config(), group, record)}
+	f.Instance.ID, f.Instance.Kind, f.Instance.Arch, f.Instance.Type = record.ID, group.Kind, group.Arch, group.InstanceType
+	if r := record.Registration; r != nil {
+		f.Instance.Hostname, f.Instance.IP4, f.Instance.IP6 = r.Hostname, r.IPv4, r.IPv6
+	}
+	return f
+}
+
+// Render renders one template. The error does not quote it.
+func (f FileFacts) Render(text string) (string, error) {
+	rendered, err := render("text", text, f)
+	if err != nil {
+		return "", withoutText(err)
+	}
+	return rendered, nil
+}
+
+// RenderAll returns a copy of value, which has the types of encoding/json, in which every
+// string is rendered. Keys are not rendered. The error does not quote the strings.
+func (f FileFacts) RenderAll(value any) (any, error) {
+	rendered, err := renderAny("text", value, f)
+	if err != nil {
+		return nil, withoutText(err)
+	}
+	return rendered, nil
+}
 
 // render parses and executes a template.
 func render(name, text string, facts any) (string, error) {

@@ -6,14 +6,21 @@ package provision
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"net/url"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // userdata returns the rendered userdata of the instance. It is nil, and no nonce
@@ -24,7 +31,7 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 	}
 	secret := secretFacts{facts: facts}
 	var err error
-	secret.Nonce, err = p.Nonces.Agent(nonce.Agent{
+	secret.Nonce, err = p.Nonces.Agent(registration.AgentNonce{
 		InstanceID: record.ID,
 		ClusterID:  facts.Cluster.ID,
 		Tenant:     record.Tenant,
@@ -69,4 +76,108 @@ func withoutText(err error) error {
 	where := strings.TrimPrefix(position.FindString(text), "template: ")
 	why := strings.TrimPrefix(missing.FindString(text), ">: ")
 	return fmt.Errorf("%s: %s", where, cmp.Or(why, "this has no value"))
+}
+
+const (
+	// fetchTimeout bounds fetching userdata from a URL, including the response.
+	fetchTimeout = 10 * time.Second
+	// maxPages is how many contents are kept, each of at most config.MaxUserdata bytes.
+	maxPages = 16
+)
+
+// page is the content of a URL.
+type page struct {
+	content []byte
+	// etag is empty if the content cannot be requested conditionally.
+	etag string
+}
+
+// pages are the contents that were fetched last and have an etag.
+type pages struct {
+	mu    sync.Mutex
+	byURL map[string]page
+	// urls are the keys, that of the latest change last.
+	urls []string
+}
+
+func (p *pages) get(url string) (page, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known, found := p.byURL[url]
+	return known, found
+}
+
+// put replaces the content of a URL, and removes the one that was put first when there
+// are too many.
+func (p *pages) put(url string, content page) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.byURL == nil {
+		p.byURL = map[string]page{}
+	}
+	delete(p.byURL, url)
+	p.urls = slices.DeleteFunc(p.urls, func(other string) bool { return other == url })
+	if content.etag == "" {
+		return
+	}
+	if len(p.urls) == maxPages {
+		delete(p.byURL, p.urls[0])
+		p.urls = p.urls[1:]
+	}
+	p.byURL[url] = content
+	p.urls = append(p.urls, url)
+}
+
+// fetch returns the unchanged content of a URL. It is requested each time, and sent only if
+// it has changed since the last one. The error contains only the host of
+// the URL, whose other parts may include a password or a signature.
+func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, withoutURL(err)
+	}
+	// Otherwise the HTTP client would unpack gzip that the configuration declares as
+	// the encoding of the userdata.
+	request.Header.Set("Accept-Encoding", "identity")
+	known, found := p.pages.get(address)
+	if found {
+		request.Header.Set("If-None-Match", known.etag)
+	}
+	source, err := p.get(request, known)
+	if err != nil {
+		return nil, fmt.Errorf("from %s: %w", request.URL.Host, withoutURL(err))
+	}
+	p.pages.put(address, source)
+	return source.content, nil
+}
+
+func (p *Provisioner) get(request *http.Request, known page) (page, error) {
+	response, err := p.client.Do(request)
+	if err != nil {
+		return page{}, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode == http.StatusNotModified && known.etag != "" {
+		return known, nil
+	}
+	if response.StatusCode != http.StatusOK {
+		return page{}, fmt.Errorf("the response is %s", response.Status)
+	}
+	source, err := io.ReadAll(io.LimitReader(response.Body, config.MaxUserdata+1))
+	if err != nil {
+		return page{}, err
+	}
+	if len(source) > config.MaxUserdata {
+		return page{}, fmt.Errorf("it has more than %d bytes", config.MaxUserdata)
+	}
+	return page{content: source, etag: response.Header.Get("ETag")}, nil
+}
+
+func withoutURL(err error) error {
+	if located, ok := errors.AsType[*url.Error](err); ok {
+		return located.Err
+	}
+	return err
 }

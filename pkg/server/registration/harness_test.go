@@ -32,7 +32,6 @@ import (
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/registration"
-	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
@@ -63,7 +62,7 @@ func newCluster(t *testing.T) *cluster {
 // nonce returns the nonce of an operator.
 func (c *cluster) nonce(tenant string) string {
 	c.t.Helper()
-	token, err := nonce.NewSigner(c.keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: tenant, Lifetime: time.Hour})
+	token, err := registration.NewNonceSigner(c.keys.Nonce).Operator(registration.OperatorNonce{ClusterID: clusterID, Tenant: tenant, Lifetime: time.Hour})
 	require.NoError(c.t, err)
 	return token
 }

@@ -7,15 +7,17 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // Grace is how long the certificate that was replaced by a registration or a renewal
@@ -53,18 +55,18 @@ type Record struct {
 	// validity begins before it.
 	RevokedBefore time.Time `json:"revoked_before,omitzero"`
 	// Unknown are fields that a later version has stored.
-	Unknown objectformat.Fields `json:"-"`
+	Unknown storage.UnknownFields `json:"-"`
 }
 
 // plainRecord is a Record in the encoding of package json.
 type plainRecord Record
 
 // MarshalJSON returns the stored form of the record.
-func (r Record) MarshalJSON() ([]byte, error) { return objectformat.Encode(plainRecord(r), r.Unknown) }
+func (r Record) MarshalJSON() ([]byte, error) { return storage.Encode(plainRecord(r), r.Unknown) }
 
 // UnmarshalJSON reads what MarshalJSON returns, of any version.
 func (r *Record) UnmarshalJSON(data []byte) error {
-	plain, unknown, err := objectformat.Decode[plainRecord](data)
+	plain, unknown, err := storage.Decode[plainRecord](data)
 	if err != nil {
 		return err
 	}
@@ -156,4 +158,128 @@ func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, c
 			CertSerial: serial(certificate), ExpiresAt: certificate.NotAfter,
 		}, "", time.Time{}), nil
 	})
+}
+
+// Errors of Check. The client needs another certificate: the one that it renewed, or
+// one for a new nonce.
+var (
+	// ErrExpired means that the certificate has expired.
+	ErrExpired = errors.New("the client certificate has expired")
+	// ErrRevoked means that an administrator revoked the certificate.
+	ErrRevoked = errors.New("the client certificate was revoked")
+	// ErrReplaced means that another certificate was issued since, and that the time
+	// in which both are accepted is over.
+	ErrReplaced = errors.New("the client certificate was replaced")
+)
+
+// Check returns an error if the operator may not use a certificate, which chains to
+// the cluster's authority, at a time. Without a registration, for which r is nil or
+// has no serial number, every such certificate is accepted unless it was revoked: an
+// administrator or a server of an older version may have issued it.
+func (r *Record) Check(certificate *x509.Certificate, now time.Time) error {
+	number := serial(certificate)
+	if now.After(certificate.NotAfter) {
+		return rejected(ErrExpired, number, "at "+certificate.NotAfter.UTC().Format(time.RFC3339))
+	}
+	switch {
+	case r == nil:
+		return nil
+	case slices.Contains(r.RevokedSerials, number):
+		return rejected(ErrRevoked, number, "")
+	case r.CertSerial == "":
+		if certificate.NotBefore.Before(r.RevokedBefore) {
+			return rejected(ErrRevoked, number, "")
+		}
+		return nil
+	case r.CertSerial == number:
+		return nil
+	case r.PreviousSerial == number && now.Before(r.PreviousUntil):
+		return nil
+	}
+	return rejected(ErrReplaced, number, "by "+r.CertSerial)
+}
+
+func rejected(reason error, serial, detail string) error {
+	if detail != "" {
+		detail = " " + detail
+	}
+	return fmt.Errorf("%w%s (serial number %s): register with a new nonce unless a newer certificate is at hand", reason, detail, serial)
+}
+
+// issued returns the record after a certificate was issued. next describes it, and r,
+// which may be nil, is the record before. The certificate replaces the one with the
+// serial number previous, if that is not empty, which expires at expires.
+func (r *Record) issued(next Record, previous string, expires time.Time) Record {
+	now := time.Now().UTC()
+	if r != nil {
+		next.RevokedSerials, next.RevokedAt, next.RevokedBefore = r.RevokedSerials, r.RevokedAt, r.RevokedBefore
+		if next.RegisteredAt.IsZero() {
+			next.RegisteredAt = r.RegisteredAt
+		}
+	}
+	if next.RegisteredAt.IsZero() {
+		next.RegisteredAt = now
+	}
+	if previous == "" || slices.Contains(next.RevokedSerials, previous) {
+		return next
+	}
+	next.PreviousSerial, next.PreviousUntil = previous, now.Add(Grace)
+	if expires.Before(next.PreviousUntil) {
+		next.PreviousUntil = expires.UTC()
+	}
+	return next
+}
+
+// Revoke revokes the certificate of a client with a serial number in hexadecimal
+// digits, and all nonces of its tenant that exist.
+func Revoke(ctx context.Context, store storage.Store, tenant, clientID, number string) error {
+	return updateRecord(ctx, store, tenant, clientID, func(record *Record) (Record, error) {
+		return record.revoked(tenant, clientID, number), nil
+	})
+}
+
+// RevokeAll revokes all certificates and nonces of a client that exist, and returns
+// the serial numbers of the registered ones.
+func RevokeAll(ctx context.Context, store storage.Store, tenant, clientID string) (numbers []string, err error) {
+	err = updateRecord(ctx, store, tenant, clientID, func(record *Record) (Record, error) {
+		numbers = nil
+		if record != nil && record.CertSerial != "" {
+			numbers = append(numbers, record.CertSerial)
+		}
+		if record != nil && record.PreviousSerial != "" {
+			numbers = append(numbers, record.PreviousSerial)
+		}
+		changed := record.revoked(tenant, clientID, numbers...)
+		changed.RevokedBefore = changed.RevokedAt
+		return changed, nil
+	})
+	return numbers, err
+}
+
+// revoked returns a copy of the record, which may be nil, with more revoked serial
+// numbers.
+func (r *Record) revoked(tenant, clientID string, numbers ...string) Record {
+	changed := Record{ClientID: clientID, Tenant: tenant}
+	if r != nil {
+		changed = *r
+	}
+	changed.RevokedSerials = slices.Concat(changed.RevokedSerials, numbers)
+	slices.Sort(changed.RevokedSerials)
+	changed.RevokedSerials = slices.Compact(changed.RevokedSerials)
+	changed.RevokedAt = time.Now().UTC()
+	return changed
+}
+
+// ParseSerial returns a serial number in the form of the record. It accepts the forms
+// in which openssl prints one: upper case, with leading zeros, with colons.
+func ParseSerial(text string) (string, error) {
+	digits := strings.TrimLeft(strings.ToLower(strings.ReplaceAll(text, ":", "")), "0")
+	padded := digits
+	if len(padded)%2 == 1 {
+		padded = "0" + padded
+	}
+	if _, err := hex.DecodeString(padded); err != nil || digits == "" {
+		return "", fmt.Errorf("%q is not a serial number in hexadecimal digits", text)
+	}
+	return digits, nil
 }

@@ -22,7 +22,6 @@ import (
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
-	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -30,7 +29,7 @@ import (
 const DefaultTenant = "default"
 
 // Errors that callers distinguish. The errors of a Registrar wrap them,
-// nonce.ErrInvalid or leader.ErrNotLeading.
+// ErrInvalidNonce or leader.ErrNotLeading.
 var (
 	// ErrMismatch means that the nonce is valid, but not for an operator of this
 	// cluster.
@@ -62,7 +61,7 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	if !r.Leading() {
 		return nil, errNotLeading
 	}
-	claims, err := nonce.Parse(token, r.Keys.Nonce.Public().(ed25519.PublicKey))
+	claims, err := ParseNonce(token, r.Keys.Nonce.Public().(ed25519.PublicKey))
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +97,7 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 
 // checkNonce returns an error if the nonce is from before the last revocation. Of a
 // nonce without a time of creation only the first use is accepted then.
-func (r *Record) checkNonce(claims nonce.Claims, first bool) error {
+func (r *Record) checkNonce(claims NonceClaims, first bool) error {
 	if r == nil || r.RevokedAt.IsZero() {
 		return nil
 	}
@@ -107,7 +106,7 @@ func (r *Record) checkNonce(claims nonce.Claims, first bool) error {
 	if claims.CreatedAt.IsZero() && first || !claims.CreatedAt.IsZero() && !claims.CreatedAt.Before(revoked) {
 		return nil
 	}
-	return fmt.Errorf("%w: it was created before certificates of the tenant were revoked at %s", nonce.ErrInvalid, r.RevokedAt.Format(time.RFC3339))
+	return fmt.Errorf("%w: it was created before certificates of the tenant were revoked at %s", ErrInvalidNonce, r.RevokedAt.Format(time.RFC3339))
 }
 
 // Renew returns a certificate with the same identity as the client's present one,
@@ -141,10 +140,10 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 }
 
 // check returns an error if the nonce is not for an operator of this cluster.
-func (r *Registrar) check(c nonce.Claims) error {
+func (r *Registrar) check(c NonceClaims) error {
 	switch {
 	case c.Kind != pki.RoleOperator:
-		return fmt.Errorf("%w: it is for kind %q, needs to be for %q", nonce.ErrInvalid, c.Kind, pki.RoleOperator)
+		return fmt.Errorf("%w: it is for kind %q, needs to be for %q", ErrInvalidNonce, c.Kind, pki.RoleOperator)
 	case c.ClusterID != r.ClusterID:
 		return fmt.Errorf("%w: it is for cluster %q, this is %q", ErrMismatch, c.ClusterID, r.ClusterID)
 	case c.Subject != c.ClusterID:
@@ -183,7 +182,7 @@ func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicK
 		return false, fmt.Errorf("read the claim of the registration nonce: object %s: %w", name, err)
 	}
 	if !bytes.Equal(claimed, key) {
-		return false, fmt.Errorf("%w: it has been used with another public key", nonce.ErrInvalid)
+		return false, fmt.Errorf("%w: it has been used with another public key", ErrInvalidNonce)
 	}
 	return false, nil
 }

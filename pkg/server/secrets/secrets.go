@@ -5,7 +5,14 @@
 // are made of (docs/server.md#keys).
 package secrets
 
-import "context"
+import (
+	"bytes"
+	"context"
+	"sync"
+	"time"
+
+	"nstance.dev/operator/pkg/server/deadline"
+)
 
 // Store stores secrets by name. It is safe for concurrent use by several goroutines and
 // several processes. Its errors have the name of the secret and no part of its value.
@@ -24,4 +31,121 @@ type Store interface {
 	Delete(ctx context.Context, name string) error
 	// List returns the names of all secrets, sorted.
 	List(ctx context.Context) ([]string, error)
+}
+
+// ContextFunc returns the context of one call.
+type ContextFunc = func(context.Context) (context.Context, context.CancelFunc)
+
+// WithContexts returns store with other contexts for the calls that read and those that
+// write: with a timeout, and such that only the leader writes.
+func WithContexts(store Store, read, write ContextFunc) Store {
+	return &contexts{store: store, read: read, write: write}
+}
+
+type contexts struct {
+	store       Store
+	read, write ContextFunc
+}
+
+func (c *contexts) Get(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := c.read(ctx)
+	defer cancel()
+	return c.store.Get(ctx, name)
+}
+
+func (c *contexts) Create(ctx context.Context, name string, data []byte) error {
+	return c.writing(ctx, func(ctx context.Context) error { return c.store.Create(ctx, name, data) })
+}
+
+func (c *contexts) Set(ctx context.Context, name string, data []byte) error {
+	return c.writing(ctx, func(ctx context.Context) error { return c.store.Set(ctx, name, data) })
+}
+
+func (c *contexts) Delete(ctx context.Context, name string) error {
+	return c.writing(ctx, func(ctx context.Context) error { return c.store.Delete(ctx, name) })
+}
+
+func (c *contexts) List(ctx context.Context) ([]string, error) {
+	ctx, cancel := c.read(ctx)
+	defer cancel()
+	return c.store.List(ctx)
+}
+
+func (c *contexts) writing(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := c.write(ctx)
+	defer cancel()
+	if err := deadline.Check(ctx); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
+		return err
+	}
+	return do(ctx)
+}
+
+// WithCache returns store with a cache in memory of the secrets that were read. They are not
+// read again for a time. Errors are not cached. With a ttl of zero it returns store itself.
+func WithCache(store Store, ttl time.Duration) Store {
+	if ttl <= 0 {
+		return store
+	}
+	return &cache{Store: store, ttl: ttl, entries: map[string]cacheEntry{}}
+}
+
+type cache struct {
+	Store
+	ttl time.Duration
+
+	// mu guards the fields below.
+	mu      sync.Mutex
+	entries map[string]cacheEntry
+	// writes counts the calls that write: what was read during one is not kept.
+	writes int
+}
+
+type cacheEntry struct {
+	data []byte
+	read time.Time
+}
+
+func (c *cache) Get(ctx context.Context, name string) ([]byte, error) {
+	began := time.Now()
+	c.mu.Lock()
+	entry, found := c.entries[name]
+	writes := c.writes
+	c.mu.Unlock()
+	if found && began.Sub(entry.read) < c.ttl {
+		return bytes.Clone(entry.data), nil
+	}
+	data, err := c.Store.Get(ctx, name)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.entries, name)
+	if err == nil && c.writes == writes {
+		c.entries[name] = cacheEntry{data: bytes.Clone(data), read: began}
+	}
+	return data, err
+}
+
+func (c *cache) Create(ctx context.Context, name string, data []byte) error {
+	defer c.forget(name)
+	return c.Store.Create(ctx, name, data)
+}
+
+func (c *cache) Set(ctx context.Context, name string, data []byte) error {
+	defer c.forget(name)
+	return c.Store.Set(ctx, name, data)
+}
+
+func (c *cache) Delete(ctx context.Context, name string) error {
+	defer c.forget(name)
+	return c.Store.Delete(ctx, name)
+}
+
+// forget removes a secret that this process may have changed.
+func (c *cache) forget(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writes++
+	delete(c.entries, name)
 }

@@ -136,3 +136,23 @@ func (s *Server) Agent(c pki.Client) nstancev1.AgentServiceClient {
 	s.t.Helper()
 	return nstancev1.NewAgentServiceClient(s.connect(s.AgentAddr, s.certificate(c)))
 }
+
+// BalancerOptions add load balancers to the options of another provider.
+type BalancerOptions struct {
+	providertest.BalancerOptions
+	Balancers *providertest.Balancers
+}
+
+// RunsAgent returns what the other provider does.
+func (o BalancerOptions) RunsAgent() bool { return provider.RunsAgent(o.Options) }
+
+// NewProvider returns the other provider with the load balancers.
+func (o BalancerOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	p, err := o.Options.NewProvider(shard, callContext)
+	return balancerProvider{p, o.Balancers}, err
+}
+
+type balancerProvider struct {
+	provider.Provider
+	*providertest.Balancers
+}

@@ -18,7 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 const instanceID = "knc06bgm7733st2576nx5jht4ecjw"
@@ -130,7 +130,7 @@ func TestConfigHashIsSeededFromTheNonce(t *testing.T) {
 	i := newIdentity(t, pkitest.NewAuthority(t))
 	key, err := i.Key()
 	require.NoError(t, err)
-	token, err := nonce.NewSigner(key).Agent(nonce.Agent{
+	token, err := registration.NewNonceSigner(key).Agent(registration.AgentNonce{
 		InstanceID: instanceID, ClusterID: "test", Tenant: "default", Shard: "a", ConfigHash: "sha256:01",
 	})
 	require.NoError(t, err)

@@ -11,7 +11,10 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"k8s.io/klog/v2"
 
@@ -21,12 +24,13 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provision"
+	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/registration"
-	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
 // ErrInstance means that the instance of a certificate is not served: it does not exist,
-// is being deleted, or has another key. Other errors wrap nonce.ErrInvalid,
+// is being deleted, or has another key. Other errors wrap registration.ErrInvalidNonce,
 // registration.ErrMismatch, registration.ErrPublicKey or ErrMachine.
 var ErrInstance = errors.New("the instance is not served")
 
@@ -69,7 +73,7 @@ type Request struct {
 // the instance, not to the nonce: with every valid nonce of the instance the first key
 // is the only one, and an agent that got no response may retry with the same key.
 func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certificate, error) {
-	claims, err := nonce.Parse(request.Token, r.NonceKey)
+	claims, err := registration.ParseNonce(request.Token, r.NonceKey)
 	if err != nil {
 		return nil, err
 	}
@@ -89,15 +93,15 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 		next.RegisteredAt = time.Now()
 		if present != nil {
 			if present.PublicKeyPEM != keyPEM {
-				return next, fmt.Errorf("%w: %w", nonce.ErrInvalid, instancestore.ErrOtherKey)
+				return next, fmt.Errorf("%w: %w", registration.ErrInvalidNonce, instancestore.ErrOtherKey)
 			}
 			next.RegisteredAt = present.RegisteredAt
 		}
 		next.IPv4, next.IPv6, next.Hostname = machine.IPv4, machine.IPv6, machine.Hostname
 		return next, nil
 	})
-	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) && !errors.Is(err, nonce.ErrInvalid) {
-		err = fmt.Errorf("%w: %w", nonce.ErrInvalid, err)
+	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) && !errors.Is(err, registration.ErrInvalidNonce) {
+		err = fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
@@ -191,4 +195,145 @@ func parseKey(publicKeyPEM []byte) (key ed25519.PublicKey, keyPEM string, err er
 		return nil, "", fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
 	}
 	return key, string(encoded), nil
+}
+
+// checkNonce returns the instance of a nonce whose signature and times are valid. The
+// error says why the nonce is not for an instance that may register at this shard.
+func (r *Registrar) checkNonce(c registration.NonceClaims) (instance.Instance, error) {
+	config := r.Groups.Config()
+	switch {
+	case c.Kind != pki.RoleAgent:
+		return instance.Instance{}, fmt.Errorf("%w: it is for kind %q, needs to be for %q", registration.ErrInvalidNonce, c.Kind, pki.RoleAgent)
+	case c.ClusterID != config.ClusterID:
+		return instance.Instance{}, fmt.Errorf("%w: it is for cluster %q, this is %q", registration.ErrMismatch, c.ClusterID, config.ClusterID)
+	case c.Shard != config.Shard.ID:
+		return instance.Instance{}, fmt.Errorf("%w: it is for shard %q, this is %q", registration.ErrMismatch, c.Shard, config.Shard.ID)
+	}
+	id, err := puidv7.Parse(c.Subject)
+	if err != nil {
+		return instance.Instance{}, fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
+	}
+	i, found := r.Instances.Get(c.Subject)
+	switch {
+	case !found:
+		return instance.Instance{}, fmt.Errorf("%w: instance %s is not known", registration.ErrInvalidNonce, c.Subject)
+	case i.Tenant != c.Tenant:
+		return instance.Instance{}, fmt.Errorf("%w: instance %s is not of tenant %q", registration.ErrMismatch, c.Subject, c.Tenant)
+	case !i.DeletedAt.IsZero():
+		return instance.Instance{}, fmt.Errorf("%w: instance %s was deleted", registration.ErrInvalidNonce, c.Subject)
+	case i.BeingDeleted():
+		return instance.Instance{}, fmt.Errorf("%w: instance %s is being deleted", registration.ErrInvalidNonce, c.Subject)
+	}
+	if kind, known := r.kindOf(&i); known && id.Prefix != kind {
+		return instance.Instance{}, fmt.Errorf("%w: instance %s is not of kind %q", registration.ErrInvalidNonce, c.Subject, kind)
+	}
+	return i, nil
+}
+
+// kindOf returns the kind of the template that an instance was created from. It is not
+// known of an instance that was created from another configuration.
+func (r *Registrar) kindOf(i *instance.Instance) (string, bool) {
+	group, found := r.Groups.Get(i.Key())
+	if !found || group.InfraConfigHash != i.InfraConfigHash {
+		return "", false
+	}
+	effective, err := provision.Effective(r.Groups.Config(), group, &i.Record)
+	if err != nil {
+		return "", false
+	}
+	return effective.Kind, true
+}
+
+// Admit returns the instance of an agent whose certificate chains to the authority. The
+// error wraps ErrInstance if calls with the certificate are not served.
+//
+// A record that was lost is created again without a registration, and the agent, whose
+// nonce has expired, cannot register again. Its certificate proves that it has
+// registered: the registration is stored again.
+func (r *Registrar) Admit(ctx context.Context, client pki.Client, certificate *x509.Certificate) (instance.Instance, error) {
+	i, found := r.Instances.Get(client.ID)
+	switch {
+	case !found:
+		return i, fmt.Errorf("%w: instance %s is not known", ErrInstance, client.ID)
+	case !i.DeletedAt.IsZero():
+		return i, fmt.Errorf("%w: instance %s was deleted", ErrInstance, client.ID)
+	case i.Tenant != client.Tenant:
+		return i, fmt.Errorf("%w: instance %s is not of tenant %q", ErrInstance, client.ID, client.Tenant)
+	}
+	own, err := registered(certificate)
+	if err != nil {
+		return i, err
+	}
+	if i.Registration == nil {
+		if err := r.restore(ctx, &i, certificate, own); err != nil {
+			return i, err
+		}
+	}
+	if i.Registration.PublicKeyPEM != own.PublicKeyPEM {
+		return i, fmt.Errorf("%w: %w", ErrInstance, instancestore.ErrOtherKey)
+	}
+	return i, nil
+}
+
+// restore stores the registration that a certificate proves, unless there is one.
+func (r *Registrar) restore(ctx context.Context, i *instance.Instance, certificate *x509.Certificate, own instance.Registration) error {
+	own.RegisteredAt = certificate.NotBefore.Add(pki.ClockSkew)
+	err := r.Instances.Register(ctx, i.ID, func(present *instance.Registration) (instance.Registration, error) {
+		if present != nil {
+			own = *present
+		}
+		return own, nil
+	})
+	switch {
+	case errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey):
+		return fmt.Errorf("%w: %w", ErrInstance, err)
+	case err != nil:
+		return fmt.Errorf("store the registration of instance %s again: %w", i.ID, err)
+	}
+	klog.FromContext(ctx).Info("Stored the registration of an agent again, which was lost", "instance", i.ID)
+	i.Registration = &own
+	r.Registered(*i)
+	return nil
+}
+
+// ErrMachine means that an agent reports an address or a host name that is none.
+var ErrMachine = errors.New("the description of the machine is not valid")
+
+// maxHostname is the maximum length of a host name.
+const maxHostname = 253
+
+// Machine is what an agent reports of its machine. Each field may be empty.
+type Machine struct {
+	IPv4, IPv6, Hostname string
+}
+
+// validated returns the machine with addresses in canonical form.
+func (m Machine) validated() (Machine, error) {
+	var err error
+	if m.IPv4, err = validateAddress("private_ipv4", m.IPv4, netip.Addr.Is4); err != nil {
+		return m, err
+	}
+	if m.IPv6, err = validateAddress("private_ipv6", m.IPv6, func(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }); err != nil {
+		return m, err
+	}
+	if len(m.Hostname) > maxHostname || !utf8.ValidString(m.Hostname) {
+		return m, fmt.Errorf("%w: hostname must be text of at most %d bytes", ErrMachine, maxHostname)
+	}
+	for _, c := range m.Hostname {
+		if !unicode.IsGraphic(c) || unicode.IsSpace(c) {
+			return m, fmt.Errorf("%w: hostname must have printable characters only", ErrMachine)
+		}
+	}
+	return m, nil
+}
+
+func validateAddress(name, value string, ofFamily func(netip.Addr) bool) (string, error) {
+	if value == "" {
+		return "", nil
+	}
+	address, err := netip.ParseAddr(value)
+	if err != nil || !ofFamily(address) || address.Zone() != "" {
+		return "", fmt.Errorf("%w: %s must be an address of that version", ErrMachine, name)
+	}
+	return address.String(), nil
 }

@@ -22,7 +22,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/puidv7"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
@@ -109,7 +109,7 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	r, id := newRegistrar(t)
 	nonceKey, _ := newKey(t, 0)
 	_, keyPEM := newKey(t, 1)
-	token, err := nonce.NewSigner(nonceKey).Agent(nonce.Agent{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
+	token, err := registration.NewNonceSigner(nonceKey).Agent(registration.AgentNonce{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
 	require.NoError(t, err)
 	certificate, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, r.Instances.(*instancestore.Store).SetDeleting(t.Context(), id, instance.ReasonExpired))
 	_, err = r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
-	require.ErrorIs(t, err, nonce.ErrInvalid)
+	require.ErrorIs(t, err, registration.ErrInvalidNonce)
 	require.ErrorContains(t, err, "is being deleted")
 	_, err = r.Renew(t.Context(), client, certificate, keyPEM)
 	require.ErrorIs(t, err, ErrInstance)

@@ -4,21 +4,31 @@
 package grpcapi
 
 import (
+	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/agents"
 	"nstance.dev/operator/pkg/server/internal/agents/agentfiles"
 	"nstance.dev/operator/pkg/server/internal/agents/agenthealth"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
-	"nstance.dev/operator/pkg/server/registration/nonce"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -43,10 +53,10 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the registration of an agent", "reason", err.Error())
 		return nil, withCode(err, codes.Unavailable, map[error]codes.Code{
-			nonce.ErrInvalid:          codes.Unauthenticated,
-			registration.ErrMismatch:  codes.InvalidArgument,
-			registration.ErrPublicKey: codes.InvalidArgument,
-			agents.ErrMachine:         codes.InvalidArgument,
+			registration.ErrInvalidNonce: codes.Unauthenticated,
+			registration.ErrMismatch:     codes.InvalidArgument,
+			registration.ErrPublicKey:    codes.InvalidArgument,
+			agents.ErrMachine:            codes.InvalidArgument,
 		})
 	}
 	return &nstancev1.RegisterClientResponse{
@@ -125,3 +135,152 @@ func messagesOf[T, Response any](stream grpc.ClientStreamingServer[T, Response])
 
 // errReplaced is the status of a stream whose agent has opened another one.
 var errReplaced = status.Error(codes.Aborted, "another stream of this instance has replaced this one")
+
+const (
+	// reportInterval is how often an agent may report for long, and reportBurst how many
+	// reports it may send at once. Further ones are read later (docs/server.md#limits).
+	reportInterval = 500 * time.Millisecond
+	reportBurst    = 10
+)
+
+// SubmitHealthReport receives the reports of an agent until the agent closes the stream,
+// opens another one, or the term is over. A report with the id of another instance closes
+// the stream with PermissionDenied, as does the deletion of the instance.
+func (s *AgentService) SubmitHealthReport(stream grpc.ClientStreamingServer[nstancev1.HealthReportRequest, emptypb.Empty]) error {
+	ctx := stream.Context()
+	i, err := s.admit(ctx)
+	if err != nil {
+		return err
+	}
+	session := s.Health.Connect(&i.Record)
+	defer session.Close()
+	klog.FromContext(ctx).V(2).Info("An agent has connected", "instance", i.ID)
+	limiter := rate.NewLimiter(rate.Every(reportInterval), reportBurst)
+	reports := messagesOf(stream)
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-session.Replaced():
+			return errReplaced
+		case report := <-reports:
+			if errors.Is(report.err, io.EOF) {
+				return stream.SendAndClose(&emptypb.Empty{})
+			}
+			if report.err != nil {
+				return report.err
+			}
+			if err := checkInstanceID(ctx, report.message.GetInstanceId()); err != nil {
+				return err
+			}
+			if _, err := s.admit(ctx); err != nil {
+				return err
+			}
+			session.Report(report.message)
+			s.Files.Reported(i.ID, report.message)
+			if err := limiter.Wait(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// ReceiveKeyRequests sends the names of the keys that the files of the caller's instance
+// need, until the term is over or the agent opens another stream.
+func (s *AgentService) ReceiveKeyRequests(stream grpc.ServerStreamingServer[nstancev1.KeyGenerationRequest]) error {
+	ctx := stream.Context()
+	i, err := s.admit(ctx)
+	if err != nil {
+		return err
+	}
+	session, end := s.Files.ReceiveKeyRequests(i.ID)
+	defer end()
+	return sendAll(ctx, session, func(names []string) error {
+		if _, err := s.admit(ctx); err != nil {
+			return err
+		}
+		return stream.Send(&nstancev1.KeyGenerationRequest{KeyNames: names})
+	})
+}
+
+// SubmitPublicKeys receives keys of the caller's instance. Keys that no file needs are
+// ignored.
+func (s *AgentService) SubmitPublicKeys(ctx context.Context, request *nstancev1.PublicKeysRequest) (*emptypb.Empty, error) {
+	if err := checkInstanceID(ctx, request.GetInstanceId()); err != nil {
+		return nil, err
+	}
+	i, err := s.admit(ctx)
+	if err != nil {
+		return nil, err
+	}
+	submitted := map[string]ed25519.PublicKey{}
+	for _, k := range request.GetKeys() {
+		if submitted[k.GetFilename()], err = parseSubmitted(k.GetPublicKeyPem()); err != nil {
+			klog.FromContext(ctx).Info("Rejected a public key", "instance", i.ID, "reason", err.Error())
+			return nil, status.Errorf(codes.InvalidArgument, "keys: %q: %v", k.GetFilename(), err)
+		}
+	}
+	s.Files.SubmitKeys(&i, submitted)
+	return &emptypb.Empty{}, nil
+}
+
+// parseSubmitted reads PEM, or the key itself in base64 (docs/protocol.md#agents).
+func parseSubmitted(data []byte) (ed25519.PublicKey, error) {
+	if bytes.Contains(data, []byte("-----BEGIN")) {
+		return keys.ParsePublic(data)
+	}
+	der, err := base64.StdEncoding.AppendDecode(nil, bytes.TrimSpace(data))
+	if err != nil {
+		return nil, errors.New("the public key is neither PEM nor base64")
+	}
+	parsed, err := x509.ParsePKIXPublicKey(der)
+	if err != nil {
+		return nil, errors.New("the public key is not PKIX")
+	}
+	key, ok := parsed.(ed25519.PublicKey)
+	if !ok {
+		return nil, fmt.Errorf("the public key is %T, needs to be Ed25519", parsed)
+	}
+	return key, nil
+}
+
+// ReceiveFiles sends the files of the caller's instance, until the term is over or the
+// agent opens another stream. Each patch has all files, and ends with a message that has
+// the hash of the configuration.
+func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.FileTransfer]) error {
+	ctx := stream.Context()
+	i, err := s.admit(ctx)
+	if err != nil {
+		return err
+	}
+	session, end := s.Files.ReceiveFiles(i.ID)
+	defer end()
+	return sendAll(ctx, session, func(patch *agentfiles.Patch) error {
+		if _, err := s.admit(ctx); err != nil {
+			return err
+		}
+		for _, file := range patch.Files {
+			err := stream.Send(&nstancev1.FileTransfer{Filename: file.Name, Content: file.Content, LastModified: timestamppb.New(patch.At)})
+			if err != nil {
+				return err
+			}
+		}
+		return stream.Send(&nstancev1.FileTransfer{ConfigHash: patch.ConfigHash, Complete: true})
+	})
+}
+
+// sendAll sends the values of a session until the term is over or the session is replaced.
+func sendAll[T any](ctx context.Context, session *agentfiles.Session[T], send func(T) error) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-session.Replaced:
+			return errReplaced
+		case value := <-session.Next:
+			if err := send(value); err != nil {
+				return err
+			}
+		}
+	}
+}

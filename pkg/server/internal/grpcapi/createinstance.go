@@ -4,13 +4,17 @@
 package grpcapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -20,6 +24,7 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/puidv7"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -215,4 +220,131 @@ func validateID(text, kind string, retention time.Duration) field.ErrorList {
 		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("is older than %s, and may be that of a deleted instance: make a new one", retention))}
 	}
 	return nil
+}
+
+// createRequests serialises the requests to create the same instance. An
+// idempotency key, or else an id, identifies the instance. Each request with
+// neither is for an instance of its own. The zero value is ready for use.
+type createRequests struct {
+	// locks are striped by the hash of the key: of several requests for the same
+	// instance, one creates it and the others find it.
+	locks [64]sync.Mutex
+
+	mu sync.Mutex
+	// unconfirmed are records that may or may not be stored. The next request for
+	// the same instance stores exactly this record again, so that no second
+	// instance appears when the storage is read at the next start.
+	unconfirmed map[requestKey]instance.Record
+}
+
+const (
+	// maxUnconfirmed is how many unconfirmed records are kept at most, and unconfirmedAge how
+	// long the others are when there are more: clients have given up by then.
+	maxUnconfirmed = 1024
+	unconfirmedAge = time.Hour
+)
+
+// requestKey identifies the instance of a request.
+type requestKey struct{ tenant, name string }
+
+var requestKeySeed = maphash.MakeSeed()
+
+func requestKeyOf(record instance.Record) requestKey {
+	return requestKey{tenant: record.Tenant, name: cmp.Or(record.IdempotencyKey, record.ID)}
+}
+
+// lock waits for other requests for the same instance. The caller calls unlock.
+func (r *createRequests) lock(key requestKey) (unlock func()) {
+	if key.name == "" {
+		return func() {}
+	}
+	lock := &r.locks[maphash.Comparable(requestKeySeed, key)%uint64(len(r.locks))]
+	lock.Lock()
+	return lock.Unlock
+}
+
+// unconfirmedRecord returns the record of an earlier request for the same
+// instance if it is not known whether it was stored.
+func (r *createRequests) unconfirmedRecord(key requestKey) (instance.Record, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	record, found := r.unconfirmed[key]
+	return record, found
+}
+
+// done records the result of storing a record. Requests without a key are not
+// recorded: they cannot be repeated.
+func (r *createRequests) done(key requestKey, record instance.Record, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if key.name == "" || err == nil || errors.Is(err, instancestore.ErrExists) {
+		delete(r.unconfirmed, key)
+		return
+	}
+	if r.unconfirmed == nil {
+		r.unconfirmed = map[requestKey]instance.Record{}
+	}
+	r.unconfirmed[key] = record
+	if len(r.unconfirmed) > maxUnconfirmed {
+		r.forget(time.Now())
+	}
+}
+
+// forget removes the unconfirmed records that are too old, or else the oldest one. mu must
+// be locked.
+func (r *createRequests) forget(now time.Time) {
+	var oldest requestKey
+	for key, record := range r.unconfirmed {
+		if now.Sub(record.CreatedAt) > unconfirmedAge {
+			delete(r.unconfirmed, key)
+		} else if first, found := r.unconfirmed[oldest]; !found || record.CreatedAt.Before(first.CreatedAt) {
+			oldest = key
+		}
+	}
+	if len(r.unconfirmed) > maxUnconfirmed {
+		delete(r.unconfirmed, oldest)
+	}
+}
+
+// checkCapacity declines a new on-demand instance that the provider would reject at
+// present: another shard may have capacity. It is called only before a record may exist,
+// because a request that may have been accepted is always accepted again.
+func (s *OperatorService) checkCapacity(record *instance.Record) error {
+	if s.Capacity == nil {
+		return nil
+	}
+	group, found := s.Store.Get(record.Key())
+	if !found {
+		return nil
+	}
+	c := s.Store.Config()
+	effective, err := provision.Effective(c, group, record)
+	if err != nil {
+		// The configuration has changed since the request was validated.
+		return status.Errorf(codes.Unavailable, "instance of group %s: %v", record.Group, err)
+	}
+	spec := provision.Common(effective)
+	var lack error
+	for _, pool := range effective.SubnetPools {
+		for _, subnet := range c.Shard.SubnetPools[pool] {
+			spec.Subnet = subnet
+			err, isLack := provider.AsCapacityError(s.Capacity.CheckCapacity(spec))
+			if !isLack {
+				return nil
+			}
+			lack = err
+		}
+	}
+	if lack == nil {
+		return nil
+	}
+	declined, err := status.Newf(codes.ResourceExhausted, "instance of group %s: %v", record.Group, lack).WithDetails(&errdetails.ErrorInfo{
+		Reason: nstancev1.ReasonOutOfCapacity,
+		Domain: nstancev1.ErrorDomain,
+	})
+	if err != nil {
+		// Only a detail that cannot be encoded is an error, or the code OK.
+		panic(err)
+	}
+	return declined.Err()
 }

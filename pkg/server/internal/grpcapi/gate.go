@@ -159,3 +159,141 @@ func forwardStream[Event any](g *Gate, request *emptypb.Empty, stream grpc.Serve
 	leave()
 	return method(current.service, request, stream)
 }
+
+// GetConfigStatus forwards the call to the current term.
+func (g *Gate) GetConfigStatus(ctx context.Context, request *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetConfigStatus)
+}
+
+// RefreshConfig forwards the call to the current term.
+func (g *Gate) RefreshConfig(ctx context.Context, request *emptypb.Empty) (*nstancev1.RefreshConfigResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).RefreshConfig)
+}
+
+// ListGroups forwards the call to the current term.
+func (g *Gate) ListGroups(ctx context.Context, request *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).ListGroups)
+}
+
+// UpsertGroup forwards the call to the current term.
+func (g *Gate) UpsertGroup(ctx context.Context, request *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).UpsertGroup)
+}
+
+// DeleteGroup forwards the call to the current term.
+func (g *Gate) DeleteGroup(ctx context.Context, request *nstancev1.DeleteGroupRequest) (*emptypb.Empty, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).DeleteGroup)
+}
+
+// CreateInstance forwards the call to the current term.
+func (g *Gate) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).CreateInstance)
+}
+
+// DeleteInstance forwards the call to the current term.
+func (g *Gate) DeleteInstance(ctx context.Context, request *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).DeleteInstance)
+}
+
+// GetInstanceStatus forwards the call to the current term.
+func (g *Gate) GetInstanceStatus(ctx context.Context, request *nstancev1.GetInstanceStatusRequest) (*nstancev1.InstanceStatusResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetInstanceStatus)
+}
+
+// AcknowledgeDrained forwards the call to the current term.
+func (g *Gate) AcknowledgeDrained(ctx context.Context, request *nstancev1.DrainAckRequest) (*emptypb.Empty, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).AcknowledgeDrained)
+}
+
+// SleepTenant forwards the call to the current term.
+func (g *Gate) SleepTenant(ctx context.Context, request *nstancev1.SleepTenantRequest) (*nstancev1.SleepTenantResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).SleepTenant)
+}
+
+// WakeTenant forwards the call to the current term.
+func (g *Gate) WakeTenant(ctx context.Context, request *nstancev1.WakeTenantRequest) (*nstancev1.WakeTenantResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).WakeTenant)
+}
+
+// GetTenantStatus forwards the call to the current term.
+func (g *Gate) GetTenantStatus(ctx context.Context, request *nstancev1.GetTenantStatusRequest) (*nstancev1.GetTenantStatusResponse, error) {
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetTenantStatus)
+}
+
+// WatchGroups forwards the call to the current term. The stream is closed when the term is over.
+func (g *Gate) WatchGroups(request *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
+	return forwardStream(g, request, stream, (*OperatorService).WatchGroups)
+}
+
+// WatchInstances forwards the call to the current term. The stream is closed when the term is over.
+func (g *Gate) WatchInstances(request *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
+	return forwardStream(g, request, stream, (*OperatorService).WatchInstances)
+}
+
+// WatchErrors forwards the call to the current term. The stream is closed when the term is over.
+func (g *Gate) WatchErrors(request *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.ErrorEvent]) error {
+	return forwardStream(g, request, stream, (*OperatorService).WatchErrors)
+}
+
+// AgentGate is the AgentService of a process, as Gate is its OperatorService. Its streams
+// are closed with Unavailable when the term is over.
+type AgentGate struct {
+	// With this type a missing method is a compile error, not Unimplemented.
+	nstancev1.UnsafeAgentServiceServer
+	termGate[*AgentService]
+}
+
+var _ nstancev1.AgentServiceServer = (*AgentGate)(nil)
+
+// NewAgentGate returns an AgentGate that is shut. The parameters are those of NewGate.
+func NewAgentGate(leading func() bool, whoLeads func() string) *AgentGate {
+	return &AgentGate{termGate: termGate[*AgentService]{leading: leading, whoLeads: whoLeads}}
+}
+
+// SubmitPublicKeys forwards the call to the current term.
+func (g *AgentGate) SubmitPublicKeys(ctx context.Context, request *nstancev1.PublicKeysRequest) (*emptypb.Empty, error) {
+	return forward(ctx, &g.termGate, request, (*AgentService).SubmitPublicKeys)
+}
+
+// RenewCertificate forwards the call to the current term.
+func (g *AgentGate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
+	return forward(ctx, &g.termGate, request, (*AgentService).RenewCertificate)
+}
+
+// ReceiveKeyRequests forwards the call to the current term.
+func (g *AgentGate) ReceiveKeyRequests(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.KeyGenerationRequest]) error {
+	return g.forwardStream(stream, func(s *AgentService, inTerm grpc.ServerStream) error {
+		return s.ReceiveKeyRequests(&grpc.GenericServerStream[emptypb.Empty, nstancev1.KeyGenerationRequest]{ServerStream: inTerm})
+	})
+}
+
+// SubmitHealthReport forwards the call to the current term.
+func (g *AgentGate) SubmitHealthReport(stream grpc.ClientStreamingServer[nstancev1.HealthReportRequest, emptypb.Empty]) error {
+	return g.forwardStream(stream, func(s *AgentService, inTerm grpc.ServerStream) error {
+		return s.SubmitHealthReport(&grpc.GenericServerStream[nstancev1.HealthReportRequest, emptypb.Empty]{ServerStream: inTerm})
+	})
+}
+
+// ReceiveFiles forwards the call to the current term.
+func (g *AgentGate) ReceiveFiles(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.FileTransfer]) error {
+	return g.forwardStream(stream, func(s *AgentService, inTerm grpc.ServerStream) error {
+		return s.ReceiveFiles(&grpc.GenericServerStream[emptypb.Empty, nstancev1.FileTransfer]{ServerStream: inTerm})
+	})
+}
+
+// forwardStream calls method with a stream whose context is also done when the term is
+// over.
+func (g *AgentGate) forwardStream(stream grpc.ServerStream, method func(*AgentService, grpc.ServerStream) error) error {
+	current, leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	leave()
+	ctx, cancel := current.untilClosed(stream.Context())
+	defer cancel()
+	err = method(current.service, &serverStream{ServerStream: stream, ctx: ctx})
+	if current.ctx.Err() != nil && stream.Context().Err() == nil {
+		return g.notServing()
+	}
+	return err
+}

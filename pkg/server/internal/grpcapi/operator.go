@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -145,4 +146,35 @@ func toStatus(err error) error {
 		// not retry (docs/protocol.md#errors).
 		return status.Error(codes.Unavailable, err.Error())
 	}
+}
+
+// Configuration is the configuration of the shard.
+type Configuration interface {
+	// InForce returns the configuration in force.
+	InForce() config.Source
+	// Refresh reads the configuration again and puts it in force. It returns the
+	// previous and the new configuration, which are the same on an error.
+	Refresh(ctx context.Context) (before, after config.Source, err error)
+}
+
+// GetConfigStatus returns which configuration is in force.
+func (s *OperatorService) GetConfigStatus(context.Context, *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
+	source := s.Configuration.InForce()
+	return &nstancev1.ConfigStatusResponse{
+		Etag:         source.ETag,
+		LastModified: timestamppb.New(source.LastModified),
+		Size:         int64(len(source.Data)),
+	}, nil
+}
+
+// RefreshConfig puts the configuration file in force if it changed. It returns when
+// that is done. A file with mistakes gives FailedPrecondition with all of them, and
+// the previous configuration stays in force.
+func (s *OperatorService) RefreshConfig(ctx context.Context, _ *emptypb.Empty) (*nstancev1.RefreshConfigResponse, error) {
+	klog.FromContext(ctx).V(2).Info("Received request to read the configuration again")
+	before, after, err := s.Configuration.Refresh(ctx)
+	if err != nil {
+		return nil, toStatus(config.For(clientFrom(ctx).Tenant, err))
+	}
+	return &nstancev1.RefreshConfigResponse{Updated: before.ETag != after.ETag, PrevEtag: before.ETag, Etag: after.ETag}, nil
 }

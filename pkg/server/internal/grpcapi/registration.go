@@ -6,15 +6,17 @@ package grpcapi
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
-	"nstance.dev/operator/pkg/server/registration/nonce"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -62,13 +64,60 @@ func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nst
 	if err != nil {
 		s.Logger.Info("Rejected a registration", "reason", err.Error())
 		return nil, withCode(err, codes.Internal, map[error]codes.Code{
-			leader.ErrNotLeading:     codes.FailedPrecondition,
-			nonce.ErrInvalid:         codes.Unauthenticated,
-			registration.ErrMismatch: codes.InvalidArgument,
+			leader.ErrNotLeading:         codes.FailedPrecondition,
+			registration.ErrInvalidNonce: codes.Unauthenticated,
+			registration.ErrMismatch:     codes.InvalidArgument,
 		})
 	}
 	return &nstancev1.RegisterClientResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
 	}, nil
+}
+
+// Issuer renews the certificates of clients.
+type Issuer interface {
+	// Renew returns a certificate with the same identity as the client's present
+	// one, for the same public key, PEM, or another. Its errors are those of
+	// registration.Registrar.
+	Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error)
+}
+
+// RenewCertificate returns the client's next certificate, also while there is no
+// term: the leader of the cluster need not lead this shard. The code is
+// FailedPrecondition when another server leads the cluster, InvalidArgument for an
+// invalid public key, Unauthenticated for a certificate that is not accepted any more,
+// and Unavailable when the same call may succeed later (docs/protocol.md#certificates).
+func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
+	client := clientFrom(ctx)
+	// The tenant becomes part of a storage key.
+	if err := identifier.Validate(client.Tenant); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "tenant: %v", err)
+	}
+	certificate, err := g.Issuer.Renew(ctx, client, certificateFrom(ctx), request.GetPublicKeyPem())
+	if err != nil {
+		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())
+		return nil, withCode(err, codes.Unavailable, map[error]codes.Code{
+			leader.ErrNotLeading:      codes.FailedPrecondition,
+			registration.ErrPublicKey: codes.InvalidArgument,
+			registration.ErrExpired:   codes.Unauthenticated,
+			registration.ErrRevoked:   codes.Unauthenticated,
+			registration.ErrReplaced:  codes.Unauthenticated,
+		})
+	}
+	return &nstancev1.RenewCertificateResponse{
+		ClientCertificatePem: pki.EncodeCertificate(certificate),
+		ExpiresAt:            timestamppb.New(certificate.NotAfter),
+	}, nil
+}
+
+// withCode returns the gRPC status of err. Its code is that of the error in byError
+// that err wraps, at most one, or else fallback.
+func withCode(err error, fallback codes.Code, byError map[error]codes.Code) error {
+	for target, code := range byError {
+		if errors.Is(err, target) {
+			return status.Error(code, err.Error())
+		}
+	}
+	return status.Error(fallback, err.Error())
 }

@@ -4,8 +4,10 @@
 package grpcapi
 
 import (
+	"maps"
 	"slices"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -13,8 +15,192 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provision"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
+
+// Groups returns the desired state.
+type Groups interface {
+	Get(instance.GroupKey) (*groups.Group, bool)
+	// Deleted reports whether a group was deleted.
+	Deleted(instance.GroupKey) bool
+	// HidesRevision reports whether a group is reported without its revision.
+	HidesRevision(instance.GroupKey) bool
+}
+
+// Instances returns the actual state: the instances of a group that are not
+// deleted.
+type Instances interface {
+	List(instance.GroupKey) []instance.Instance
+}
+
+// Nodes returns what is certain about the Node of an instance before it exists.
+type Nodes interface {
+	ExpectedNode(provider.Spec) *corev1.Node
+}
+
+// Shortfalls returns how many managed instances a group lacks because the provider has no
+// capacity, and the reason; zero if there are none.
+type Shortfalls interface {
+	Of(group *groups.Group, instances []instance.Instance) (missing int32, message string)
+}
+
+// groupWatcher queues the groups of a tenant that changed, by key, each with its
+// latest status. A group that was deleted is sent as deleted, so a slow stream
+// misses no deletion.
+type groupWatcher = watcher[string, nstancev1.GroupEvent]
+
+// StatusCache has the status of every group for lists and watches: of those that
+// exist, and of those that were deleted or lost but still have instances. Callers that
+// change a group or an instance call Refresh. Watchers get an event when the
+// status differs.
+type StatusCache struct {
+	groups    Groups
+	instances Instances
+	nodes     Nodes
+	// shortfalls is nil if none are reported.
+	shortfalls Shortfalls
+	watchers   *watchers[string, nstancev1.GroupEvent]
+
+	mu sync.Mutex
+	// statuses are immutable. A new status replaces an old one.
+	statuses map[instance.GroupKey]cachedStatus
+}
+
+// cachedStatus is the status of a group.
+type cachedStatus struct {
+	// group is nil for one that was deleted or lost.
+	group  *groups.Group
+	status *nstancev1.GroupStatus
+}
+
+// NewStatusCache returns a StatusCache that is empty until groups are refreshed.
+// shortfalls is optional.
+func NewStatusCache(groups Groups, instances Instances, nodes Nodes, shortfalls Shortfalls) *StatusCache {
+	return &StatusCache{
+		shortfalls: shortfalls,
+		groups:     groups,
+		instances:  instances,
+		nodes:      nodes,
+		watchers:   newWatchers[string, nstancev1.GroupEvent](),
+		statuses:   map[instance.GroupKey]cachedStatus{},
+	}
+}
+
+// Refresh computes the statuses of groups, all of them in one step. It never
+// waits for a watcher.
+func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
+	// Reading with mu locked keeps an older status from replacing a newer one.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		before, after := c.statuses[key], c.status(key)
+		// Comparing all fields of a group that was changed is not worth its time.
+		equal := before.status.GetEtag() == after.status.GetEtag() && proto.Equal(before.status, after.status)
+		switch {
+		case after.status == nil:
+			delete(c.statuses, key)
+		case equal:
+			c.statuses[key] = cachedStatus{after.group, before.status}
+		default:
+			c.statuses[key] = after
+		}
+		if !equal {
+			c.watchers.publish(key.Tenant, key.Group, newGroupEvent(key, after.status))
+		}
+	}
+}
+
+// status computes the status of a group, nil if the group does not exist. A
+// deleted or lost group exists until its last instance is deleted. mu must be locked.
+func (c *StatusCache) status(key instance.GroupKey) cachedStatus {
+	instances := managed(c.instances.List(key))
+	group, found := c.groups.Get(key)
+	switch {
+	case found:
+		return cachedStatus{group, c.statusOf(group, instances)}
+	case len(instances) == 0:
+		return cachedStatus{}
+	case c.groups.Deleted(key):
+		return cachedStatus{nil, newDeletingStatus(key, c.statuses[key].status, instances)}
+	default:
+		return cachedStatus{nil, newLostStatus(key, instances)}
+	}
+}
+
+// get returns the status of a group as it was stored by a request. That is the cached one
+// unless the group was changed again.
+func (c *StatusCache) get(group *groups.Group) *nstancev1.GroupStatus {
+	c.mu.Lock()
+	cached := c.statuses[group.Key]
+	c.mu.Unlock()
+	if cached.group == group {
+		return cached.status
+	}
+	return c.statusOf(group, managed(c.instances.List(group.Key)))
+}
+
+// statusOf returns the status of a group with these instances. Without
+// its revision, the operator sends the group again.
+func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
+	status := newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+	if c.shortfalls != nil {
+		if missing, message := c.shortfalls.Of(group, instances); missing > 0 {
+			status.Shortfall = &nstancev1.Shortfall{Missing: missing, Message: message}
+		}
+	}
+	if c.groups.HidesRevision(group.Key) {
+		setRevision(status, nil)
+	}
+	return status
+}
+
+// Close closes all watches, present and future.
+func (c *StatusCache) Close() {
+	c.watchers.close()
+}
+
+// list returns the statuses of a tenant's groups, sorted by key.
+func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []*nstancev1.GroupStatus
+	for key, cached := range c.statuses {
+		if key.Tenant == tenant {
+			list = append(list, cached.status)
+		}
+	}
+	slices.SortFunc(list, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
+	return list
+}
+
+// watch returns a watcher that begins with all groups of the tenant. The caller
+// removes it with c.watchers.unwatch.
+func (c *StatusCache) watch(tenant string) *groupWatcher {
+	// With mu locked no status changes in between.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.watchers.watch(&groupWatcher{tenant: tenant})
+	for _, key := range slices.SortedFunc(maps.Keys(c.statuses), instance.GroupKey.Compare) {
+		if key.Tenant == tenant {
+			w.add(key.Group, newGroupEvent(key, c.statuses[key].status))
+		}
+	}
+	return w
+}
+
+// newGroupEvent returns the event of a status, which is nil for a group that was
+// deleted.
+func newGroupEvent(key instance.GroupKey, status *nstancev1.GroupStatus) *nstancev1.GroupEvent {
+	if status != nil {
+		return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: status}
+	}
+	return &nstancev1.GroupEvent{
+		Type:  nstancev1.GroupEvent_TYPE_DELETE,
+		Group: &nstancev1.GroupStatus{Key: key.Group, Tenant: key.Tenant},
+	}
+}
 
 // newStatus returns the status of a group and of its instances. node is nil when
 // the provider knows nothing of it.
@@ -106,4 +292,24 @@ func usable(i *instance.Instance) bool {
 // instances do not count, and outlive the group (docs/server.md#instances).
 func managed(instances []instance.Instance) []instance.Instance {
 	return slices.DeleteFunc(slices.Clone(instances), func(i instance.Instance) bool { return i.OnDemand })
+}
+
+// newNodeShape returns the known properties of a Node, or nil if node is nil.
+func newNodeShape(node *corev1.Node) *nstancev1.NodeShape {
+	if node == nil {
+		return nil
+	}
+	shape := &nstancev1.NodeShape{
+		Architecture:    node.Status.NodeInfo.Architecture,
+		OperatingSystem: node.Status.NodeInfo.OperatingSystem,
+		Capacity:        make(map[string]string, len(node.Status.Capacity)),
+		Labels:          node.Labels,
+	}
+	for name, quantity := range node.Status.Capacity {
+		shape.Capacity[string(name)] = quantity.String()
+	}
+	for _, taint := range node.Spec.Taints {
+		shape.Taints = append(shape.Taints, &nstancev1.NodeTaint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)})
+	}
+	return shape
 }

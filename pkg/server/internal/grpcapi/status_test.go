@@ -4,11 +4,18 @@
 package grpcapi
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -18,8 +25,226 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/testing/settingstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
+
+// shard is the source of a StatusCache: groups by key, the instances of each, and
+// the Node that all of them are expected to have.
+type shard struct {
+	groups    map[instance.GroupKey]*groups.Group
+	instances map[instance.GroupKey][]instance.Instance
+	node      *corev1.Node
+	// lost: groups that do not exist were not deleted. hides: revisions are hidden.
+	lost, hides bool
+}
+
+func (s *shard) Get(key instance.GroupKey) (*groups.Group, bool) {
+	group, found := s.groups[key]
+	return group, found
+}
+
+func (s *shard) Deleted(instance.GroupKey) bool { return !s.lost }
+
+func (s *shard) HidesRevision(instance.GroupKey) bool { return s.hides }
+
+func (s *shard) List(key instance.GroupKey) []instance.Instance { return s.instances[key] }
+
+func (s *shard) ExpectedNode(provider.Spec) *corev1.Node { return s.node }
+
+func newStatusCache() (*StatusCache, *shard) {
+	s := &shard{groups: map[instance.GroupKey]*groups.Group{}, instances: map[instance.GroupKey][]instance.Instance{}}
+	return NewStatusCache(s, s, s, nil), s
+}
+
+func key(group string) instance.GroupKey {
+	return instance.GroupKey{Tenant: "default", Group: group}
+}
+
+// shown returns an instance as its provider shows it.
+func shown(id string, state instance.State) instance.Instance {
+	return instance.Instance{Record: instance.Record{ID: id, ProviderID: "id-" + id}, Known: true, State: state}
+}
+
+// resize makes a group, or gives it another size.
+func (s *shard) resize(c *StatusCache, group string, size int32) {
+	s.groups[key(group)] = &groups.Group{Key: key(group), Size: size}
+	c.Refresh(key(group))
+}
+
+func (s *shard) remove(c *StatusCache, group string) {
+	delete(s.groups, key(group))
+	c.Refresh(key(group))
+}
+
+// takeEvents returns the pending events of w.
+func takeEvents(w *groupWatcher) []string {
+	return taken(w, func(event *nstancev1.GroupEvent) string {
+		return fmt.Sprint(event.Type, " ", event.Group.Key, " ", event.Group.Size)
+	})
+}
+
+// taken returns the pending events of a watcher as text.
+func taken[E any](w interface{ take() *E }, describe func(*E) string) []string {
+	var events []string
+	for event := w.take(); event != nil; event = w.take() {
+		events = append(events, describe(event))
+	}
+	return events
+}
+
+func expectEvents(t *testing.T, got []string, want ...string) {
+	t.Helper()
+	assert.Equal(t, want, got, "events")
+}
+
+// TestSlowWatcherGetsLatestStatuses with a watcher that reads after many changes.
+func TestSlowWatcherGetsLatestStatuses(t *testing.T) {
+	c, s := newStatusCache()
+	s.resize(c, "stays", 1)
+	s.resize(c, "deleted", 1)
+	w := c.watch("default")
+	for size := range int32(1000) {
+		s.resize(c, "grows", size)
+		s.resize(c, "created and deleted", size)
+		s.remove(c, "created and deleted")
+	}
+	s.remove(c, "deleted")
+	s.resize(c, "recreated", 1)
+	s.remove(c, "recreated")
+	s.resize(c, "recreated", 2)
+	if len(w.order) != 5 || len(w.pending) != 5 {
+		t.Errorf("%d and %d entries are pending, want one per group", len(w.order), len(w.pending))
+	}
+	// The latest status of each. A group that was created and deleted is sent as
+	// deleted, although it was never sent to this watcher.
+	expectEvents(t, takeEvents(w), "TYPE_DELETE deleted 0", "TYPE_UPSERT stays 1", "TYPE_UPSERT grows 999", "TYPE_DELETE created and deleted 0", "TYPE_UPSERT recreated 2")
+	expectEvents(t, takeEvents(w))
+	s.remove(c, "recreated")
+	expectEvents(t, takeEvents(w), "TYPE_DELETE recreated 0")
+}
+
+func TestOnlyChangedStatusesAreSent(t *testing.T) {
+	c, s := newStatusCache()
+	s.resize(c, "workers", 2)
+	w, other := c.watch("default"), c.watch("other")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
+
+	c.Refresh(key("workers"))
+	c.Refresh(key("nothing"))
+	onDemand := shown("o", instance.Running)
+	onDemand.OnDemand = true
+	nameless := shown("n", instance.Running)
+	nameless.ProviderID = ""
+	s.instances[key("workers")] = []instance.Instance{
+		shown("a", instance.Pending), shown("b", instance.Terminating), shown("c", instance.Stopped),
+		shown("d", instance.Failed), shown("e", instance.Missing), onDemand, nameless,
+	}
+	c.Refresh(key("workers"))
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
+	if status := c.list("default")[0]; status.ActualSize != 0 || len(status.ProviderIds) != 0 {
+		t.Errorf("the status is %v, want no usable instances", status)
+	}
+
+	draining := shown("b", instance.Running)
+	draining.Drain = &instance.Drain{Reason: instance.ReasonExpired}
+	s.instances[key("workers")] = []instance.Instance{
+		draining, shown("c", instance.Terminating), onDemand, shown("a", instance.Impaired),
+	}
+	c.Refresh(key("workers"))
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
+	if status := c.list("default")[0]; status.ActualSize != 2 || !slices.Equal(status.ProviderIds, []string{"id-a", "id-b"}) {
+		t.Errorf("the status is %v, want the running instances, sorted", status)
+	}
+
+	// The order of the instances does not matter.
+	slices.Reverse(s.instances[key("workers")])
+	c.Refresh(key("workers"))
+	expectEvents(t, takeEvents(w))
+	expectEvents(t, takeEvents(other))
+
+	c.watchers.unwatch(w)
+	s.resize(c, "workers", 3)
+	expectEvents(t, takeEvents(w))
+}
+
+func TestNextWaitsForGroupEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, s := newStatusCache()
+		w := c.watch("default")
+		events, failed := make(chan *nstancev1.GroupEvent), make(chan error)
+		ctx, cancel := context.WithCancel(t.Context())
+		next := func() {
+			event, err := w.next(ctx)
+			if err != nil {
+				failed <- err
+				return
+			}
+			events <- event
+		}
+		go next()
+		synctest.Wait()
+		s.resize(c, "workers", 1)
+		if event := <-events; event.Group.Key != "workers" {
+			t.Errorf("got %v", event)
+		}
+		go next()
+		cancel()
+		if err := <-failed; status.Code(err) != codes.Canceled {
+			t.Errorf("after the client cancelled, the watch returns %v", err)
+		}
+
+		// Close also closes watches that have pending events.
+		ctx = t.Context()
+		go next()
+		synctest.Wait()
+		c.Close()
+		if err := <-failed; status.Code(err) != codes.Unavailable {
+			t.Errorf("after Close, the watch returns %v", err)
+		}
+		s.resize(c, "workers", 2)
+		go next()
+		if err := <-failed; status.Code(err) != codes.Unavailable {
+			t.Errorf("a watch that began after Close returns %v", err)
+		}
+	})
+}
+
+// TestLostGroup is listed with its instances, as a group that keeps them.
+func TestLostGroup(t *testing.T) {
+	c, s := newStatusCache()
+	s.lost = true
+	s.instances[key("lost")] = []instance.Instance{shown("a", instance.Running), shown("b", instance.Running), onDemand(shown("c", instance.Running))}
+	c.Refresh(key("lost"))
+	listed := c.list("default")
+	require.Len(t, listed, 1)
+	status := listed[0]
+	require.False(t, status.Deleting)
+	require.EqualValues(t, 2, status.Size)
+	require.Equal(t, []string{"id-a", "id-b"}, status.ProviderIds)
+	require.NotNil(t, status.Revision)
+	require.Empty(t, status.Revision.Uid)
+}
+
+// TestHiddenRevision is reported as none, and the rest of the group as it is.
+func TestHiddenRevision(t *testing.T) {
+	c, s := newStatusCache()
+	group := &groups.Group{Key: key("main"), Size: 3, Revision: &groups.Revision{UID: "u", Generation: 4}}
+	s.groups[group.Key] = group
+	for _, s.hides = range []bool{true, false} {
+		c.Refresh(group.Key)
+		status := c.list("default")[0]
+		require.EqualValues(t, 3, status.Size)
+		require.NotNil(t, status.Revision)
+		require.Equal(t, s.hides, status.Revision.Uid == "")
+	}
+}
+
+func onDemand(i instance.Instance) instance.Instance {
+	i.OnDemand = true
+	return i
+}
 
 // listed returns an instance as a group's status lists it.
 func listed(i instance.Instance) *nstancev1.ManagedInstance {
@@ -146,4 +371,91 @@ func TestNodeShape(t *testing.T) {
 	if status := c.list("default")[0]; !status.Deleting || !proto.Equal(status.Node, want) {
 		t.Errorf("the deleted group is %v", status)
 	}
+}
+
+func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
+	c, s := newStatusCache()
+	workers := key("workers")
+	group := &groups.Group{Key: workers, Size: 2, RemoveFirst: []string{"a"}, ETag: "tag"}
+	settingstest.Fill(&group.Settings)
+	group.Declared = &group.Settings
+	group.Revision = &groups.Revision{UID: "u", Generation: 1}
+	s.groups[workers] = group
+	first, second := shown("a", instance.Running), shown("b", instance.Running)
+	s.instances[workers] = []instance.Instance{first, second}
+	c.Refresh(workers)
+	w := c.watch("default")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
+	expect := func(want *nstancev1.GroupStatus) {
+		t.Helper()
+		c.Refresh(workers)
+		want = proto.CloneOf(want)
+		want.Instances, want.Revision = &nstancev1.ManagedInstances{}, &nstancev1.Revision{}
+		for _, i := range managed(s.instances[workers]) {
+			want.Instances.Instances = append(want.Instances.Instances, listed(i))
+		}
+		event := w.take()
+		if event.GetType() != nstancev1.GroupEvent_TYPE_UPSERT || !proto.Equal(event.GetGroup(), want) {
+			t.Errorf("got event %v, want one of %v", event, want)
+		}
+		if all := c.list("default"); len(all) != 1 || !proto.Equal(all[0], want) {
+			t.Errorf("listed are %v, want %v", all, want)
+		}
+		c.Refresh(workers)
+		expectEvents(t, takeEvents(w))
+	}
+
+	delete(s.groups, workers)
+	deleting := &nstancev1.GroupStatus{Key: "workers", Tenant: "default", Etag: "tag", Deleting: true}
+	setSettings(deleting, group)
+	deleting.Declared = &nstancev1.GroupSettings{}
+	deleting.ActualSize, deleting.ProviderIds = 2, []string{"id-a", "id-b"}
+	expect(deleting)
+	first.State = instance.Terminating
+	s.instances[workers] = []instance.Instance{first, second}
+	deleting.ActualSize, deleting.ProviderIds = 1, []string{"id-b"}
+	expect(deleting)
+	// None runs, but one is still terminating.
+	s.instances[workers] = []instance.Instance{first}
+	deleting.ActualSize, deleting.ProviderIds = 0, nil
+	expect(deleting)
+
+	// A group that was created again is like any other.
+	s.groups[workers] = &groups.Group{Key: workers, Settings: groups.Settings{Template: "other"}, Size: 1}
+	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Size: 1, Declared: &nstancev1.GroupSettings{}})
+	delete(s.groups, workers)
+	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Deleting: true, Declared: &nstancev1.GroupSettings{}})
+
+	// An on-demand instance does not count, and outlives the group.
+	onDemand := shown("o", instance.Running)
+	onDemand.OnDemand = true
+	s.instances[workers] = []instance.Instance{onDemand}
+	c.Refresh(workers)
+	expectEvents(t, takeEvents(w), "TYPE_DELETE workers 0")
+	if listed := c.list("default"); len(listed) != 0 {
+		t.Errorf("listed are %v", listed)
+	}
+
+	// After a restart only the instances are known.
+	s.instances[workers] = []instance.Instance{second}
+	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Deleting: true, ActualSize: 1, ProviderIds: []string{"id-b"}, Declared: &nstancev1.GroupSettings{}})
+	// Without instances the group is not listed.
+	s.instances[workers] = nil
+	c.Refresh(workers)
+	expectEvents(t, takeEvents(w), "TYPE_DELETE workers 0")
+	c.Refresh(workers)
+	expectEvents(t, takeEvents(w))
+}
+
+func TestGroupsAreRefreshedAtOnce(t *testing.T) {
+	c, s := newStatusCache()
+	s.resize(c, "a", 1)
+	s.resize(c, "b", 1)
+	w := c.watch("default")
+	takeEvents(w)
+	s.groups[key("a")] = &groups.Group{Key: key("a"), Size: 2}
+	delete(s.groups, key("b"))
+	s.groups[key("c")] = &groups.Group{Key: key("c"), Size: 2}
+	c.Refresh(key("a"), key("b"), key("c"), key("d"))
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
 }

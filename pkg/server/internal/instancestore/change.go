@@ -4,7 +4,10 @@
 package instancestore
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/cache"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Add stores the record of an instance that is about to be created at the
@@ -184,4 +188,183 @@ func (s *Store) put(ctx context.Context, row cache.Row) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.index.put(&row)
+}
+
+// ErrOtherKey means that an instance is registered with another key.
+var ErrOtherKey = errors.New("the instance is registered with another public key")
+
+// Register stores the registration that next returns for the present one, nil if there
+// is none. next is called again when another writer has changed the record. An error of
+// next stores nothing and is returned. After any other error it is unknown whether the
+// registration is stored: an agent that repeats its request with the same key is safe.
+// The error wraps ErrUnknown also if the instance was deleted.
+func (s *Store) Register(ctx context.Context, id string, next func(*instance.Registration) (instance.Registration, error)) error {
+	exists := false
+	err := s.change(id, "store the registration", func(row cache.Row) error {
+		exists = true
+		// Of two attempts that conflict the second sees what is stored.
+		const attempts = 2
+		for attempt := 1; ; attempt++ {
+			registration, err := next(row.Record.Registration)
+			if err != nil {
+				return err
+			}
+			changed := row
+			changed.Record.Registration = normalized(registration)
+			if err = s.save(ctx, changed); !errors.Is(err, ErrOtherKey) || attempt == attempts {
+				return err
+			}
+			// The row in memory is older than the record.
+			if err := s.reread(ctx, &row); err != nil {
+				return err
+			}
+		}
+	})
+	if err == nil && !exists {
+		return fmt.Errorf("store the registration of instance %s: %w", id, ErrUnknown)
+	}
+	return err
+}
+
+// reread replaces the record of row by the stored one.
+func (s *Store) reread(ctx context.Context, row *cache.Row) error {
+	key, err := recordKey(s.shard, &row.Record)
+	if err != nil {
+		return err
+	}
+	object, err := s.storage.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	record, err := decode(s.shard, key, object.Data)
+	if err != nil {
+		return err
+	}
+	row.Record, row.ETag = record, object.ETag
+	s.put(ctx, *row)
+	return nil
+}
+
+// normalized returns the registration with the times that decoding it returns.
+func normalized(r instance.Registration) *instance.Registration {
+	r.ExpiresAt, r.RegisteredAt = r.ExpiresAt.Round(0).UTC(), r.RegisteredAt.Round(0).UTC()
+	return &r
+}
+
+// mergeRegistrations returns which of two registrations of one instance a record must
+// have: the one with the later certificate. Another key is an error, whichever was first.
+func mergeRegistrations(ours, stored *instance.Registration) (*instance.Registration, error) {
+	switch {
+	case stored == nil:
+		return ours, nil
+	case ours == nil:
+		return stored, nil
+	case ours.PublicKeyPEM != stored.PublicKeyPEM:
+		return nil, ErrOtherKey
+	case ours.ExpiresAt.Before(stored.ExpiresAt):
+		return stored, nil
+	}
+	return ours, nil
+}
+
+// errChanged means that another writer has changed a record.
+var errChanged = errors.New("the stored record has other content")
+
+// setOutdated reports that another writer has changed or removed a record.
+func (s *Store) setOutdated(err error) {
+	if s.outdated != nil {
+		s.outdated(err)
+	}
+}
+
+// store writes the record of row and updates the etag of row. It replaces the
+// object with the etag of row, or creates the object if that is empty.
+func (s *Store) store(ctx context.Context, row *cache.Row) error {
+	key, err := recordKey(s.shard, &row.Record)
+	if err != nil {
+		return err
+	}
+	err = s.write(ctx, key, row)
+	if errors.Is(err, storage.ErrConflict) {
+		// An earlier change may have been written although its answer was lost.
+		readErr := s.rebase(ctx, key, row)
+		if errors.Is(readErr, errChanged) || errors.Is(readErr, storage.ErrNotFound) {
+			s.setOutdated(errors.Join(err, readErr))
+		}
+		if readErr != nil {
+			return errors.Join(err, readErr)
+		}
+		err = s.write(ctx, key, row)
+	}
+	if err != nil {
+		return err
+	}
+	applyDeletionRequest(row)
+	return nil
+}
+
+// write is one attempt of store.
+func (s *Store) write(ctx context.Context, key string, row *cache.Row) error {
+	data, err := instance.MarshalRecord(row.Record)
+	if err != nil {
+		return err
+	}
+	var etag string
+	if row.ETag == "" {
+		etag, err = s.storage.Create(ctx, key, data)
+	} else {
+		etag, err = s.storage.Replace(ctx, key, data, row.ETag)
+	}
+	if err != nil {
+		return err
+	}
+	row.ETag = etag
+	return nil
+}
+
+// rebase prepares row to replace the stored object. Fields that can be set only
+// once keep their stored value, and a registration is kept. Any other difference means
+// that another writer has changed the object, which is an error.
+func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
+	object, err := s.storage.Get(ctx, key)
+	if err != nil {
+		return err
+	}
+	stored, err := decode(s.shard, key, object.Data)
+	if err != nil {
+		return errors.Join(errChanged, err)
+	}
+	merged := row.Record
+	merged.ProviderID = cmp.Or(merged.ProviderID, stored.ProviderID)
+	if at := stored.DeletionRequestedAt; !at.IsZero() {
+		merged.DeletionRequestedAt = at
+	}
+	if merged.Registration, err = mergeRegistrations(merged.Registration, stored.Registration); err != nil {
+		return err
+	}
+	stored.Registration = merged.Registration
+	stored.ProviderID = cmp.Or(stored.ProviderID, merged.ProviderID)
+	stored.DeletionRequestedAt = merged.DeletionRequestedAt
+	if same, err := equal(merged, stored); err != nil || !same {
+		return cmp.Or(err, errChanged)
+	}
+	row.Record, row.ETag = merged, object.ETag
+	return nil
+}
+
+// equal reports whether two records have the same stored form.
+func equal(a, b instance.Record) (bool, error) {
+	dataA, errA := instance.MarshalRecord(a)
+	dataB, errB := instance.MarshalRecord(b)
+	return bytes.Equal(dataA, dataB), errors.Join(errA, errB)
+}
+
+// applyDeletionRequest sets the reason for the deletion if a client has
+// requested it. It reports whether that changes row.
+func applyDeletionRequest(row *cache.Row) bool {
+	if row.DeleteReason != "" || row.Record.DeletionRequestedAt.IsZero() {
+		return false
+	}
+	row.DeleteReason = instance.ReasonRequested
+	return true
 }

@@ -6,8 +6,11 @@ package instancestore_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,9 +20,11 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/cache"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 const shardID = "us-west-2a"
@@ -169,4 +174,105 @@ func ids(list []instance.Instance) []string {
 		ids = append(ids, i.ID)
 	}
 	return ids
+}
+
+// cloud is a provider whose instances are files in a folder, so that they
+// survive a restart of the server.
+type cloud struct {
+	*providertest.Instances
+
+	dir string
+}
+
+// newCloud returns the cloud in folder dir. It is synced.
+func newCloud(t testing.TB, dir string) *cloud {
+	t.Helper()
+	c := &cloud{Instances: providertest.NewInstances(), dir: dir}
+	require.NoError(t, os.MkdirAll(dir, 0o700))
+	files, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	for _, file := range files {
+		data, err := os.ReadFile(filepath.Join(dir, file.Name()))
+		require.NoError(t, err)
+		var vm instance.VM
+		require.NoError(t, json.Unmarshal(data, &vm))
+		c.Put(vm)
+	}
+	return c
+}
+
+// show creates or changes an instance.
+func (c *cloud) show(t testing.TB, vm instance.VM) {
+	t.Helper()
+	data, err := json.Marshal(vm)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(c.dir, vm.ID), data, 0o600))
+	c.Put(vm)
+}
+
+// remove deletes an instance.
+func (c *cloud) remove(t testing.TB, id string) {
+	t.Helper()
+	require.NoError(t, os.RemoveAll(filepath.Join(c.dir, id)))
+	c.Remove(id)
+}
+
+// ids returns the ids of all instances, in order.
+func (c *cloud) ids() []string {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	return slices.Sorted(maps.Keys(c.VMs))
+}
+
+// probe is a storage that counts calls and lets a test intervene.
+type probe struct {
+	storagetest.Intercepted
+
+	mu    sync.Mutex
+	calls map[string]int
+	// before and after are called with the name of the method and the key. An
+	// error of before prevents the call; an error of after replaces its result.
+	before, after func(method, key string) error
+}
+
+func newProbe(store storage.Store) *probe {
+	p := &probe{calls: map[string]int{}}
+	p.Intercepted = storagetest.Intercepted{Store: store, Intercept: p.call}
+	return p
+}
+
+// count returns the number of calls by method since the last call of count.
+func (p *probe) count() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	calls := p.calls
+	p.calls = map[string]int{}
+	return calls
+}
+
+// call makes a call unless before or after return an error.
+func (p *probe) call(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+	p.mu.Lock()
+	p.calls[call.Operation]++
+	before, after := p.before, p.after
+	p.mu.Unlock()
+	if before != nil {
+		if err := before(call.Operation, call.Key); err != nil {
+			return err
+		}
+	}
+	if err := do(ctx); err != nil {
+		return err
+	}
+	if after != nil {
+		return after(call.Operation, call.Key)
+	}
+	return nil
+}
+
+// intervene sets before and after.
+func (p *probe) intervene(before, after func(method, key string) error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.before, p.after = before, after
 }

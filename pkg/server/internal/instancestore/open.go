@@ -13,9 +13,11 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/keymutex"
 
+	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/cache"
+	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // readers is how many records are read concurrently.
@@ -146,7 +148,7 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 			rows[i].ETag = object.ETag
 			rows[i].Record, damages[i] = decode(s.shard, keys[i], object.Data)
 			// It is not damaged, and must not be replaced.
-			if newer, is := errors.AsType[*objectformat.NewerError](damages[i]); is {
+			if newer, is := errors.AsType[*storage.NewerFormatError](damages[i]); is {
 				err = newer
 			}
 		}
@@ -168,4 +170,39 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 		}
 	}
 	return byKey, nil
+}
+
+// decode decodes the object under key and checks that it is the record that
+// belongs there.
+func decode(shard, key string, data []byte) (instance.Record, error) {
+	record, err := instance.UnmarshalRecord(data)
+	if err != nil {
+		return instance.Record{}, err
+	}
+	want, err := recordKey(shard, &record)
+	if err != nil {
+		return instance.Record{}, err
+	}
+	if want != key {
+		return instance.Record{}, fmt.Errorf("belongs to the key %s", want)
+	}
+	return record, nil
+}
+
+// recordKey returns the key of a record, or an error for an invalid record.
+func recordKey(shard string, record *instance.Record) (string, error) {
+	id, err := puidv7.Parse(record.ID)
+	if err != nil {
+		return "", err
+	}
+	if err := identifier.Validate(record.Tenant); err != nil {
+		return "", fmt.Errorf("tenant: %w", err)
+	}
+	if err := identifier.Validate(record.Group); err != nil {
+		return "", fmt.Errorf("group: %w", err)
+	}
+	if record.CreatedAt.IsZero() {
+		return "", errors.New("created_at is missing")
+	}
+	return storage.InstanceKey(shard, record.Tenant, id.StorageKey()), nil
 }

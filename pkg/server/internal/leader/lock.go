@@ -4,10 +4,17 @@
 package leader
 
 import (
+	"cmp"
+	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Lock is the object in the storage that names the leader. Other
@@ -65,4 +72,197 @@ func parseLock(data []byte) (Lock, error) {
 		return Lock{}, errors.New("decode the lock: leaderID is missing")
 	}
 	return Lock{LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, LeadershipID: read.LeadershipID, Process: read.Process, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
+}
+
+// conflictDelay is the wait before a server reads a lock again that another
+// server acquired first.
+const conflictDelay = 100 * time.Millisecond
+
+// observedLock is what a server that does not lead knows about the lock. The
+// zero value stands for a lock that does not exist.
+type observedLock struct {
+	// etag is empty when there is no lock.
+	etag string
+	// taken is true when another server may lead.
+	taken bool
+	// at is when this version of the lock was first seen. It is taken after the
+	// answer arrived, so the leader wrote the lock earlier.
+	at time.Time
+	// seen is true once the lock was looked for.
+	seen bool
+}
+
+// isUsed reports whether a server has led before. An error counts as yes.
+func (e *Elector) isUsed(ctx context.Context) bool {
+	if e.options.Used == nil || e.hasLed() {
+		return false
+	}
+	call, cancel := e.callContext(ctx)
+	defer cancel()
+	used, err := e.options.Used(call)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to look whether a server has led")
+	}
+	return used || err != nil
+}
+
+// hasLed reports whether this process has led.
+func (e *Elector) hasLed() bool { return e.LeadershipID() != "" }
+
+// isFree reports whether the lock may be acquired. A leader stops after two
+// thirds of the timeout, and the next one waits for all of it, counted from
+// when it saw the last change. The last third is the grace period between two
+// leaders, so none is added after acquiring (docs/server.md#leader-election).
+func (o *observedLock) isFree(timeout time.Duration) bool {
+	return !o.taken || time.Since(o.at) >= timeout
+}
+
+// acquire waits until this server has acquired the lock. It returns false when
+// ctx is done first.
+func (e *Elector) acquire(ctx context.Context) bool {
+	election := e.options.Election
+	logger := klog.FromContext(ctx)
+	var observed observedLock
+	var wait time.Duration
+	for {
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		wait = election.Interval
+		if err := e.observe(ctx, &observed); err != nil {
+			logger.Error(err, "Failed to read the lock")
+			continue
+		}
+		if !observed.isFree(election.Timeout) {
+			wait = min(wait, time.Until(observed.at.Add(election.Timeout)))
+			continue
+		}
+		err := e.tryAcquire(ctx, observed.etag)
+		switch {
+		case errors.Is(err, storage.ErrConflict):
+			logger.V(2).Info("Another server acquired the lock first")
+			wait = min(wait, conflictDelay)
+		case err != nil:
+			logger.Error(err, "Failed to acquire the lock")
+		case e.Leading():
+			return true
+		default:
+			// The storage answered so late that the lease has already expired.
+			logger.Info("Acquired the lock too slowly to lead")
+		}
+	}
+}
+
+// readLock returns the object of the lock, the zero value if there is none.
+func (e *Elector) readLock(ctx context.Context) (storage.Object, error) {
+	call, cancel := e.callContext(ctx)
+	defer cancel()
+	object, err := e.options.Store.Get(call, e.options.Key)
+	if errors.Is(err, storage.ErrNotFound) {
+		return storage.Object{}, nil
+	}
+	return object, err
+}
+
+// observe reads the lock and updates o.
+func (e *Elector) observe(ctx context.Context, o *observedLock) error {
+	object, err := e.readLock(ctx)
+	if err != nil {
+		return err
+	}
+	if object.ETag == "" {
+		e.setObserved(Lock{})
+	}
+	if !o.seen && object.ETag == "" && e.isUsed(ctx) {
+		// A leader that has not noticed the deletion of its lock leads for a lease.
+		klog.FromContext(ctx).Info("There is no lock although a server has led, waiting for it to notice")
+		o.taken, o.at = true, time.Now()
+	}
+	o.seen = true
+	if object.ETag == o.etag {
+		return nil
+	}
+	o.etag, o.at = object.ETag, time.Now()
+	logger := klog.FromContext(ctx)
+	if object.ETag == "" {
+		// Servers do not delete the lock. The leader notices when it renews the
+		// lock, and leads until then, so o.taken does not change.
+		logger.Info("The lock was deleted")
+		return nil
+	}
+	lock, err := parseLock(object.Data)
+	if err != nil {
+		// No server renews the lock while it is unreadable.
+		logger.Error(err, "Cannot decode the lock, another server may lead")
+		o.taken = true
+		e.setObserved(Lock{})
+		return nil
+	}
+	if before, known := e.Leader(); lock.LeaderID != "" && (!known || before.LeaderID != lock.LeaderID) {
+		logger.Info("Found a leader", "leader", lock.LeaderID, "address", lock.LeaderAddr)
+	}
+	// A lock of a previous run of this server is free, but only for a process
+	// that has not led yet. Otherwise a lock that this process did not write
+	// shows that another process uses the same id.
+	fromPreviousRun := lock.LeaderID == e.options.ID && (e.etag == "" || e.etag == object.ETag)
+	o.taken = lock.LeaderID != "" && !fromPreviousRun
+	e.setObserved(lock)
+	return nil
+}
+
+// tryAcquire replaces the lock that has the etag, or creates it. The error
+// wraps storage.ErrConflict when another server was faster. The lease begins
+// before the lock is written.
+func (e *Elector) tryAcquire(ctx context.Context, etag string) error {
+	lock := e.ownLock()
+	lock.LeadershipID = e.nextLeadershipID()
+	data, err := encodeLock(lock)
+	if err != nil {
+		return err
+	}
+	// The write must not be canceled: a lock that was written without an answer
+	// could not be released.
+	call, cancel := e.callContext(context.WithoutCancel(ctx))
+	defer cancel()
+	start := time.Now()
+	if etag == "" {
+		etag, err = e.options.Store.Create(call, e.options.Key, data)
+	} else {
+		etag, err = e.options.Store.Replace(call, e.options.Key, data, etag)
+	}
+	if err != nil {
+		return err
+	}
+	e.etag, e.unconfirmed = etag, nil
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.renewed, e.observed, e.leadershipID = start, lock, lock.LeadershipID
+	return nil
+}
+
+// nextLeadershipID returns the current leadership id if this server was the
+// last leader, and else a new one.
+func (e *Elector) nextLeadershipID() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if cmp.Or(e.observed.LeaderID, e.observed.ReleasedBy) == e.options.ID && e.observed.LeadershipID != "" {
+		return e.observed.LeadershipID
+	}
+	return rand.Text()
+}
+
+// callContext limits one call to the storage. The limit leaves a leader whose
+// renewal hangs enough time to retry before its lease expires, even with the
+// longest interval.
+func (e *Elector) callContext(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, e.options.Election.Timeout/5)
+}
+
+// ownLock returns the lock that this server writes next.
+func (e *Elector) ownLock() Lock {
+	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, LeadershipID: e.LeadershipID(), Process: e.process, LastUpdated: now()}
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -198,4 +199,150 @@ func (r *reconciliation) failed(id string, err error) error {
 	err = fmt.Errorf("create an instance: %w", err)
 	r.Failed(r.key, id, err)
 	return err
+}
+
+// attempts contains, by instance id, when this server last tried to create an
+// instance that the provider did not list afterwards. Entries are removed
+// together with the instance. A new leader starts without attempts, and so
+// tries once itself before it gives up an instance that it finds.
+type attempts struct {
+	mu   sync.Mutex
+	last map[string]time.Time
+}
+
+// of returns the zero time for an instance without an attempt.
+func (a *attempts) of(id string) time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.last[id]
+}
+
+func (a *attempts) set(id string, at time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.last == nil {
+		a.last = map[string]time.Time{}
+	}
+	a.last[id] = at
+}
+
+func (a *attempts) remove(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.last, id)
+}
+
+// createLimiter enforces a minimum gap between two successful creations, across
+// all groups. Callers never block: they learn when to try again. It is not a
+// token bucket, because a failed creation must not use up the slot, and the gap
+// counts from the end of a creation.
+type createLimiter struct {
+	mu sync.Mutex
+	// inProgress is true during a creation.
+	inProgress bool
+	last       time.Time
+}
+
+// begin returns zero when an instance may be created now. The caller must then
+// call done with the time at which the creation finished and whether it
+// succeeded. Without a gap, creations may run concurrently. Otherwise wait is
+// when to try again.
+func (l *createLimiter) begin(gap time.Duration, now time.Time) (done func(at time.Time, succeeded bool), wait time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if gap <= 0 {
+		return func(time.Time, bool) {}, 0
+	}
+	if l.inProgress {
+		return nil, gap
+	}
+	if next := l.last.Add(gap); now.Before(next) {
+		return nil, next.Sub(now)
+	}
+	l.inProgress = true
+	return l.done, 0
+}
+
+func (l *createLimiter) done(at time.Time, succeeded bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.inProgress = false
+	if succeeded {
+		l.last = at
+	}
+}
+
+// minOnDemandDelay and maxOnDemandDelay bound the delay after an on-demand instance that could
+// not be created, before another one like it is tried.
+const (
+	minOnDemandDelay = time.Second
+	maxOnDemandDelay = 30 * time.Second
+)
+
+// onDemandBackoff contains what on-demand instances have in common that could not be created
+// last. Without it each new request would try all those again that wait for capacity.
+type onDemandBackoff struct {
+	mu     sync.Mutex
+	byKind map[onDemandKind]onDemandFailure
+}
+
+// onDemandKind is what decides whether an on-demand instance can be created.
+type onDemandKind struct {
+	group                                    instance.GroupKey
+	template, instanceType, subnetPool, vars string
+}
+
+func kindOf(record *instance.Record) onDemandKind {
+	return onDemandKind{record.Key(), record.Template, record.InstanceType, record.SubnetPool, fmt.Sprint(record.Vars)}
+}
+
+// onDemandFailure is the latest failure of a kind.
+type onDemandFailure struct {
+	at    time.Time
+	delay time.Duration
+}
+
+// wait returns how long instances of a kind wait.
+func (b *onDemandBackoff) wait(kind onDemandKind, now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := b.byKind[kind]
+	return last.at.Add(last.delay).Sub(now)
+}
+
+// done records the result of an attempt.
+func (b *onDemandBackoff) done(kind onDemandKind, now time.Time, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err == nil {
+		delete(b.byKind, kind)
+		return
+	}
+	for other, failure := range b.byKind {
+		if now.Sub(failure.at) > 2*maxOnDemandDelay {
+			delete(b.byKind, other)
+		}
+	}
+	if b.byKind == nil {
+		b.byKind = map[onDemandKind]onDemandFailure{}
+	}
+	b.byKind[kind] = onDemandFailure{at: now, delay: min(max(minOnDemandDelay, 2*b.byKind[kind].delay), maxOnDemandDelay)}
+}
+
+// createOnDemand calls do for an instance, unless one like it has failed a moment ago. The
+// last attempt, after which the instance is given up, does not wait.
+func (r *reconciliation) createOnDemand(i *instance.Instance, do func() error) error {
+	kind, now := kindOf(&i.Record), time.Now()
+	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
+	last := timeout > 0 && !now.Before(i.CreatedAt.Add(timeout))
+	if wait := r.onDemandBackoff.wait(kind, now); wait > 0 && !last {
+		r.outcome.within(wait)
+		return nil
+	}
+	// Each kind has its own type and pool, so a failure says nothing about the others.
+	return r.rateLimited(func() error {
+		err := do()
+		r.onDemandBackoff.done(kind, time.Now(), err)
+		return err
+	})
 }

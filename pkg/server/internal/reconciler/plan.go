@@ -285,3 +285,85 @@ func (p *planner) createRecorded(instances []*instance.Instance) {
 func (p *planner) reachedAge(i *instance.Instance, age time.Duration) bool {
 	return age > 0 && !p.now.Before(i.CreatedAt.Add(age))
 }
+
+// verb is the kind of an action.
+type verb string
+
+const (
+	// setProviderID stores the provider's id of an instance.
+	setProviderID verb = "set provider id"
+	// removeRecord removes the record of a deleted instance.
+	removeRecord verb = "remove"
+	// terminate deletes an instance at the provider.
+	terminate verb = "terminate"
+	// terminateAgain repeats the deletion, because the first request may have
+	// been lost.
+	terminateAgain verb = "terminate again"
+	// drain begins the drain of an instance.
+	drain verb = "drain"
+	// create stores the record of a new instance and creates it at the
+	// provider.
+	create verb = "create"
+	// createRecorded creates an instance at the provider that already has a
+	// record.
+	createRecorded verb = "create recorded"
+)
+
+// reasonScaleUp is the reason for an instance that replaces no other. A
+// replacement has the reason for which the other instance is deleted.
+const reasonScaleUp = "scale-up"
+
+// action is one step of a plan.
+type action struct {
+	verb verb
+	// id identifies the instance. It is empty for a new one.
+	id string
+	// reason is why to create, drain or terminate the instance.
+	reason string
+	// providerID is the id to store.
+	providerID string
+	// deleteAt is the deadline of a drain without an acknowledgement.
+	deleteAt time.Time
+}
+
+// nextDeadline returns when the next action is due, so that a group needs one
+// timer. An action that was due but not possible waits for a change, not for a
+// time.
+func (p *planner) nextDeadline() time.Time {
+	var next time.Time
+	at := func(due time.Time) {
+		if due.After(p.now) && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+	}
+	age := func(i *instance.Instance, age time.Duration) {
+		if age > 0 {
+			at(i.CreatedAt.Add(age))
+		}
+	}
+	for n := range p.instances {
+		if i := &p.instances[n]; i.Drain != nil && i.DeleteReason == "" {
+			at(i.Drain.DeleteAt)
+		}
+	}
+	for _, i := range p.staying {
+		age(i, p.expiry.EligibleAge)
+		age(i, p.expiry.ForcedAge)
+	}
+	for _, i := range p.onDemand {
+		age(i, p.expiry.OnDemandAge)
+	}
+	for _, i := range slices.Concat(p.staying, p.onDemand) {
+		switch {
+		case isUncreated(i):
+			age(i, p.registrationTimeout)
+		case awaitsRegistration(i) && p.registrationTimeout > 0:
+			at(i.Agent.Since.Add(p.registrationTimeout))
+		}
+	}
+	for _, until := range p.deregisterUntil {
+		at(until)
+	}
+	at(p.createAfter)
+	return next
+}

@@ -325,3 +325,243 @@ func TestPlanOnDemand(t *testing.T) {
 		{name: "a created instance is not", state: group(0, newInstance("a", 1, pending, onDemand, known)).with(deleted)},
 	})
 }
+
+// TestPlanOfAHugeSize: a plan has no more actions than a reconciliation carries out.
+func TestPlanOfAHugeSize(t *testing.T) {
+	actions, _ := plan(group(1<<31-1), planTime)
+	assert.Len(t, actions, maxCreations+1)
+}
+
+// TestPlanOfGrowthWhileOthersDrain scales a group from 10 to 2 and back.
+func TestPlanOfGrowthWhileOthersDrain(t *testing.T) {
+	var instances []instance.Instance
+	for n := range 10 {
+		i := newInstance(fmt.Sprint("i", n), 10-n, instance.Running)
+		if n < 8 {
+			draining("scale-down", 3)(&i)
+		}
+		instances = append(instances, i)
+	}
+	actions, _ := plan(group(10, instances...), planTime)
+	assert.Len(t, actions, 8)
+	for _, a := range actions {
+		assert.Equal(t, "create for scale-up", a.String())
+	}
+}
+
+// TestPlanOfManyImpaired replaces a tenth of a group at a time.
+func TestPlanOfManyImpaired(t *testing.T) {
+	var instances []instance.Instance
+	for n := range 40 {
+		instances = append(instances, newInstance(fmt.Sprint("i", n), 40-n, instance.Impaired))
+	}
+	actions, _ := plan(group(40, instances...), planTime)
+	assert.Len(t, actions, 4)
+}
+
+// awaited is an instance whose agent has been awaited for some minutes.
+func awaited(minutes int) func(*instance.Instance) {
+	return func(i *instance.Instance) {
+		i.Known = true
+		i.Agent = instance.Agent{State: instance.AgentAwaited, Since: planTime.Add(-time.Duration(minutes) * time.Minute)}
+	}
+}
+
+func booting(i *instance.Instance) {
+	i.Known, i.Agent.State = true, instance.AgentAwaited
+}
+
+func registered(i *instance.Instance)   { i.Registration = &instance.Registration{} }
+func reporting(i *instance.Instance)    { i.Agent.State = instance.AgentReporting }
+func unknownAgent(i *instance.Instance) { i.Agent.State = instance.AgentUnknown }
+func lost(i *instance.Instance)         { i.Agent.State = instance.AgentLost }
+
+// noticed announces a termination in minutes, 0 for no time.
+func noticed(minutes int) func(*instance.Instance) {
+	return func(i *instance.Instance) {
+		i.Agent = instance.Agent{State: instance.AgentReporting, Notice: &instance.Notice{Action: "terminate"}}
+		if minutes > 0 {
+			i.Agent.Notice.Deadline = planTime.Add(time.Duration(minutes) * time.Minute)
+		}
+	}
+}
+
+// failedUntil makes the group one whose last instance has not registered.
+func failedUntil(minutes int) func(*state) {
+	return func(s *state) { s.createAfter = planTime.Add(time.Duration(minutes) * time.Minute) }
+}
+
+func TestPlanAgents(t *testing.T) {
+	const pending, running, impaired = instance.Pending, instance.Running, instance.Impaired
+	testPlans(t, []planCase{
+		{name: "rotation waits until the replacement reports", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1)))},
+		{name: "also while it boots", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, booting))},
+		{name: "also for its first report", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1), registered))},
+		{name: "then it goes on", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, running, reporting)), want: []string{"drain a for config-drift until +5m0s"}},
+		{name: "a new leader waits for reports before it rotates", state: group(2, newInstance("a", 9, running, old, reporting), newInstance("b", 9, running, unknownAgent))},
+		{name: "and before it deletes an instance for another", state: group(1, newInstance("a", 9, running, old, unknownAgent), newInstance("b", 1, running, unknownAgent))},
+		{name: "no other one is deleted for a candidate that waits", state: group(1, newInstance("a", 9, running, reporting), newInstance("b", 9, running, unknownAgent), newInstance("c", 9, running, unknownAgent)).with(removing("a"))},
+		{name: "a lost agent is replaced first", state: group(1, newInstance("a", 9, impaired, lost)), want: []string{"create for unhealthy"}},
+		{name: "and drained when the replacement reports", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, pending, awaited(1)))},
+		{name: "not before", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, running, reporting)), want: []string{"drain a for unhealthy until +5m0s"}},
+		{name: "an instance that is coming up is surplus first", state: group(1, newInstance("a", 9, running, reporting), newInstance("b", 1, pending, awaited(1))), want: []string{"terminate b for scale-down"}},
+		{name: "one of an older configuration is replaced at once", state: group(1, newInstance("a", 1, pending, awaited(1), old)), want: []string{"create for config-drift", "terminate a for config-drift"}},
+		{name: "also beside instances that serve", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1), old)), want: []string{"terminate b for config-drift"}},
+		{name: "an agent has time to register", state: group(1, newInstance("a", 4, pending, awaited(4))).with(fiveMinutes), next: 1},
+		{name: "counted from when the instance runs", state: group(1, newInstance("a", 9, pending, booting)).with(fiveMinutes)},
+		{name: "then the instance is given up, and no other is created yet", state: group(2, newInstance("a", 5, pending, awaited(5))).with(fiveMinutes), want: []string{"terminate a for unregistered"}},
+		{name: "so is an on-demand instance", state: group(0, newInstance("a", 5, pending, awaited(5), onDemand)).with(fiveMinutes), want: []string{"terminate a for unregistered"}},
+		{name: "one that has registered is not", state: group(1, newInstance("a", 5, pending, awaited(5), registered)).with(fiveMinutes)},
+		{name: "the next one is delayed", state: group(3, newInstance("a", 9, running, reporting)).with(failedUntil(2)), next: 2},
+		{name: "and alone", state: group(3, newInstance("a", 9, running, reporting)).with(failedUntil(0)), want: []string{"create for scale-up"}},
+		{name: "until it reports", state: group(3, newInstance("a", 9, running, reporting), newInstance("b", 1, pending, awaited(1))).with(failedUntil(0))},
+	})
+}
+
+func TestPlanNotices(t *testing.T) {
+	const running = instance.Running
+	testPlans(t, []planCase{
+		{name: "a drain begins at once, and the replacement", state: group(1, newInstance("a", 9, running, noticed(0))), want: []string{"drain a for spot until +5m0s", "create for spot"}},
+		{name: "the drain lasts until the deadline", state: group(1, newInstance("a", 9, running, noticed(2))), want: []string{"drain a for spot until +2m0s", "create for spot"}},
+		{name: "at most the drain timeout", state: group(1, newInstance("a", 9, running, noticed(9))), want: []string{"drain a for spot until +5m0s", "create for spot"}},
+		{name: "without a drain timeout there is none", state: group(1, newInstance("a", 9, running, noticed(2))).with(undrained), want: []string{"terminate a for spot", "create for spot"}},
+		{
+			name:  "all at a time",
+			state: group(3, newInstance("a", 9, running, noticed(2)), newInstance("b", 9, running, noticed(2)), newInstance("c", 9, running, noticed(2))),
+			want:  []string{"drain a for spot until +2m0s", "drain b for spot until +2m0s", "drain c for spot until +2m0s", "create for spot", "create for spot", "create for spot"},
+		},
+		{
+			name:  "beside those that are missing",
+			state: group(3, newInstance("a", 9, running, noticed(2)), newInstance("b", 9, running, noticed(2))),
+			want:  []string{"drain a for spot until +2m0s", "drain b for spot until +2m0s", "create for spot", "create for spot", "create for scale-up"},
+		},
+		{
+			name:  "those that drain are replaced, also if another leader began to drain them",
+			state: group(2, newInstance("a", 9, running, draining("spot", 2)), newInstance("b", 9, running, draining("spot", 2))),
+			want:  []string{"create for scale-up", "create for scale-up"}, next: 2,
+		},
+		{name: "a surplus instance has no replacement", state: group(1, newInstance("a", 9, running, noticed(2)), newInstance("b", 9, running, reporting)), want: []string{"drain a for spot until +2m0s"}},
+		{name: "nor has an on-demand instance", state: group(0, newInstance("a", 9, running, noticed(2), onDemand)), want: []string{"drain a for spot until +2m0s"}},
+	})
+}
+
+// removing sets the instances to delete first when there are too many.
+func removing(ids ...string) func(*state) {
+	return func(s *state) {
+		s.removeFirst = map[string]bool{}
+		for _, id := range ids {
+			s.removeFirst[id] = true
+		}
+	}
+}
+
+// replaced marks one of them as deleted and replaced.
+func replaced(s *state) { s.replaced = true }
+
+func TestPlanRemoveFirst(t *testing.T) {
+	const pending, running, impaired, stopped, missing = instance.Pending, instance.Running, instance.Impaired, instance.Stopped, instance.Missing
+	testPlans(t, []planCase{
+		{name: "candidates are deleted first, at any age", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, running)).with(removing("b")), want: []string{"drain b for scale-down until +5m0s"}},
+		{name: "all candidates", state: group(1, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, running)).with(removing("c", "b")), want: []string{"drain b for scale-down until +5m0s", "drain c for scale-down until +5m0s"}},
+		{name: "and then the oldest", state: group(1, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, running)).with(removing("c")), want: []string{"drain c for scale-down until +5m0s", "drain a for scale-down until +5m0s"}},
+		{name: "of too many candidates those with the worst problem", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running, old), newInstance("c", 1, running)).with(removing("a", "b", "c")), want: []string{"drain b for scale-down until +5m0s"}},
+		{name: "and the oldest among equals", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, running)).with(removing("b", "c")), want: []string{"drain b for scale-down until +5m0s"}},
+		{name: "without surplus instances no candidate is deleted", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running)).with(removing("a", "b"))},
+		{name: "candidates are replaced like others", state: group(2, newInstance("a", 3, missing), newInstance("b", 2, running)).with(removing("a")), want: []string{"create for unhealthy", "terminate a for unhealthy"}},
+		{name: "on-demand and unknown ids have no effect", state: group(1, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("o", 4, running, onDemand)).with(removing("o", "x")), want: []string{"drain a for scale-down until +5m0s"}},
+		{name: "without a drain timeout they are terminated at once", state: group(1, newInstance("a", 3, running), newInstance("b", 2, running)).with(undrained, removing("b")), want: []string{"terminate b for scale-down"}},
+		{
+			name:  "candidates come before every problem",
+			state: group(0, newInstance("h", 2, running), newInstance("g", 1, running), newInstance("f", 1, pending), newInstance("e", 20, running), newInstance("d", 5, running, old), newInstance("c", 5, impaired), newInstance("b", 30, running), newInstance("a", 5, stopped)).with(ages(20, 30, 0), removing("g", "d")),
+			want: []string{
+				"drain d for scale-down until +5m0s", "drain g for scale-down until +5m0s", "terminate a for unhealthy", "drain b for expired until +5m0s", "drain c for unhealthy until +5m0s",
+				"drain e for expired until +5m0s", "terminate f for scale-down", "drain h for scale-down until +5m0s",
+			},
+		},
+		{name: "an impaired candidate is not replaced", state: group(1, newInstance("a", 3, running), newInstance("b", 2, impaired)).with(removing("b")), want: []string{"drain b for scale-down until +5m0s"}},
+		{name: "nor is an overdue one", state: group(1, newInstance("a", 30, running), newInstance("b", 2, running)).with(ages(0, 30, 0), removing("a")), want: []string{"drain a for scale-down until +5m0s"}, next: 28},
+		{name: "nor one that is down, which is terminated at once", state: group(1, newInstance("a", 3, running), newInstance("b", 2, missing)).with(removing("b")), want: []string{"terminate b for scale-down"}},
+		{name: "nor a pending one, which is terminated at once", state: group(1, newInstance("a", 3, running), newInstance("b", 2, pending, known)).with(removing("b")), want: []string{"terminate b for scale-down"}},
+		{name: "nor an uncreated one, which is terminated at once", state: group(1, newInstance("a", 3, running), newInstance("b", 2, pending)).with(removing("b")), want: []string{"terminate b for scale-down"}},
+		{name: "not before as many as desired exist", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, pending)).with(removing("a")), want: []string{"create recorded c"}},
+		{name: "then it is deleted", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, pending, known)).with(removing("a")), want: []string{"drain a for scale-down until +5m0s"}},
+		{name: "an instance that is down is deleted instead", state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, missing)).with(removing("a")), want: []string{"terminate c for unhealthy"}},
+		{name: "no other is deleted in place of a draining candidate", state: group(1, newInstance("a", 3, running, draining("scale-down", 1)), newInstance("b", 2, running)).with(removing("a")), next: 1},
+	})
+}
+
+func TestPlanRemoveFirstDuringReplacements(t *testing.T) {
+	const pending, running, impaired, missing, terminating = instance.Pending, instance.Running, instance.Impaired, instance.Missing, instance.Terminating
+	testPlans(t, []planCase{
+		{
+			name:  "a candidate does not wait, because its removal was requested",
+			state: group(1, newInstance("x", 9, impaired, draining("unhealthy", 4)), newInstance("a", 2, running), newInstance("b", 1, pending, known)).with(removing("a")),
+			want:  []string{"drain a for scale-down until +5m0s"}, next: 4,
+		},
+		{
+			name:  "while another one drains that has been replaced",
+			state: group(2, newInstance("x", 9, running, draining("config-drift", 4)), newInstance("a", 3, running), newInstance("b", 2, running), newInstance("c", 1, running)).with(removing("a")),
+			want:  []string{"drain a for scale-down until +5m0s"}, next: 4,
+		},
+		{
+			name:  "while the replacement of another one is pending",
+			state: group(2, newInstance("a", 3, running), newInstance("b", 2, running), newInstance("x", 9, running, old), newInstance("c", 1, pending, known)).with(removing("a")),
+			want:  []string{"drain a for scale-down until +5m0s", "drain x for config-drift until +5m0s"},
+		},
+		{
+			name:  "if a candidate already drains for another reason, its replacement is deleted, not the oldest",
+			state: group(2, newInstance("a", 9, running, draining("config-drift", 4)), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a")),
+			want:  []string{"drain d for scale-down until +5m0s"}, next: 4,
+		},
+		{
+			name:  "at once, while it is pending",
+			state: group(2, newInstance("a", 9, running, draining("config-drift", 4)), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, pending, known)).with(removing("a")),
+			want:  []string{"terminate d for scale-down"}, next: 4,
+		},
+		{
+			name:  "an unhealthy candidate is not replaced, so others do not wait",
+			state: group(2, newInstance("a", 9, impaired, draining("unhealthy", 4)), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, pending, known)).with(removing("a")),
+			want:  []string{"terminate d for scale-down"}, next: 4,
+		},
+		{
+			name:  "if the deletion of a candidate was requested, its replacement is deleted",
+			state: group(2, newInstance("a", 9, terminating, deleting("requested")), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a")),
+			want:  []string{"drain d for scale-down until +5m0s"},
+		},
+		{
+			name:  "also if the candidate's record is removed in the same plan",
+			state: group(2, newInstance("a", 9, missing, deleting("requested")), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a")),
+			want:  []string{"remove a", "drain d for scale-down until +5m0s"},
+		},
+		{
+			name:  "and if the candidate was deleted before",
+			state: group(2, newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a"), replaced),
+			want:  []string{"drain d for scale-down until +5m0s"},
+		},
+		{
+			name:  "a surplus candidate has no replacement: the oldest is deleted",
+			state: group(1, newInstance("a", 9, running, draining("scale-down", 4)), newInstance("b", 3, running), newInstance("c", 2, running)).with(removing("a")),
+			want:  []string{"drain b for scale-down until +5m0s"}, next: 4,
+		},
+		{
+			name:  "nor has a surplus candidate whose deletion was requested later",
+			state: group(1, newInstance("a", 9, terminating, draining("scale-down", 0), deleting("requested")), newInstance("b", 3, running), newInstance("c", 2, running)).with(removing("a")),
+			want:  []string{"drain b for scale-down until +5m0s"},
+		},
+		{
+			name:  "the replacement of an unhealthy candidate is deleted even before the candidate drains",
+			state: group(2, newInstance("a", 9, impaired), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, pending, known)).with(removing("a")),
+			want:  []string{"drain a for scale-down until +5m0s", "terminate d for scale-down"},
+		},
+		{
+			name:  "or if its drain was lost",
+			state: group(2, newInstance("a", 9, running, old), newInstance("b", 3, running), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a")),
+			want:  []string{"drain a for scale-down until +5m0s", "drain d for scale-down until +5m0s"},
+		},
+		{
+			name:  "a drifted instance is deleted before the replacement, or rotation would never finish",
+			state: group(2, newInstance("b", 3, running, old), newInstance("c", 2, running), newInstance("d", 1, running)).with(removing("a"), replaced),
+			want:  []string{"drain b for config-drift until +5m0s"},
+		},
+	})
+}

@@ -174,3 +174,346 @@ func describe(instances []instance.Instance) string {
 	}
 	return text
 }
+
+// planChecker checks the actions of one plan in order. It counts independently
+// of the planner, according to the documented rules.
+type planChecker struct {
+	state
+	now  time.Time
+	byID map[string]*instance.Instance
+	// terminated are the instances that are being terminated, and leaving all
+	// that are being deleted.
+	terminated, leaving map[string]bool
+	// surplus are those of them that this plan deletes without a replacement.
+	surplus map[string]bool
+	// youngest is true when the youngest healthy instances are to be deleted.
+	youngest bool
+	created  int
+	// rank is the rank of the last action. It never decreases.
+	rank int
+}
+
+// check returns an error if a plan violates a rule.
+func check(s state, actions []action, now time.Time) error {
+	c := &planChecker{state: s, now: now, byID: map[string]*instance.Instance{}, terminated: map[string]bool{}, leaving: map[string]bool{}, surplus: map[string]bool{}}
+	for n := range s.instances {
+		i := &s.instances[n]
+		c.byID[i.ID] = i
+		c.terminated[i.ID] = i.DeleteReason != "" || i.State == instance.Terminating
+		c.leaving[i.ID] = c.terminated[i.ID] || i.Drain != nil
+		// The first reason counts. An instance that the plan gives up has no
+		// reason yet.
+		why := i.DeleteReason
+		if i.Drain != nil {
+			why = i.Drain.Reason
+		}
+		leaving := c.leaving[i.ID] || c.continues(i)
+		replaced := leaving && why != instance.ReasonScaleDown || !leaving && !c.healthy(i)
+		c.youngest = c.youngest || s.replaced || replaced && !i.OnDemand && s.removeFirst[i.ID]
+	}
+	for _, a := range actions {
+		if err := c.checkAction(a); err != nil {
+			return fmt.Errorf("%v: %w", a, err)
+		}
+	}
+	return nil
+}
+
+func (c *planChecker) checkAction(a action) error {
+	i := c.byID[a.id]
+	if i == nil && a.verb != create {
+		return fmt.Errorf("there is no such instance")
+	}
+	rank := c.rankOf(a, i)
+	if rank < c.rank {
+		return fmt.Errorf("comes after a less urgent action")
+	}
+	c.rank = rank
+	switch a.verb {
+	case setProviderID:
+		if !i.Known || c.providerIDs[a.id] != a.providerID {
+			return fmt.Errorf("the provider reports another id")
+		}
+	case removeRecord:
+		if i.DeleteReason == "" || i.Known {
+			return fmt.Errorf("it may still exist")
+		}
+	case terminateAgain:
+		if i.DeleteReason != a.reason || !i.Known {
+			return fmt.Errorf("its termination was not requested")
+		}
+	case drain, terminate:
+		return c.checkDeletion(a, i)
+	case create:
+		return c.checkCreation(a)
+	case createRecorded:
+		if i.Known || i.State != instance.Pending || c.leaving[i.ID] {
+			return fmt.Errorf("it must not be created")
+		}
+	}
+	return nil
+}
+
+// rankOf returns the rank of an action in the order of priorities.
+func (c *planChecker) rankOf(a action, i *instance.Instance) int {
+	switch {
+	case a.verb == createRecorded && i.OnDemand:
+		return 9
+	case a.verb == createRecorded:
+		return 6
+	case a.verb == create && a.reason == instance.ReasonSpot:
+		return 1
+	case a.verb == create && a.reason == reasonScaleUp:
+		return 7
+	case a.verb == create && a.reason == instance.ReasonConfigDrift && c.anyAbandoned():
+		return 4
+	case a.verb == create && a.reason == instance.ReasonConfigDrift:
+		return 5
+	case a.verb == create && a.reason == instance.ReasonExpired && c.overdue() > 0:
+		return 3
+	case a.verb == create && a.reason == instance.ReasonExpired:
+		return 5
+	case a.verb == create:
+		return 4
+	case c.continues(i) || a.verb != drain && a.verb != terminate:
+		return 1
+	case i.OnDemand:
+		return 8
+	case i.Agent.Notice != nil:
+		return 1
+	case c.abandoned(i) && c.rank > 2:
+		// It was no surplus instance when those were selected.
+		return 4
+	case i.Down() && c.staying() <= c.size+c.created:
+		// It is not a surplus instance: it is replaced.
+		return 4
+	default:
+		return 2
+	}
+}
+
+// continues reports whether an earlier plan decided to delete an instance.
+func (c *planChecker) continues(i *instance.Instance) bool {
+	// Age is not enough: there must have been an attempt since.
+	attempted := c.attempted[i.ID].Sub(i.CreatedAt) >= c.registrationTimeout
+	registrationTimedOut := i.State == instance.Pending && !i.Known && c.reached(i, c.registrationTimeout) && attempted
+	return i.DeleteReason != "" || i.Drain != nil || registrationTimedOut || c.unregistered(i)
+}
+
+func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
+	if i.DeleteReason != "" {
+		return fmt.Errorf("its termination was requested before")
+	}
+	if c.leaving[a.id] && (a.verb == drain || i.Drain == nil) {
+		return fmt.Errorf("it is already being deleted")
+	}
+	runs := i.State == instance.Running || i.State == instance.Impaired
+	deleteAt := c.now.Add(c.drainTimeout)
+	if notice := i.Agent.Notice; notice != nil && !notice.Deadline.IsZero() && notice.Deadline.Before(deleteAt) {
+		deleteAt = notice.Deadline
+	}
+	switch {
+	case a.verb == drain && (!runs || c.drainTimeout == 0):
+		return fmt.Errorf("there is nothing to drain")
+	case a.verb == drain && !a.deleteAt.Equal(deleteAt):
+		return fmt.Errorf("the drain does not take %v", c.drainTimeout)
+	case a.verb == terminate && runs && i.Drain == nil && c.drainTimeout > 0 && !c.unregistered(i):
+		return fmt.Errorf("it has to drain")
+	case a.verb == terminate && runs && i.Drain != nil && !i.Drain.Acknowledged && c.now.Before(i.Drain.DeleteAt):
+		return fmt.Errorf("its drain is not over")
+	case a.verb == terminate && runs && c.now.Before(c.deregisterUntil[a.id]):
+		return fmt.Errorf("it is a target of a load balancer")
+	}
+	continuing := c.continues(i)
+	c.leaving[a.id] = true
+	c.surplus[a.id] = a.reason == instance.ReasonScaleDown
+	c.terminated[a.id] = c.terminated[a.id] || a.verb == terminate
+	switch {
+	case continuing:
+		return nil
+	case i.OnDemand:
+		if !i.Down() && !c.reached(i, c.expiry.OnDemandAge) && !c.deleted && i.Agent.Notice == nil {
+			return fmt.Errorf("there is no reason to delete this on-demand instance")
+		}
+		return nil
+	case i.Down() || i.Agent.Notice != nil || c.abandoned(i):
+		return nil
+	}
+	// Only a surplus instance may be deleted, and only when all the others
+	// exist.
+	if c.staying() < c.size {
+		return fmt.Errorf("leaves %d of %d", c.staying(), c.size)
+	}
+	existing := 0
+	for _, other := range c.byID {
+		if !other.OnDemand && !c.leaving[other.ID] && !other.Down() && exists(other) && other.Agent.State != instance.AgentUnknown {
+			existing++
+		}
+	}
+	if exists(i) && existing < c.size {
+		return fmt.Errorf("leaves %d of %d existing ones", existing, c.size)
+	}
+	return c.checkDeletionOrder(a, i)
+}
+
+// checkDeletionOrder checks that no other instance should have been deleted
+// first.
+func (c *planChecker) checkDeletionOrder(a action, i *instance.Instance) error {
+	replacing, pending := false, false
+	for _, other := range c.byID {
+		if other.OnDemand {
+			continue
+		}
+		unhealthy := other.Drain != nil && other.Drain.Reason == instance.ReasonUnhealthy || other.DeleteReason == instance.ReasonUnhealthy
+		replacing = replacing || unhealthy && !c.removeFirst[other.ID]
+		if c.leaving[other.ID] {
+			continue
+		}
+		pending = pending || other.State == instance.Pending
+		if c.removeFirst[i.ID] {
+			continue
+		}
+		if c.removeFirst[other.ID] && (exists(i) || !exists(other)) {
+			return fmt.Errorf("deleted before %s, which is a candidate", other.ID)
+		}
+		if other.Down() {
+			return fmt.Errorf("deleted before %s, which is down", other.ID)
+		}
+		if a.reason == instance.ReasonScaleDown && exists(i) {
+			first := other.CreatedAt.Before(i.CreatedAt) || other.CreatedAt.Equal(i.CreatedAt) && other.ID < i.ID
+			if c.youngest {
+				first = !first && c.hasNoProblem(other)
+			}
+			if first || other.InfraConfigHash != c.infraConfigHash && !c.deleted || other.State == instance.Impaired {
+				return fmt.Errorf("deleted before %s", other.ID)
+			}
+		}
+	}
+	if replacing && pending && i.State == instance.Running && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.removeFirst[i.ID] {
+		return fmt.Errorf("deleted before the unhealthy one is replaced")
+	}
+	return nil
+}
+
+// hasNoProblem reports whether an existing instance has no problem.
+func (c *planChecker) hasNoProblem(i *instance.Instance) bool { return c.healthy(i) && exists(i) }
+
+// healthy reports whether an instance needs no replacement.
+func (c *planChecker) healthy(i *instance.Instance) bool {
+	return !i.Down() && i.State != instance.Impaired && (c.infraConfigHash == "" || i.InfraConfigHash == c.infraConfigHash) &&
+		!c.reached(i, c.expiry.ForcedAge) && !c.reached(i, c.expiry.EligibleAge)
+}
+
+func (c *planChecker) checkCreation(a action) error {
+	total := c.created
+	stable := c.created == 0
+	for _, i := range c.byID {
+		if i.OnDemand {
+			continue
+		}
+		doomed := i.Agent.Notice != nil || i.Drain != nil && (i.Drain.Reason == instance.ReasonSpot || i.Drain.Reason == instance.ReasonScaleDown) ||
+			c.surplus[i.ID]
+		if !c.terminated[i.ID] && !doomed {
+			total++
+		}
+		stable = stable && !c.leaving[i.ID] && i.State == instance.Running && i.Agent.State != instance.AgentUnknown
+	}
+	if err := c.checkDelay(); err != nil {
+		return err
+	}
+	forced := a.reason == instance.ReasonExpired && c.overdue() > 0
+	if a.reason == instance.ReasonSpot {
+		// It replaces one that its provider terminates, whatever else drains.
+		if c.staying() >= c.size {
+			return fmt.Errorf("%d of %d stay", c.staying(), c.size)
+		}
+		c.created++
+		return nil
+	}
+	limit := c.size
+	if a.reason == instance.ReasonUnhealthy && c.impaired() {
+		limit += max(1, c.size/10) - 1
+	}
+	if total > limit && !forced {
+		return fmt.Errorf("there are %d of %d already", total, c.size)
+	}
+	if forced && c.staying()-c.size >= c.overdue() {
+		return fmt.Errorf("all that are overdue are replaced")
+	}
+	optional := a.reason == instance.ReasonConfigDrift && !c.anyAbandoned() || a.reason == instance.ReasonExpired && !forced
+	if optional && !stable {
+		return fmt.Errorf("the group is not stable")
+	}
+	if optional && c.staying() != c.size {
+		return fmt.Errorf("%d of %d stay", c.staying(), c.size)
+	}
+	if a.reason == reasonScaleUp && c.staying() >= c.size {
+		return fmt.Errorf("%d of %d stay", c.staying(), c.size)
+	}
+	c.created++
+	return nil
+}
+
+// checkDelay checks that a group whose last instance has not registered creates one at a
+// time.
+func (c *planChecker) checkDelay() error {
+	if c.createAfter.IsZero() {
+		return nil
+	}
+	if c.now.Before(c.createAfter) || c.created > 0 {
+		return fmt.Errorf("the last instance has not registered")
+	}
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] && i.State == instance.Pending {
+			return fmt.Errorf("%s is pending", i.ID)
+		}
+	}
+	return nil
+}
+
+// anyAbandoned reports whether there is an instance that is replaced because it has an
+// older configuration and is still coming up.
+func (c *planChecker) anyAbandoned() bool {
+	for _, i := range c.byID {
+		if !i.OnDemand && c.abandoned(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// impaired reports whether an instance that stays is impaired.
+func (c *planChecker) impaired() bool {
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] && i.State == instance.Impaired {
+			return true
+		}
+	}
+	return false
+}
+
+// staying counts the managed instances that are not being deleted.
+func (c *planChecker) staying() int {
+	staying := c.created
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] {
+			staying++
+		}
+	}
+	return staying
+}
+
+// overdue counts those of them that have reached the forced age.
+func (c *planChecker) overdue() int {
+	overdue := 0
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] && !i.Down() && c.reached(i, c.expiry.ForcedAge) {
+			overdue++
+		}
+	}
+	return overdue
+}
+
+func (c *planChecker) reached(i *instance.Instance, age time.Duration) bool {
+	return age > 0 && c.now.Sub(i.CreatedAt) >= age
+}

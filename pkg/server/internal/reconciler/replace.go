@@ -4,7 +4,10 @@
 package reconciler
 
 import (
+	"cmp"
 	"slices"
+	"strings"
+	"time"
 
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -102,4 +105,137 @@ func (p *planner) count(wanted problem) int {
 		}
 	}
 	return count
+}
+
+// isUncreated reports whether the provider has never listed an instance.
+func isUncreated(i *instance.Instance) bool {
+	return i.State == instance.Pending && !i.Known
+}
+
+// registrationTimedOut reports whether to give up an instance: the provider
+// does not list it, and the last attempt to create it came after the timeout.
+// Age alone is not enough, because the creation may have waited for its turn or
+// for a leader, and an instance that was promised to an operator must be tried.
+// A zero timeout never passes.
+func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted time.Time) bool {
+	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
+}
+
+// neverRegistered reports whether to give up an instance that runs and whose agent has
+// not registered in time.
+func (p *planner) neverRegistered(i *instance.Instance) bool {
+	return awaitsRegistration(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
+}
+
+// awaitsRegistration reports whether an instance runs and its agent has not registered.
+func awaitsRegistration(i *instance.Instance) bool {
+	return i.Agent.State == instance.AgentAwaited && i.Registration == nil && !i.Agent.Since.IsZero()
+}
+
+// isNoticed reports whether the provider has announced that it will terminate an
+// instance. It does not count: nothing can keep it.
+func isNoticed(i *instance.Instance) bool {
+	return i.Agent.Notice != nil || i.Drain != nil && i.Drain.Reason == instance.ReasonSpot
+}
+
+// isDeletedAsUnhealthy reports whether an instance is being deleted for being
+// unhealthy.
+func isDeletedAsUnhealthy(i *instance.Instance) bool {
+	return i.DeleteReason == instance.ReasonUnhealthy || i.Drain != nil && i.Drain.Reason == instance.ReasonUnhealthy
+}
+
+// isReplaced reports whether an instance that is being or was deleted has a
+// replacement. Only surplus instances have none; a returned one is surplus too.
+func isReplaced(i *instance.Instance) bool {
+	reason := i.DeleteReason
+	if i.Drain != nil {
+		reason = i.Drain.Reason
+	}
+	return reason != instance.ReasonScaleDown && reason != instance.ReasonReturned
+}
+
+// oldestFirst orders instances by age, then by id.
+func oldestFirst(a, b *instance.Instance) int {
+	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
+}
+
+// problem is a reason to replace a staying managed instance. Of surplus
+// instances, those with the lowest value are deleted first.
+type problem int
+
+const (
+	// candidate: an operator has requested its removal. This matters only for
+	// surplus instances.
+	candidate problem = iota
+	// down: nothing runs on it.
+	down
+	// abandoned: its agent is still awaited, and it was created with another
+	// configuration, which may be why.
+	abandoned
+	// overdue: it has reached the forced age.
+	overdue
+	// impaired: it runs, but is unhealthy.
+	impaired
+	// drifted: it was created with another configuration.
+	drifted
+	// eligible: it has reached the eligible age.
+	eligible
+	// uncreated: it does not exist at the provider yet, or its agent is still
+	// awaited. Without other problems it is deleted before the existing ones,
+	// because that costs nothing.
+	uncreated
+	noProblem
+)
+
+// surplusProblemOf is problemOf for surplus instances. For deletion candidates
+// other problems do not matter, because they are not replaced.
+func (p *planner) surplusProblemOf(i *instance.Instance) problem {
+	if p.removeFirst[i.ID] {
+		return candidate
+	}
+	return p.problemOf(i)
+}
+
+// problemOf returns the worst problem of an instance.
+func (p *planner) problemOf(i *instance.Instance) problem {
+	// The configuration of an instance without a hash is unknown.
+	outdated := p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
+	switch {
+	case i.Down():
+		return down
+	case outdated && isComingUp(i):
+		return abandoned
+	case p.reachedAge(i, p.expiry.ForcedAge):
+		return overdue
+	case i.State == instance.Impaired:
+		return impaired
+	case outdated:
+		return drifted
+	case p.reachedAge(i, p.expiry.EligibleAge):
+		return eligible
+	case isUncreated(i) || isComingUp(i):
+		return uncreated
+	default:
+		return noProblem
+	}
+}
+
+// reason returns the reason for deleting an instance with this problem.
+func (p problem) reason() string {
+	switch p {
+	case down, impaired:
+		return instance.ReasonUnhealthy
+	case overdue, eligible:
+		return instance.ReasonExpired
+	case drifted, abandoned:
+		return instance.ReasonConfigDrift
+	default:
+		return instance.ReasonScaleDown
+	}
+}
+
+// urgent reports whether an instance with this problem is deleted regardless of
+// other deletions in its group.
+func (p problem) urgent() bool {
+	return p <= impaired || p == uncreated
 }

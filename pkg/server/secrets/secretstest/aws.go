@@ -8,10 +8,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
@@ -131,4 +135,246 @@ func page(t testing.TB, token string, count, size int) (begin, end int, next str
 		return begin, end, fmt.Sprintf("from-%d", end)
 	}
 	return begin, count, ""
+}
+
+// secretsManager responds as AWS Secrets Manager does.
+type secretsManager struct {
+	t       testing.TB
+	secrets map[string]*managedSecret
+}
+
+type managedSecret struct {
+	binary []byte
+	text   *string
+	// token is that of the request that has created the secret.
+	token string
+}
+
+// StartSecretsManager starts a server that responds as AWS Secrets Manager does, for the
+// operations that the product needs. It stops with the test.
+func StartSecretsManager(t testing.TB) (url string, faults *Faults) {
+	t.Helper()
+	s := &secretsManager{t: t, secrets: map[string]*managedSecret{}}
+	return start(t, &awsService{target: "secretsmanager", name: "secretsmanager", operations: map[string]func([]byte) (any, error){
+		"GetSecretValue": s.get, "CreateSecret": s.create, "PutSecretValue": s.put, "DeleteSecret": s.remove, "ListSecrets": s.list,
+	}})
+}
+
+const (
+	resourceNotFound = "ResourceNotFoundException"
+	resourceExists   = "ResourceExistsException"
+	invalidParameter = "InvalidParameterException"
+)
+
+var managedNames = regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]{1,512}$`)
+
+func (s *secretsManager) get(body []byte) (any, error) {
+	var request struct{ SecretId string }
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	secret, found := s.secrets[request.SecretId]
+	if !found {
+		return nil, rejected(resourceNotFound, "Secrets Manager can't find the specified secret.")
+	}
+	response := map[string]any{"Name": request.SecretId, "ARN": "arn:aws:secretsmanager:us-east-1:1:secret:" + request.SecretId + "-AbCdEf"}
+	if secret.text != nil {
+		response["SecretString"] = *secret.text
+	} else {
+		response["SecretBinary"] = secret.binary
+	}
+	return response, nil
+}
+
+func (s *secretsManager) create(body []byte) (any, error) {
+	var request struct {
+		Name, ClientRequestToken string
+		SecretBinary             []byte
+		SecretString             *string
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	switch {
+	case !managedNames.MatchString(request.Name) || len(request.ClientRequestToken) < 32:
+		return nil, rejected(invalidParameter, "Invalid name or token.")
+	case len(request.SecretBinary) > 65536 || len(request.SecretBinary) == 0 && request.SecretString == nil:
+		return nil, rejected(invalidParameter, "Invalid value.")
+	}
+	if former, found := s.secrets[request.Name]; found {
+		if former.token != request.ClientRequestToken || !bytes.Equal(former.binary, request.SecretBinary) {
+			return nil, rejected(resourceExists, "The operation failed because the secret %s already exists.", request.Name)
+		}
+	} else {
+		s.secrets[request.Name] = &managedSecret{binary: request.SecretBinary, text: request.SecretString, token: request.ClientRequestToken}
+	}
+	return map[string]any{"Name": request.Name, "VersionId": request.ClientRequestToken}, nil
+}
+
+func (s *secretsManager) put(body []byte) (any, error) {
+	var request struct {
+		SecretId, ClientRequestToken string
+		SecretBinary                 []byte
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	secret, found := s.secrets[request.SecretId]
+	if !found {
+		return nil, rejected(resourceNotFound, "Secrets Manager can't find the specified secret.")
+	}
+	secret.binary, secret.text = request.SecretBinary, nil
+	return map[string]any{"Name": request.SecretId, "VersionId": request.ClientRequestToken}, nil
+}
+
+// remove accepts a secret that does not exist, as the service does.
+func (s *secretsManager) remove(body []byte) (any, error) {
+	var request struct {
+		SecretId                   string
+		ForceDeleteWithoutRecovery bool
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	if !request.ForceDeleteWithoutRecovery {
+		s.t.Error("a secret was deleted such that its name cannot be used")
+	}
+	delete(s.secrets, request.SecretId)
+	return map[string]any{"Name": request.SecretId}, nil
+}
+
+// list filters without regard to upper and lower case, in pages of 10.
+func (s *secretsManager) list(body []byte) (any, error) {
+	var request struct {
+		Filters []struct {
+			Key    string
+			Values []string
+		}
+		MaxResults int
+		NextToken  string
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	if request.MaxResults < 1 || request.MaxResults > 100 || len(request.Filters) != 1 || request.Filters[0].Key != "name" || len(request.Filters[0].Values) != 1 {
+		return nil, rejected(invalidParameter, "Invalid filter.")
+	}
+	prefix := strings.ToLower(request.Filters[0].Values[0])
+	var list []map[string]any
+	for _, name := range slices.Sorted(maps.Keys(s.secrets)) {
+		if strings.HasPrefix(strings.ToLower(name), prefix) {
+			list = append(list, map[string]any{"Name": name})
+		}
+	}
+	begin, end, next := page(s.t, request.NextToken, len(list), 10)
+	response := map[string]any{"SecretList": list[begin:end]}
+	if next != "" {
+		response["NextToken"] = next
+	}
+	return response, nil
+}
+
+// parameterStore responds as AWS Systems Manager does for parameters.
+type parameterStore struct {
+	t          testing.TB
+	parameters map[string]string
+}
+
+// StartParameterStore starts a server that responds as AWS Parameter Store does, for the
+// operations that the product needs. It stops with the test.
+func StartParameterStore(t testing.TB) (url string, faults *Faults) {
+	t.Helper()
+	s := &parameterStore{t: t, parameters: map[string]string{}}
+	return start(t, &awsService{target: "AmazonSSM", name: "ssm", operations: map[string]func([]byte) (any, error){
+		"GetParameter": s.get, "PutParameter": s.put, "DeleteParameter": s.remove, "GetParametersByPath": s.list,
+	}})
+}
+
+const (
+	parameterNotFound = "ParameterNotFound"
+	validation        = "ValidationException"
+)
+
+var parameterNames = regexp.MustCompile(`^(/[A-Za-z0-9_.-]+){1,15}$`)
+
+func (s *parameterStore) get(body []byte) (any, error) {
+	var request struct {
+		Name           string
+		WithDecryption bool
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	value, found := s.parameters[request.Name]
+	if !found {
+		return nil, rejected(parameterNotFound, "")
+	}
+	if !request.WithDecryption {
+		value = "AQICAHencrypted"
+	}
+	return map[string]any{"Parameter": map[string]any{"Name": request.Name, "Type": "SecureString", "Value": value}}, nil
+}
+
+func (s *parameterStore) put(body []byte) (any, error) {
+	var request struct {
+		Name, Value, Type, Tier string
+		Overwrite               bool
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	switch {
+	case !parameterNames.MatchString(request.Name) || strings.HasPrefix(request.Name, "/aws") || strings.HasPrefix(request.Name, "/ssm"):
+		return nil, rejected(validation, "Parameter name: %s", request.Name)
+	case request.Type != "SecureString" || request.Tier != "Standard":
+		return nil, rejected(validation, "the test expects a SecureString of tier Standard")
+	case request.Value == "" || len(request.Value) > 4096 || !utf8.ValidString(request.Value):
+		return nil, rejected(validation, "Standard tier parameters support a maximum parameter value of 4096 characters.")
+	}
+	if _, exists := s.parameters[request.Name]; exists && !request.Overwrite {
+		return nil, rejected("ParameterAlreadyExists", "The parameter already exists.")
+	}
+	s.parameters[request.Name] = request.Value
+	return map[string]any{"Version": 1, "Tier": "Standard"}, nil
+}
+
+func (s *parameterStore) remove(body []byte) (any, error) {
+	var request struct{ Name string }
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	if _, found := s.parameters[request.Name]; !found {
+		return nil, rejected(parameterNotFound, "")
+	}
+	delete(s.parameters, request.Name)
+	return map[string]any{}, nil
+}
+
+func (s *parameterStore) list(body []byte) (any, error) {
+	var request struct {
+		Path, NextToken string
+		Recursive       bool
+		WithDecryption  bool
+	}
+	if err := decodeAWS(body, &request); err != nil {
+		return nil, err
+	}
+	if !parameterNames.MatchString(request.Path) {
+		return nil, rejected(validation, "The parameter path must be prefixed with \"/\" and not end with it: %s", request.Path)
+	}
+	if request.WithDecryption {
+		s.t.Error("a list decrypts the values")
+	}
+	var list []map[string]any
+	for _, name := range slices.Sorted(maps.Keys(s.parameters)) {
+		if below, isBelow := strings.CutPrefix(name, request.Path+"/"); isBelow && (request.Recursive || !strings.Contains(below, "/")) {
+			list = append(list, map[string]any{"Name": name, "Type": "SecureString", "Value": "AQICAHencrypted"})
+		}
+	}
+	begin, end, next := page(s.t, request.NextToken, len(list), 10)
+	response := map[string]any{"Parameters": list[begin:end]}
+	if next != "" {
+		response["NextToken"] = next
+	}
+	return response, nil
 }

@@ -14,6 +14,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"math/rand/v2"
 	"net/http"
 	"net/url"
 	"os"
@@ -29,10 +30,10 @@ import (
 
 const (
 	endpoint = "https://storage.googleapis.com"
-	// scope is what tokens are requested for. The roles of the service account limit it.
+	// scope is the scope of requested tokens. The roles of the service account limit it.
 	scope = "https://www.googleapis.com/auth/devstorage.read_write"
 	// emulatorEnv is the variable in which Google's clients find the address of an emulator,
-	// which needs no credentials.
+	// which needs no credentials (https://pkg.go.dev/cloud.google.com/go/storage).
 	emulatorEnv = "STORAGE_EMULATOR_HOST"
 )
 
@@ -69,7 +70,7 @@ func open(bucket, endpoint string, transport http.RoundTripper) (*Store, error) 
 	return &Store{client: googleapi.New(endpoint, transport), bucket: bucket}, nil
 }
 
-// object is what is read of an object.
+// object is the metadata of an object that the API returns.
 type object struct {
 	Name       string            `json:"name"`
 	Generation string            `json:"generation"`
@@ -81,7 +82,7 @@ func (s *Store) path(parts ...string) []string {
 	return append([]string{"storage", "v1", "b", s.bucket, "o"}, parts...)
 }
 
-// isNotFound reports whether an object does not exist. A bucket may be missing too, which
+// isNotFound reports whether an object does not exist. The bucket may be missing too, which
 // must never be mistaken for a missing object.
 func isNotFound(err error) bool {
 	e, ok := googleapi.AsError(err)
@@ -90,11 +91,11 @@ func isNotFound(err error) bool {
 
 // Get implements storage.Store.
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
-	one, err := s.getObject(ctx, key)
+	object, err := s.getObject(ctx, key)
 	if err != nil {
 		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
 	}
-	return one, nil
+	return object, nil
 }
 
 func (s *Store) getObject(ctx context.Context, key string) (storage.Object, error) {
@@ -157,7 +158,7 @@ func (s *Store) replace(ctx context.Context, key string, data []byte, etag strin
 		return "", err
 	}
 	if !isGeneration(etag) {
-		return "", storage.ErrConflict // no object has it, and "0" would mean one that does not exist
+		return "", storage.ErrConflict // not a generation, and "0" would mean that the object must not exist
 	}
 	return s.put(ctx, key, data, etag)
 }
@@ -215,11 +216,11 @@ func (s *Store) listObjects(ctx context.Context, prefix string) ([]storage.Info,
 		if page.Kind != "storage#objects" {
 			return nil, fmt.Errorf("the response is of kind %q", page.Kind)
 		}
-		for _, one := range page.Items {
-			if storage.CheckKey(one.Name) != nil {
+		for _, object := range page.Items {
+			if storage.CheckKey(object.Name) != nil {
 				continue // not written by a server, for example a folder of the console
 			}
-			infos = append(infos, storage.Info{Key: one.Name, ETag: one.Generation})
+			infos = append(infos, storage.Info{Key: object.Name, ETag: object.Generation})
 		}
 		if page.NextPageToken == "" {
 			break
@@ -229,4 +230,38 @@ func (s *Store) listObjects(ctx context.Context, prefix string) ([]storage.Info,
 	// An object that is replaced between two pages must not be listed twice.
 	slices.SortFunc(infos, func(a, b storage.Info) int { return cmp.Compare(a.Key, b.Key) })
 	return slices.CompactFunc(infos, func(a, b storage.Info) bool { return a.Key == b.Key }), nil
+}
+
+const (
+	// maxAttempts is how many times a request is sent.
+	maxAttempts = 4
+	// minDelay is the shortest time between the first two, which doubles.
+	minDelay = 100 * time.Millisecond
+)
+
+// transient are the statuses after which the same request may succeed.
+var transient = []int{
+	http.StatusRequestTimeout, http.StatusTooManyRequests, http.StatusInternalServerError, http.StatusBadGateway,
+	http.StatusServiceUnavailable, http.StatusGatewayTimeout,
+}
+
+// do makes a call, again if there is no response or the API is overloaded. It returns how many
+// attempts there were: any but the last may have had an effect.
+func (s *Store) do(ctx context.Context, call googleapi.Call) (response googleapi.Response, attempts int, err error) {
+	delay := minDelay
+	for attempts = 1; ; attempts++ {
+		response, err = s.client.Do(ctx, call)
+		if err == nil || attempts == maxAttempts || deadline.Check(ctx) != nil {
+			return response, attempts, err
+		}
+		if e, ok := googleapi.AsError(err); ok && !slices.Contains(transient, e.Status) {
+			return response, attempts, err
+		}
+		select {
+		case <-ctx.Done():
+			return response, attempts, err
+		case <-time.After(delay + rand.N(delay)):
+		}
+		delay *= 2
+	}
 }

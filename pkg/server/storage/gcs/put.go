@@ -32,12 +32,13 @@ func isGeneration(text string) bool {
 	return err == nil && n > 0 && strconv.FormatInt(n, 10) == text
 }
 
-// put writes an object that must have a generation, and returns its new one.
+// put writes an object that must have a generation, and returns its new generation.
 //
-// A write is sent again if the response is lost. If the first attempt succeeded, the second is
-// rejected because of the first. Therefore each write has an id of its own, and after a
+// A write is sent again if the response is lost. If the first attempt succeeded, the second
+// is rejected because of the first. Therefore each write has an id of its own, and after a
 // rejection put checks whether the object has this id. The data is not enough: two servers
-// that count from 1 both write 2.
+// that count from 1 both write 2. Google describes the problem in
+// https://cloud.google.com/storage/docs/retry-strategy.
 func (s *Store) put(ctx context.Context, key string, data []byte, generation string) (string, error) {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return "", err
@@ -74,15 +75,15 @@ func upload(key string, data []byte, writeID string) (body []byte, contentType s
 	}
 	var buffer bytes.Buffer
 	parts := multipart.NewWriter(&buffer)
-	for _, one := range []struct {
+	for _, section := range []struct {
 		kind string
 		data []byte
 	}{{"application/json", attributes}, {"application/octet-stream", data}} {
-		part, err := parts.CreatePart(textproto.MIMEHeader{"Content-Type": {one.kind}})
+		part, err := parts.CreatePart(textproto.MIMEHeader{"Content-Type": {section.kind}})
 		if err != nil {
 			return nil, "", err
 		}
-		if _, err := part.Write(one.data); err != nil {
+		if _, err := part.Write(section.data); err != nil {
 			return nil, "", err
 		}
 	}
@@ -102,23 +103,23 @@ func (s *Store) afterRejection(ctx context.Context, key, writeID string) (string
 	if err != nil {
 		return "", fmt.Errorf("check whether an earlier attempt of the rejected write succeeded: %w", err)
 	}
-	var one object
-	if err := json.Unmarshal(response.Body, &one); err != nil {
+	var written object
+	if err := json.Unmarshal(response.Body, &written); err != nil {
 		return "", fmt.Errorf("decode the response: %w", err)
 	}
-	if one.Metadata[writeMetadata] != writeID {
+	if written.Metadata[writeMetadata] != writeID {
 		return "", storage.ErrConflict
 	}
 	return decodeGeneration(response.Body)
 }
 
 func decodeGeneration(body []byte) (string, error) {
-	var one object
-	if err := json.Unmarshal(body, &one); err != nil {
+	var written object
+	if err := json.Unmarshal(body, &written); err != nil {
 		return "", fmt.Errorf("decode the response: %w", err)
 	}
-	if !isGeneration(one.Generation) {
-		return "", fmt.Errorf("the response has the generation %q", one.Generation)
+	if !isGeneration(written.Generation) {
+		return "", fmt.Errorf("the response has the generation %q", written.Generation)
 	}
-	return one.Generation, nil
+	return written.Generation, nil
 }

@@ -31,7 +31,7 @@ import (
 	"nstance.dev/operator/pkg/operator/shard/identity"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
-	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -132,7 +132,7 @@ func (h *harness) restart() {
 // newNonce returns a nonce of the server's cluster.
 func (h *harness) newNonce() string {
 	h.T.Helper()
-	token, err := nonce.NewSigner(h.keys.Nonce).Operator(nonce.Operator{ClusterID: servertest.ClusterID, Tenant: tenant, Lifetime: time.Hour})
+	token, err := registration.NewNonceSigner(h.keys.Nonce).Operator(registration.OperatorNonce{ClusterID: servertest.ClusterID, Tenant: tenant, Lifetime: time.Hour})
 	require.NoError(h.T, err)
 	return token
 }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/cache"
+	"nstance.dev/operator/pkg/server/internal/grpcapi"
+	"nstance.dev/operator/pkg/server/internal/loadbalancers"
+	"nstance.dev/operator/pkg/server/internal/reconciler"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
+	"nstance.dev/operator/pkg/testing/metricstest"
+)
+
+// groupMap is the groups of a test.
+type groupMap map[instance.GroupKey]*groups.Group
+
+func (m groupMap) Get(key instance.GroupKey) (*groups.Group, bool) {
+	group, found := m[key]
+	return group, found
+}
+
+func (m groupMap) Keys() []instance.GroupKey { return slices.Collect(maps.Keys(m)) }
+
+// The cache has the hashes of all groups after each change, and is not written when a
+// change affects none of them. A write that failed is repeated with the next change.
+func TestGroupHashes(t *testing.T) {
+	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "default", Group: "b"}
+	all := groupMap{a: {RuntimeConfigHash: "1", InfraConfigHash: "2"}, b: {}}
+	h := newGroupHashes(nil, db)
+	h.groups = all
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	other := map[instance.GroupKey]cache.Hashes{{Tenant: "other"}: {}}
+
+	for _, step := range []struct {
+		what    string
+		change  func()
+		ctx     context.Context
+		written bool
+	}{
+		{"the first time", func() {}, t.Context(), true},
+		{"no change", func() {}, t.Context(), false},
+		{"a size", func() { all[a] = &groups.Group{RuntimeConfigHash: "1", InfraConfigHash: "2", Size: 5} }, t.Context(), false},
+		{"a hash", func() { all[a] = &groups.Group{RuntimeConfigHash: "3", InfraConfigHash: "2"} }, t.Context(), true},
+		{"a deleted group", func() { delete(all, b) }, t.Context(), true},
+		{"a failed write", func() { all[b] = &groups.Group{} }, canceled, false},
+		{"the change after it", func() {}, t.Context(), true},
+	} {
+		// A write replaces these hashes.
+		require.NoError(t, db.PutGroups(t.Context(), other))
+		step.change()
+		h.write(step.ctx)
+		want := other
+		if step.written {
+			want = map[instance.GroupKey]cache.Hashes{}
+			for key, group := range all {
+				want[key] = cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
+			}
+		}
+		found, err := db.Groups(t.Context())
+		require.NoError(t, err)
+		if diff := cmp.Diff(want, found); diff != "" {
+			t.Errorf("%s (-want +cache):\n%s", step.what, diff)
+		}
+	}
+}
+
+// countingGroups counts how often the groups are listed, which every write does.
+type countingGroups struct {
+	groupMap
+	writes atomic.Int32
+}
+
+func (c *countingGroups) Keys() []instance.GroupKey {
+	c.writes.Add(1)
+	return nil
+}
+
+// The first change is written at once. Those that follow it closely share a write.
+func TestGroupHashesAreWrittenInIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := &countingGroups{}
+		h := newGroupHashes(nil, nil)
+		h.groups, h.written = all, map[instance.GroupKey]cache.Hashes{}
+		go h.run(t.Context())
+		synctest.Wait()
+		require.EqualValues(t, 1, all.writes.Load(), "writes at the start")
+		const changes = 100
+		for range changes {
+			h.enqueue()
+			synctest.Wait()
+		}
+		require.EqualValues(t, 1, all.writes.Load(), "writes before the interval is over")
+		time.Sleep(groupHashesInterval)
+		synctest.Wait()
+		require.EqualValues(t, 2, all.writes.Load(), "writes after %d changes in the interval", changes)
+		time.Sleep(groupHashesInterval)
+		synctest.Wait()
+		require.EqualValues(t, 2, all.writes.Load(), "writes without a change")
+	})
+}
+
+// TestReadConfigOfAHangingStorage starts a server whose storage does not respond: the calls
+// end, and the start fails.
+func TestReadConfigOfAHangingStorage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, err := file.Open(t.TempDir())
+		require.NoError(t, err)
+		calls := 0
+		s := &Server{Shard: "us-west-2a", Storage: storagetest.Intercepted{Store: store,
+			Intercept: func(ctx context.Context, _ storagetest.Call, _ func(context.Context) error) error {
+				calls++
+				<-ctx.Done()
+				return ctx.Err()
+			}}}
+		_, err = s.readConfig(t.Context())
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, readAttempts, calls)
+	})
+}
+
+func TestEveryMetricIsDocumented(t *testing.T) {
+	sh := &shared{registry: prometheus.NewRegistry()}
+	sh.registerMetrics()
+	grpcapi.Count(sh.registry)
+	storage.WithMetrics(nil, sh.registry)
+	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{},
+		&loadbalancers.Syncer{}, new(leaderNetwork).metric())
+	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md")))
+}

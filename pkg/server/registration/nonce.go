@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration
+
+import (
+	"cmp"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"github.com/google/uuid"
+
+	"nstance.dev/operator/pkg/server/pki"
+)
+
+const (
+	// DefaultNonceLifetime is how long the nonce of an operator is valid by
+	// default (docs/server.md#registration).
+	DefaultNonceLifetime = 3 * time.Hour
+	// agentLifetime and agentClockSkew together are less than the five minutes that the
+	// nonce of an agent may be valid (docs/protocol.md#registration). The servers of its
+	// shard create it and verify it.
+	agentLifetime  = 4 * time.Minute
+	agentClockSkew = 30 * time.Second
+)
+
+// AgentNonce is the content of an agent's nonce. Group and ConfigHash may be empty.
+type AgentNonce struct {
+	InstanceID string
+	ClusterID  string
+	Tenant     string
+	Shard      string
+	Group      string
+	OnDemand   bool
+	// ConfigHash is the runtime hash of the group. The agent reports it as its own
+	// until it receives files.
+	ConfigHash string
+}
+
+// OperatorNonce is the content of an operator's nonce. Every field is mandatory.
+type OperatorNonce struct {
+	ClusterID string
+	Tenant    string
+	// Lifetime is how long the nonce is valid.
+	Lifetime time.Duration
+}
+
+// NonceSigner creates nonces. It is safe for concurrent use.
+type NonceSigner struct {
+	key ed25519.PrivateKey
+}
+
+// NewNonceSigner returns a signer with the cluster's nonce key.
+func NewNonceSigner(key ed25519.PrivateKey) *NonceSigner {
+	return &NonceSigner{key: key}
+}
+
+// Agent returns the nonce of an agent. It is valid for less than five minutes.
+func (s *NonceSigner) Agent(a AgentNonce) (string, error) {
+	return s.sign(tokenClaims{
+		Kind:       pki.RoleAgent,
+		ClusterID:  a.ClusterID,
+		Tenant:     a.Tenant,
+		Shard:      a.Shard,
+		Group:      a.Group,
+		OnDemand:   a.OnDemand,
+		ConfigHash: a.ConfigHash,
+	}, a.InstanceID, agentLifetime, agentClockSkew)
+}
+
+// Operator returns the nonce of an operator.
+func (s *NonceSigner) Operator(o OperatorNonce) (string, error) {
+	if o.Lifetime <= 0 {
+		return "", fmt.Errorf("sign a registration nonce: lifetime %s must be greater than zero", o.Lifetime)
+	}
+	return s.sign(tokenClaims{
+		Kind:      pki.RoleOperator,
+		ClusterID: o.ClusterID,
+		Tenant:    o.Tenant,
+	}, o.ClusterID, o.Lifetime, pki.ClockSkew)
+}
+
+// sign returns a nonce whose validity begins in the past, so that a server whose clock is
+// behind accepts it.
+func (s *NonceSigner) sign(c tokenClaims, subject string, lifetime, clockSkew time.Duration) (string, error) {
+	id, err := uuid.NewRandom()
+	if err != nil {
+		return "", fmt.Errorf("sign a registration nonce: %w", err)
+	}
+	now := time.Now()
+	c.RegisteredClaims = jwt.RegisteredClaims{
+		Subject: subject,
+		// Times are in whole seconds. Without an id, two nonces of the same second
+		// would be the same token, which is valid for one client only.
+		ID:        id.String(),
+		IssuedAt:  jwt.NewNumericDate(now),
+		NotBefore: jwt.NewNumericDate(now.Add(-clockSkew)),
+		ExpiresAt: jwt.NewNumericDate(now.Add(lifetime)),
+	}
+	if err := c.Validate(); err != nil {
+		return "", fmt.Errorf("sign a registration nonce: %w", err)
+	}
+	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c).SignedString(s.key)
+	if err != nil {
+		return "", fmt.Errorf("sign a registration nonce: %w", err)
+	}
+	return token, nil
+}
+
+// tokenClaims is the content of the token.
+type tokenClaims struct {
+	jwt.RegisteredClaims
+
+	Kind       string `json:"kind"`
+	ClusterID  string `json:"cluster_id"`
+	Tenant     string `json:"tenant"`
+	Shard      string `json:"shard,omitempty"`
+	Group      string `json:"group,omitempty"`
+	OnDemand   bool   `json:"on_demand,omitempty"`
+	ConfigHash string `json:"config_hash,omitempty"`
+}
+
+// Validate returns an error that names the missing claims. The parser calls it
+// after it has checked the signature and the times.
+func (c tokenClaims) Validate() error {
+	if c.Kind != pki.RoleAgent && c.Kind != pki.RoleOperator {
+		return fmt.Errorf("claim kind is %q, needs to be %q or %q", c.Kind, pki.RoleAgent, pki.RoleOperator)
+	}
+	var missing []error
+	require := func(name, value string) {
+		if value == "" {
+			missing = append(missing, fmt.Errorf("claim %s is missing", name))
+		}
+	}
+	require("sub", c.Subject)
+	require("cluster_id", c.ClusterID)
+	require("tenant", c.Tenant)
+	if c.Kind == pki.RoleAgent {
+		require("shard", c.Shard)
+	}
+	return errors.Join(missing...)
+}
+
+// ErrInvalidNonce means that a nonce is not valid. The errors of ParseNonce wrap it.
+var ErrInvalidNonce = errors.New("registration nonce is not valid")
+
+// NonceClaims is the content of a verified nonce. Kind, Subject, ClusterID, Tenant and
+// ExpiresAt are never empty, nor is Shard in the nonce of an agent.
+type NonceClaims struct {
+	// Kind is the role that the certificate will have, pki.RoleAgent or
+	// pki.RoleOperator.
+	Kind string
+	// Subject is the instance id of an agent, the cluster id of an operator.
+	Subject    string
+	ClusterID  string
+	Tenant     string
+	Shard      string
+	Group      string
+	OnDemand   bool
+	ConfigHash string
+	// CreatedAt is when the nonce was created or, if it does not contain that, from when
+	// on it is valid; in whole seconds. It is zero if the nonce contains neither.
+	CreatedAt time.Time
+	ExpiresAt time.Time
+}
+
+// ParseNonce verifies a nonce and returns its content. The error wraps ErrInvalidNonce, and
+// never contains the nonce. Issuer and audience are not checked
+// (docs/protocol.md#registration).
+func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
+	// The decoder skips line breaks. Without this check a nonce would have many
+	// texts, and each of them could be used once.
+	if strings.ContainsAny(token, "\r\n") {
+		return NonceClaims{}, fmt.Errorf("%w: it has a line break", ErrInvalidNonce)
+	}
+	var c tokenClaims
+	_, err := jwt.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return key, nil },
+		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}),
+		// A nonce without expiry would be a permanent password.
+		jwt.WithExpirationRequired(),
+		// For the same reason as above only one text of the signature is accepted.
+		jwt.WithStrictDecoding())
+	switch {
+	case errors.Is(err, jwt.ErrTokenExpired):
+		return NonceClaims{}, fmt.Errorf("%w: it expired at %s", ErrInvalidNonce, c.ExpiresAt.UTC().Format(time.RFC3339))
+	case errors.Is(err, jwt.ErrTokenNotValidYet):
+		return NonceClaims{}, fmt.Errorf("%w: it is not valid before %s", ErrInvalidNonce, c.NotBefore.UTC().Format(time.RFC3339))
+	case err != nil:
+		return NonceClaims{}, fmt.Errorf("%w: %w", ErrInvalidNonce, err)
+	}
+	parsed := NonceClaims{
+		Kind:       c.Kind,
+		Subject:    c.Subject,
+		ClusterID:  c.ClusterID,
+		Tenant:     c.Tenant,
+		Shard:      c.Shard,
+		Group:      c.Group,
+		OnDemand:   c.OnDemand,
+		ConfigHash: c.ConfigHash,
+		ExpiresAt:  c.ExpiresAt.Time,
+	}
+	if created := cmp.Or(c.IssuedAt, c.NotBefore); created != nil {
+		parsed.CreatedAt = created.Time
+	}
+	return parsed, nil
+}
