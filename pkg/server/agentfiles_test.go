@@ -154,7 +154,7 @@ func TestAnAgentReceivesItsFiles(t *testing.T) {
 	ids := untilInstances(t, s, 2)
 	records := []string{string(marshal(t, recordOf(t, s, ids[0])))}
 	a, other := openStreams(t, s, ids[0]), openStreams(t, s, ids[1])
-	// No report, no files.
+	// Without a report, no files are sent.
 	public := a.sendKey()
 	a.report("", nil)
 	files, hash := a.patch()
@@ -196,7 +196,7 @@ func TestAnAgentReceivesItsFiles(t *testing.T) {
 	assert.NotEqual(t, hash, next)
 	assert.Contains(t, changed["app.env"], "ROLE=changed\n")
 	assert.Len(t, changed, 6)
-	// Nothing is stored for it, and no secret.
+	// Neither the vars nor a secret are stored for the files.
 	records = append(records, string(marshal(t, recordOf(t, s, ids[0]).Vars)))
 	for _, text := range records {
 		assert.NotContains(t, text, "hunter2")
@@ -237,7 +237,7 @@ func TestFilesAreSentUntilTheAgentHasThem(t *testing.T) {
 }
 
 // TestRefusedFilesAreReportedAtOnce: operators get the reason with the report that has it,
-// and not with the next patch.
+// not only with the next patch.
 func TestRefusedFilesAreReportedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := withAgents("1")
@@ -294,7 +294,7 @@ func TestPublicKeysOfAgents(t *testing.T) {
 	assert.Contains(t, files, "kubelet.crt")
 }
 
-// TestNoMachineGetsTheNameOfAServer: agents would take it for one.
+// TestNoMachineGetsTheNameOfAServer: agents would take the machine for a server.
 func TestNoMachineGetsTheNameOfAServer(t *testing.T) {
 	o := withAgents("1")
 	o.Templates, o.Certificates = templateWith(allFiles, "worker"), kubeletTemplate

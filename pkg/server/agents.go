@@ -21,7 +21,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// newHealth returns what follows the agents during the term.
+// newHealth returns the tracker that follows the agents during the term.
 func (t *term) newHealth() *agenthealth.Tracker {
 	return agenthealth.NewTracker(agenthealth.Options{
 		Interval: func() time.Duration { return t.groups.Config().Shard.HealthCheckInterval },
@@ -36,7 +36,8 @@ func (t *term) newHealth() *agenthealth.Tracker {
 	})
 }
 
-// newFiles returns what makes the files of instances and sends them during the term.
+// newFiles returns the pusher that makes the files of instances and sends them during the
+// term.
 func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 	// A machine must not get the name of a server.
 	reserved := slices.DeleteFunc(hosts(t.shared.advertise), isLoopback)
@@ -64,8 +65,8 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 	})
 }
 
-// serveAgents serves the agents, if the server does, until closeGate is called. running
-// waits for what it started, which ends with ctx.
+// serveAgents serves the agents, if the server does, until closeGate is called. running waits
+// for the goroutines that it started, which end with ctx.
 func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeGate func()) {
 	if t.shared.agentGate == nil {
 		return func() {}

@@ -30,7 +30,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// withAgents has a static group "main" of the size given.
+// withAgents has a static group "main" of this size.
 func withAgents(size string) servertest.Options {
 	return servertest.Options{Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": ` + size + `}}}`}
 }
@@ -109,14 +109,14 @@ func TestAnAgentRegistersAndReports(t *testing.T) {
 	assert.Equal(t, want, stored)
 	assert.False(t, stored.RegisteredAt.Before(before.Truncate(0)), "registered at %s", stored.RegisteredAt)
 
-	// It runs when it has reported.
+	// The instance runs when its agent has reported.
 	reports, err := s.AgentWith(response.GetClientCertificatePem(), key).SubmitHealthReport(t.Context())
 	require.NoError(t, err)
 	got, err := operator.GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id})
 	require.NoError(t, err)
 	assert.Equal(t, "pending", got.GetStatus())
 	assert.Nil(t, got.GetLastSeen())
-	// No part of a report but the id has to be right.
+	// Only the id in a report has to be right.
 	require.NoError(t, reports.Send(&nstancev1.HealthReportRequest{InstanceId: id, Count: 7, Timestamp: timestamppb.New(before.Add(-time.Hour))}))
 	watch.until(func(e *nstancev1.GroupEvent) bool { return e.Group.GetActualSize() == 1 })
 	require.NoError(t, reports.Send(&nstancev1.HealthReportRequest{InstanceId: id, Count: 1, Timestamp: timestamppb.New(before.Add(time.Hour))}))
@@ -219,8 +219,8 @@ func TestRegistrationsOfAgentsAreRefusedWithTheReason(t *testing.T) {
 	assert.Nil(t, recordOf(t, s, id).Registration)
 }
 
-// TestNoncesOfOtherAlgorithmsAreRefused: neither a nonce without a signature is accepted, nor one
-// that is signed with the public key as a shared secret.
+// TestNoncesOfOtherAlgorithmsAreRefused: neither a nonce without a signature is accepted, nor
+// a nonce that is signed with the public key as a shared secret.
 func TestNoncesOfOtherAlgorithmsAreRefused(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
 	id := untilInstances(t, s, 1)[0]
@@ -321,7 +321,8 @@ func TestRolesHaveTheirOwnListener(t *testing.T) {
 	wantCode(t, "an agent at the address of operators", err, codes.PermissionDenied)
 }
 
-// TestAnAgentIsItsInstanceOnly: of this instance, with the registered key.
+// TestAnAgentIsItsInstanceOnly: a certificate is valid only for its instance, with the
+// registered key.
 func TestAnAgentIsItsInstanceOnly(t *testing.T) {
 	s := servertest.Start(t, withAgents("2"))
 	ids := untilInstances(t, s, 2)
@@ -368,7 +369,7 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	_, otherPEM := s.AgentKey()
 	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPEM})
 	wantCode(t, "another key", err, codes.InvalidArgument)
-	// Both are accepted: the response may have been lost.
+	// Both certificates are accepted: the response may have been lost.
 	for _, certificate := range [][]byte{response.GetClientCertificatePem(), renewed.GetClientCertificatePem()} {
 		_, err = s.AgentWith(certificate, key).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: id})
 		assert.NoError(t, err)
@@ -384,7 +385,7 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	wantCode(t, "the registration of a deleted instance", err, codes.Unauthenticated)
 }
 
-// TestANewStreamReplacesTheOlderOne: the older one may be of a connection that was lost.
+// TestANewStreamReplacesTheOlderOne: the connection of the older stream may have been lost.
 func TestANewStreamReplacesTheOlderOne(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
 	agent := s.RegisterAgent(untilInstances(t, s, 1)[0])

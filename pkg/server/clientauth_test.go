@@ -36,7 +36,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// accessLimit is within what time a connection or a stream must be closed
+// accessLimit is the time within which a connection or a stream must be closed
 // (docs/protocol.md#authentication).
 const accessLimit = time.Minute
 
@@ -215,7 +215,7 @@ func TestIdleConnectionOfRevokedCertificate(t *testing.T) {
 	})
 }
 
-// TestReconnectedClient: a client that was away is not served by what was read before.
+// TestReconnectedClient: a client that was away is not served from the cache.
 func TestReconnectedClient(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
 		c := connect(t, s, register(t, s, "default"))
@@ -244,7 +244,7 @@ func TestExpiredCertificate(t *testing.T) {
 }
 
 // TestConnectionIsClosedBeforeTheCertificateExpires, so that a client that has a newer
-// one connects again without a rejected call.
+// certificate connects again without a rejected call.
 func TestConnectionIsClosedBeforeTheCertificateExpires(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
 		c := connect(t, s, issue(t, s, "default", time.Hour))
@@ -257,8 +257,8 @@ func TestConnectionIsClosedBeforeTheCertificateExpires(t *testing.T) {
 	})
 }
 
-// TestRenewedCertificate: the next certificate is accepted at once, and the previous one
-// for a while. Before that is over its connections are closed so that the client
+// TestRenewedCertificate: the next certificate is accepted at once, and the previous
+// certificate for a while. Before that is over its connections are closed so that the client
 // connects again, without a rejected call.
 func TestRenewedCertificate(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
@@ -334,8 +334,8 @@ func (u *unreadable) intercept(ctx context.Context, call storagetest.Call, do fu
 	return do(ctx)
 }
 
-// TestUnreadableRegistrations changes nothing: what was read last applies, and a client
-// of which nothing was read is admitted.
+// TestUnreadableRegistrations changes nothing: the last successful read applies, and a client
+// without any read is admitted.
 func TestUnreadableRegistrations(t *testing.T) {
 	var u unreadable
 	inBubble(t, u.intercept, func(t *testing.T, s *servertest.Server) {
@@ -476,8 +476,8 @@ func TestUnreadableOwner(t *testing.T) {
 	})
 }
 
-// TestServersAgreeOnTheOwner when both have read that there is none, and the operators
-// of two clusters call them at the same time.
+// TestServersAgreeOnTheOwner when both have read that the tenant has no owner, and the
+// operators of two clusters call them at the same time.
 func TestServersAgreeOnTheOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := servertest.Start(t, servertest.Options{InMemory: true})

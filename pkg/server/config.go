@@ -20,12 +20,12 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// readAccepted returns the configuration that a leader of the shard put in force last, nil
-// if there is none that this server understands.
+// readAccepted returns the configuration that a leader of the shard put in force last, nil if
+// there is no configuration that this server understands.
 func (s *Server) readAccepted(ctx context.Context, store storage.Store) (*config.Config, error) {
 	source, err := config.ReadAccepted(ctx, store, s.Shard)
 	if errors.Is(err, storage.ErrNotFound) {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // no configuration was accepted
 	}
 	if err != nil {
 		return nil, err
@@ -33,13 +33,14 @@ func (s *Server) readAccepted(ctx context.Context, store storage.Store) (*config
 	accepted, err := source.ParseFor(s.Shard, s.Providers)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The accepted configuration is ignored")
-		return nil, nil //nolint:nilnil // as if there were none
+		return nil, nil //nolint:nilnil // as if no configuration was accepted
 	}
 	return accepted, nil
 }
 
-// startConfig returns the configuration to start with: that in the storage or, if it
-// cannot be put in force, the accepted one. rejected is why, nil for the first.
+// startConfig returns the configuration to start with: the configuration in the storage or,
+// if it cannot be put in force, the accepted configuration. In the second case, rejected is
+// the reason.
 func (s *Server) startConfig(ctx context.Context, store storage.Store) (c *config.Config, rejected, err error) {
 	c, err = s.readConfig(ctx)
 	if err != nil && !isInvalid(err) && !errors.Is(err, storage.ErrNotFound) {
@@ -52,7 +53,7 @@ func (s *Server) startConfig(ctx context.Context, store storage.Store) (c *confi
 	case acceptedErr != nil || accepted == nil:
 		return nil, nil, errors.Join(err, acceptedErr)
 	case err == nil:
-		// Only mistakes count: the term reports what else is wrong with the groups.
+		// Only mistakes count: the term reports other problems of the groups.
 		if err = groups.Check(ctx, accepted, c, store); !isInvalid(err) {
 			return c, nil, nil
 		}
@@ -75,8 +76,8 @@ func (sh *shared) setRejected(err error) {
 	sh.rejected.Store(&err)
 }
 
-// configRejected returns why the configuration in the storage is not in force. It returns
-// nil if it is, or if another server leads: that one reads it.
+// configRejected returns why the configuration in the storage is not in force. It returns nil
+// if it is in force, or if another server leads, which reads the configuration itself.
 func (sh *shared) configRejected() error {
 	if err := sh.rejected.Load(); err != nil && sh.elector.Leading() {
 		return *err
@@ -102,7 +103,7 @@ func (sh *shared) newRejectedMetric() prometheus.Collector {
 const reloadInterval = 2 * time.Second
 
 // configReloader puts each new configuration in the storage in force. An invalid
-// one changes nothing.
+// configuration changes nothing.
 type configReloader struct {
 	storage   storage.Store
 	shard     string
@@ -115,9 +116,9 @@ type configReloader struct {
 	// nil when it is in force.
 	rejected func(error)
 
-	// mu guards the fields below, and that only one goroutine reloads.
+	// mu guards the fields below. reload holds it, so that only one goroutine reloads.
 	mu sync.Mutex
-	// suspected is the problem that the last periodic reload had, "" for none.
+	// suspected is the problem of the last periodic reload, "" if it had no problem.
 	suspected string
 	// reported is the problem that was reported last. It is reported once.
 	reported string
@@ -132,7 +133,7 @@ func (r *configReloader) InForce() config.Source {
 	return r.groups.Config().Source
 }
 
-// Refresh reloads the configuration. The error is one of the storage, or wraps a
+// Refresh reloads the configuration. The error comes from the storage, or wraps a
 // *config.InvalidError.
 func (r *configReloader) Refresh(ctx context.Context) (before, after config.Source, err error) {
 	r.mu.Lock()
@@ -157,8 +158,8 @@ func (r *configReloader) run(ctx context.Context, ticks <-chan time.Time) {
 	}
 }
 
-// poll reloads the configuration. It reports a problem when two polls in a row
-// have it: the first may have read a file that an editor was writing.
+// poll reloads the configuration. It reports a problem if two polls in a row have it: the
+// first may have read a file that an editor was writing.
 func (r *configReloader) poll(ctx context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -173,8 +174,8 @@ func (r *configReloader) poll(ctx context.Context) {
 	r.suspected = problemKey(err)
 }
 
-// problemKey returns the same text for errors that are reported once. Those of
-// the storage are all the same: it may number each failure.
+// problemKey returns the same text for errors that are reported once. All errors of the
+// storage have one key: it may number each failure.
 func problemKey(err error) string {
 	if isInvalid(err) {
 		return err.Error()
@@ -196,7 +197,8 @@ func (r *configReloader) reload(ctx context.Context) error {
 		r.setInForce()
 		return nil
 	}
-	// Also if it was rejected before: the groups may have changed since.
+	// A configuration that was rejected before is parsed again: the groups may have changed
+	// since.
 	next, err := source.ParseFor(r.shard, r.providers)
 	if err != nil {
 		return err
@@ -227,8 +229,7 @@ func (r *configReloader) accept(ctx context.Context) {
 	r.unaccepted = err != nil
 }
 
-// report reports a problem, unless it is the one that was reported last. mu must
-// be locked.
+// report reports a problem, unless the same problem was reported last. mu must be locked.
 func (r *configReloader) report(ctx context.Context, err error) {
 	if r.reported == problemKey(err) {
 		return

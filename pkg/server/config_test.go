@@ -63,7 +63,7 @@ func TestStaticGroupDroppedWhileStopped(t *testing.T) {
 	assert.False(t, group.IsStatic)
 	assert.Equal(t, "b", group.Vars["a"])
 	assert.Equal(t, want, nodeNames(t, s))
-	// It can be scaled without a template, and instances that are lost are replaced.
+	// The group can be scaled without a template, and lost instances are replaced.
 	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 3})
 	watchGroups(t, operator).untilSize("main", 3)
 	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "main"})
@@ -72,7 +72,7 @@ func TestStaticGroupDroppedWhileStopped(t *testing.T) {
 	untilListed(t, operator)
 	s.Stop()
 
-	// The configuration that had the group is not accepted any more.
+	// The configuration that had the group is no longer accepted.
 	s = restart(t, s)
 	assert.Empty(t, list(t, s.Operator("default")))
 }
@@ -102,7 +102,7 @@ func TestDroppedGroupsDoNotHideALoss(t *testing.T) {
 }
 
 // TestStartWithARejectedConfiguration starts servers with configurations that the leader
-// rejects. They serve with the one that was in force last, and report why.
+// rejects. They serve with the previous configuration, and report the reason.
 func TestStartWithARejectedConfiguration(t *testing.T) {
 	tests := []struct {
 		name string
@@ -183,8 +183,8 @@ func TestTheSameFileAgain(t *testing.T) {
 	}
 }
 
-// TestAnEditorAtWork: a file that is incomplete or missing for a moment is not
-// reported. How the next one replaces it does not matter.
+// TestAnEditorAtWork: a file that is incomplete or missing for a moment is not reported. How
+// the next file replaces it does not matter.
 func TestAnEditorAtWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := servertest.Start(t, servertest.Options{InMemory: true, Groups: `{"default": {"main": {"template": "worker"}}}`})
@@ -228,7 +228,8 @@ func TestAnEditorAtWork(t *testing.T) {
 		tick()
 		do(os.WriteFile(path, sized(3), 0o600))
 		expectSize(3)
-		// As a volume of Kubernetes does: a link to a link to a folder.
+		// Kubernetes updates a mounted volume like this: with a link to a link to a folder
+		// (https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically).
 		for size := range 3 {
 			folder := fmt.Sprint(path, ".", size)
 			do(os.Mkdir(folder, 0o700))
@@ -378,7 +379,7 @@ func TestAnInvalidFile(t *testing.T) {
 		t.Errorf("the status is %v, was %v", now, status)
 	}
 
-	// The next mistake is the next event: there was no other.
+	// The next mistake is the next event: there was no other event.
 	server.WriteConfig(`{`)
 	for _, watch := range watches {
 		if event := watch.next(); !strings.Contains(event.Error, "hujson") {
@@ -405,8 +406,8 @@ func TestAnInvalidFile(t *testing.T) {
 	}
 }
 
-// TestARejectedInstanceIsCreatedOnceTheConfigurationIsCorrected, however late, and
-// is not requested all the time until then.
+// TestARejectedInstanceIsCreatedOnceTheConfigurationIsCorrected, however late, and is not
+// requested all the time until then.
 func TestARejectedInstanceIsCreatedOnceTheConfigurationIsCorrected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := kwoktest.NewClientset()

@@ -26,7 +26,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// find returns the group of that name.
+// find returns the group with this name.
 func find(t *testing.T, groups []*nstancev1.GroupStatus, name string) *nstancev1.GroupStatus {
 	t.Helper()
 	i := slices.IndexFunc(groups, func(group *nstancev1.GroupStatus) bool { return group.Key == name })
@@ -79,7 +79,7 @@ func TestAnotherConfiguration(t *testing.T) {
 		}
 	}
 
-	// A group that is dynamic now can be changed as such, and deleted.
+	// A group that is dynamic now can be changed and deleted like any dynamic group.
 	if got := upsert(t, operator, "untouched", &nstancev1.GroupConfig{Template: "worker", Subnets: []string{"default"}, Size: 0}); got.IsStatic || got.Vars["a"] != "b" {
 		t.Errorf("got %v", got)
 	}
@@ -121,9 +121,9 @@ func TestInstancesOfTheOldConfigurationAreReplaced(t *testing.T) {
 	wantCode(t, "the old template", err, codes.InvalidArgument)
 }
 
-// TestAStormOfConfigurations: new files, calls to read them and changes by operators
-// at the same time. Every response is of one configuration or the other, and the
-// last one written is in force.
+// TestAStormOfConfigurations: new files, calls to read them and changes by operators at the
+// same time. Every response shows one configuration, and the last written configuration is in
+// force.
 func TestAStormOfConfigurations(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Groups: groupsOf("red")})
 	operator := server.Operator("default")
@@ -171,8 +171,8 @@ func groupsOf(color string) string {
 	return fmt.Sprintf(`{"default": {"a": {"template": "worker", "size": 1, "vars": {"color": %[1]q}}, "b": {"template": "worker", "size": 0, "vars": {"color": %[1]q}}}}`, color)
 }
 
-// TestKilledAfterAReload: a server that starts with the new configuration has the
-// same groups as the one that reloaded it.
+// TestKilledAfterAReload: a server that starts with the new configuration has the same groups
+// as the server that reloaded it.
 func TestKilledAfterAReload(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
 	before := watchGroups(t, first.Operator("default")).untilSize("main", 2)
@@ -187,8 +187,8 @@ func TestKilledAfterAReload(t *testing.T) {
 }
 
 // TestTargetsWhileTheConfigurationChanges: an edit of the load balancers in the configuration
-// of a server that runs makes a call for each target that it adds or removes, and none for
-// the others. Neither does a server that starts with it.
+// of a running server makes a call for each target that it adds or removes, and no call for
+// other targets. A server that starts with it makes no call either.
 func TestTargetsWhileTheConfigurationChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		balancers := providertest.NewBalancers("web", "api")

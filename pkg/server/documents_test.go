@@ -41,7 +41,7 @@ func blocks(t *testing.T, document, language string) []string {
 	return found
 }
 
-// TestProviderDocuments: the configurations in them are valid.
+// TestProviderDocuments: the configurations in the documents are valid.
 func TestProviderDocuments(t *testing.T) {
 	for _, document := range []string{"proxmox.md", "aws.md", "google.md"} {
 		t.Run(document, func(t *testing.T) { checkDocument(t, document) })
@@ -53,7 +53,7 @@ func checkDocument(t *testing.T, document string) {
 	require.Len(t, configurations, 1)
 	validate(t, configurations[0])
 	for _, part := range parts(t, document) {
-		// A part belongs into the shard or the whole.
+		// A part belongs into the shard or into the whole configuration.
 		place := "{"
 		if strings.HasPrefix(part, `"leader_network"`) {
 			place = `"shard": {`
@@ -90,8 +90,8 @@ func validate(t *testing.T, configuration string) {
 	require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said), configuration)
 }
 
-// parts returns the parts of configurations in a document, which have no language, but for
-// those that leave something out.
+// parts returns the parts of configurations in a document, which have no language, except
+// incomplete parts.
 func parts(t *testing.T, document string) []string {
 	t.Helper()
 	var found []string
@@ -117,7 +117,7 @@ func checkSyntax(t *testing.T, script string) {
 func TestProviderUserdata(t *testing.T) {
 	for _, tc := range []struct{ document, kind, commands, providerID string }{
 		{"proxmox.md", "proxmox", "", "proxmox:///zone-a/knd06bgm7733st2576nx5jht4ecj"},
-		// The metadata service responds to requests with its token only.
+		// Like the metadata service, it responds only to requests with its token.
 		{"aws.md", "aws", `curl() { case "$*" in *-X\ PUT*/api/token) echo T ;; *"token: T"*/instance-id) echo i-0123456789abcdef0 ;; *) return 22 ;; esac; }`,
 			"aws:///zone-a/i-0123456789abcdef0"},
 		{"google.md", "google", "", "gce://my-project/zone-a/knd06bgm7733st2576nx5jht4ecj"},
@@ -136,7 +136,7 @@ func TestProviderUserdata(t *testing.T) {
 			assert.Equal(t, "SECRET\n", string(nonce))
 			environment, err := os.ReadFile(folder + "/etc/nstance-agent.env")
 			require.NoError(t, err)
-			// Without it the agent reports no termination notice.
+			// Without the variable the agent reports no termination notice.
 			assert.Equal(t, notice.New(tc.kind, "") != nil, strings.Contains(string(environment), "\nNSTANCE_PROVIDER="+tc.kind+"\n"))
 			data, err := os.ReadFile(folder + "/etc/kubernetes/join.yaml")
 			require.NoError(t, err)

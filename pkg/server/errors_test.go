@@ -69,7 +69,7 @@ func TestQuota(t *testing.T) {
 		groups.until(func(e *nstancev1.GroupEvent) bool { return e.Group.Key == "workers" && e.Group.ActualSize == size })
 	}
 	untilActual(2)
-	// Another type has its own.
+	// Another instance type has its own quota.
 	upsert(t, operator, "big", &nstancev1.GroupConfig{Template: "worker", Size: 1, InstanceType: "m7i.xlarge"})
 	groups.untilSize("big", 1)
 
@@ -82,7 +82,7 @@ func TestQuota(t *testing.T) {
 	upsert(t, other, "main", &nstancev1.GroupConfig{Size: 0})
 	untilActual(4)
 
-	// None of that was reported to the other tenant.
+	// The other tenant got none of these errors.
 	upsert(t, other, "main", &nstancev1.GroupConfig{Size: 1})
 	if event := otherWatch.next(); event.Group != "main" || !strings.Contains(event.Error, "quota of 4 ") {
 		t.Errorf("the other tenant's first event is %v", event)
@@ -124,7 +124,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 		t.Errorf("the event is of instance %q", event.InstanceId)
 	}
 
-	// Three instances fail in the same way: the next error is another.
+	// Three instances fail in the same way: the next error differs.
 	<-verbs
 	verbs <- "delete"
 	ids := groups.untilSize("workers", 3).ProviderIds

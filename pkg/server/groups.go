@@ -18,9 +18,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// openGroups opens the groups with the configuration in the storage or, if that
-// one is invalid, with the one that was in force last. The first reload reports
-// what is invalid.
+// openGroups opens the groups with the configuration in the storage or, if it is invalid,
+// with the configuration that was in force last. The first reload reports the mistakes.
 func (t *term) openGroups(ctx context.Context) error {
 	store := exclusiveStore{t.storage, t.stop}
 	accepted, err := t.shared.readAccepted(ctx, store)
@@ -45,8 +44,8 @@ func (t *term) openGroups(ctx context.Context) error {
 	return nil
 }
 
-// previousConfig returns the configuration that was in force last. Another server may have
-// put it in force, so it is the accepted one if that needs no restart.
+// previousConfig returns the configuration that was in force last: the accepted configuration
+// unless it needs a restart, because another server may have put it in force.
 func (t *term) previousConfig(accepted *config.Config) *config.Config {
 	if accepted != nil && len(t.shared.config.CheckReplacement(accepted)) == 0 {
 		return accepted
@@ -93,12 +92,12 @@ func (s exclusiveStore) stopOnConflict(err error) {
 	}
 }
 
-// groupHashesInterval is the least time between two writes of the hashes. Each writes
-// those of all groups, and operators may change many groups one after the other.
+// groupHashesInterval is the least time between two writes of the hashes. Each writes the
+// hashes of all groups, and operators may change many groups one after the other.
 const groupHashesInterval = time.Second
 
-// groupHashes writes the hashes of the groups to the cache, in the background: no
-// operator waits for what the cache may lose.
+// groupHashes writes the hashes of the groups to the cache, in the background: no operator
+// waits for a write that the cache may lose.
 type groupHashes struct {
 	groups interface {
 		Get(key instance.GroupKey) (*groups.Group, bool)
@@ -125,8 +124,8 @@ func (h *groupHashes) enqueue() {
 	}
 }
 
-// run writes the hashes after they have changed, until ctx is done. The next term
-// writes what it leaves.
+// run writes the hashes after they have changed, until ctx is done. The next term writes
+// changes that are left.
 func (h *groupHashes) run(ctx context.Context) {
 	for {
 		select {
@@ -143,8 +142,8 @@ func (h *groupHashes) run(ctx context.Context) {
 	}
 }
 
-// write writes the hashes if they differ from those in the cache. Most changes of
-// groups, as those of sizes, change none.
+// write writes the hashes if they differ from the hashes in the cache. Most changes of
+// groups, such as changes of sizes, change no hash.
 func (h *groupHashes) write(ctx context.Context) {
 	hashes := map[instance.GroupKey]cache.Hashes{}
 	for _, key := range h.groups.Keys() {

@@ -81,7 +81,7 @@ func TestDeletedGroups(t *testing.T) {
 	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 3})
 	watch.untilSize("main", 3)
 
-	// A static group returns to what is configured.
+	// A static group returns to its configured settings.
 	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "main"})
 	require.NoError(t, err)
 	watch.untilSize("main", 1)
@@ -113,9 +113,9 @@ func TestDeletedGroups(t *testing.T) {
 	}
 }
 
-// TestAConfigurationThatDropsGroupsWhileTheServerIsDown: a group that an operator has
-// changed stays as it was. Of the others only the instances are known, which stay until an
-// operator decides.
+// TestAConfigurationThatDropsGroupsWhileTheServerIsDown: a group that an operator has changed
+// stays as it was. Only the instances of other groups are known, which stay until an operator
+// decides.
 func TestAConfigurationThatDropsGroupsWhileTheServerIsDown(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}, "other": {"template": "worker"}}}`})
 	upsert(t, first.Operator("default"), "main", &nstancev1.GroupConfig{Size: 3})
@@ -242,8 +242,8 @@ func TestARestartWhileAGroupIsDeleted(t *testing.T) {
 	watch.untilDeleted("workers", before.ProviderIds)
 }
 
-// TestADeletedGroupIsCreatedAgain before its instances are deleted: they are deleted
-// all the same, and it gets others.
+// TestADeletedGroupIsCreatedAgain before its instances are deleted: they are deleted all the
+// same, and the group gets other instances.
 func TestADeletedGroupIsCreatedAgain(t *testing.T) {
 	kubernetes, allowed := blockedDeletions()
 	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
@@ -270,8 +270,8 @@ func TestADeletedGroupIsCreatedAgain(t *testing.T) {
 	}
 }
 
-// TestLostGroups starts a server whose storage has lost the object with the groups. It
-// does not serve, says why, and deletes nothing.
+// TestLostGroups starts a server whose storage has lost the object with the groups. It does
+// not serve, reports the reason, and deletes nothing.
 func TestLostGroups(t *testing.T) {
 	for name, repair := range map[string]func(t *testing.T, s *servertest.Server, object []byte){
 		"the object is restored": func(t *testing.T, s *servertest.Server, object []byte) {

@@ -56,8 +56,7 @@ func (s stream) until(matches func(*nstancev1.GroupEvent) bool) *nstancev1.Group
 	}
 }
 
-// untilSize waits until a group has a size, as many running instances, and no
-// others.
+// untilSize waits until a group has a size, exactly as many instances, and all of them run.
 func (s stream) untilSize(group string, size int32) *nstancev1.GroupStatus {
 	s.t.Helper()
 	return s.until(func(e *nstancev1.GroupEvent) bool {
@@ -83,7 +82,7 @@ func withoutInstances(group *nstancev1.GroupStatus) *nstancev1.GroupStatus {
 	return group
 }
 
-// untilListed waits until the groups of an operator are those named.
+// untilListed waits until the groups of an operator have exactly these names.
 func untilListed(t *testing.T, operator nstancev1.OperatorServiceClient, names ...string) []*nstancev1.GroupStatus {
 	t.Helper()
 	var groups []*nstancev1.GroupStatus

@@ -21,11 +21,10 @@ type health struct {
 	// ready reports whether the server serves operators, or stands by for a server
 	// that does.
 	ready func() bool
-	// blocked returns why the server does not serve although it leads, nil if nothing is
+	// blocked returns why the server does not serve although it leads, nil if no reason is
 	// known.
 	blocked func() error
-	// rejected returns why an earlier configuration than the one in the storage is in
-	// force, nil if none is.
+	// rejected returns why the configuration in the storage is not in force, nil if it is.
 	rejected func() error
 	handler  *http.ServeMux
 }

@@ -30,7 +30,7 @@ import (
 	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
-// groupMap is the groups of a test.
+// groupMap has the groups of a test.
 type groupMap map[instance.GroupKey]*groups.Group
 
 func (m groupMap) Get(key instance.GroupKey) (*groups.Group, bool) {
@@ -40,8 +40,8 @@ func (m groupMap) Get(key instance.GroupKey) (*groups.Group, bool) {
 
 func (m groupMap) Keys() []instance.GroupKey { return slices.Collect(maps.Keys(m)) }
 
-// The cache has the hashes of all groups after each change, and is not written when a
-// change affects none of them. A write that failed is repeated with the next change.
+// The cache has the hashes of all groups after each change, and is not written when a change
+// affects no hash. A failed write is repeated with the next change.
 func TestGroupHashes(t *testing.T) {
 	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func (c *countingGroups) Keys() []instance.GroupKey {
 	return nil
 }
 
-// The first change is written at once. Those that follow it closely share a write.
+// The first change is written at once. Changes that follow it closely share a write.
 func TestGroupHashesAreWrittenInIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := &countingGroups{}

@@ -24,9 +24,9 @@ type moment int
 
 const (
 	beforeCall moment = iota
-	// beforeResponse is when the call has had its effect.
+	// beforeResponse is after the call had its effect, and before its response.
 	beforeResponse
-	// afterResponse is before the server can record what the response says.
+	// afterResponse is before the server can record the response.
 	afterResponse
 )
 
@@ -110,7 +110,7 @@ func (n *nodesOfProcess) kill(t *testing.T, s *servertest.Server) {
 }
 
 // TestServersThatAreKilledWhileTheyCreateNodes kills 51 servers around the creation of a
-// Node, and then others around deletions: each instance has one Node, once, and nothing is
+// Node, and then others around deletions: each instance has exactly one Node, and no Node is
 // left.
 func TestServersThatAreKilledWhileTheyCreateNodes(t *testing.T) {
 	const kills = 51

@@ -21,8 +21,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// assignTimeout is for how long a server tries to get the address of the leader. Then it
-// stops and releases the lock: another server may succeed.
+// assignTimeout is how long a server tries to get the address of the leader. Then it stops
+// and releases the lock: another server may succeed.
 const assignTimeout = 3 * time.Minute
 
 // leaderNetwork gives this machine the address of the leader while the server leads
@@ -34,7 +34,7 @@ type leaderNetwork struct {
 	follow func(context.Context) (context.Context, context.CancelFunc)
 	// timeout returns the limit of one call.
 	timeout func() time.Duration
-	// failed receives why the address is not this machine's yet.
+	// failed is called with the reason why this machine does not have the address yet.
 	failed func(error)
 	// assigned is true if the last call has succeeded.
 	assigned atomic.Bool
@@ -80,7 +80,7 @@ func (n *leaderNetwork) metric() prometheus.Collector {
 }
 
 // lead assigns the address, calls run, and assigns the address again regularly, until run
-// returns. Then it releases the address. ctx is that of the leadership.
+// returns. Then it releases the address. ctx is the context of the leadership.
 func (n *leaderNetwork) lead(ctx context.Context, run func(context.Context) error) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "address", n.network.IP)
 	networkCtx := klog.NewContext(ctx, logger)
@@ -100,7 +100,7 @@ func (n *leaderNetwork) lead(ctx context.Context, run func(context.Context) erro
 	return run(ctx)
 }
 
-// assign calls Assign until it has succeeded.
+// assign calls Assign until a call succeeds.
 func (n *leaderNetwork) assign(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, assignTimeout)
 	defer cancel()
@@ -142,7 +142,7 @@ func (n *leaderNetwork) call(ctx context.Context) error {
 	defer cancelLease()
 	ctx, cancel := context.WithTimeout(ctx, n.timeout())
 	defer cancel()
-	// A process that was paused continues anywhere, also here.
+	// A process that was paused may continue here, after its lease has ended.
 	if err := deadline.Check(ctx); err != nil {
 		return errors.Join(leader.ErrNotLeading, err)
 	}
@@ -151,8 +151,8 @@ func (n *leaderNetwork) call(ctx context.Context) error {
 	return err
 }
 
-// release takes the address from this machine. The server stops or has lost
-// the leadership, so that ctx is done.
+// release takes the address from this machine. Its context does not follow ctx: the server
+// stops or has lost the leadership, so ctx is done.
 func (n *leaderNetwork) release(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout())
 	defer cancel()

@@ -34,8 +34,8 @@ const leaderAddress = "127.0.2.10"
 // leaderShard is the shard of the servers.
 const leaderShard = "us-west-2a"
 
-// ipNetwork forwards the connections to the address of the leader to the machine that has
-// it. When another machine gets it, the connections to the one before break.
+// ipNetwork forwards the connections to the address of the leader to the machine that has it.
+// When another machine gets it, the connections to the previous machine break.
 type ipNetwork struct {
 	cloud    *providertest.NetworkCloud
 	machines map[string]*machine
@@ -127,9 +127,9 @@ func follow(t *testing.T, operator *shardtest.Servers, since int64, group string
 	return session
 }
 
-// TestTheAddressFollowsTheLeader pauses the leader of two servers. The other one gets the
-// address, and the watches of an operator follow with one connection. When the first one
-// continues, it takes nothing back.
+// TestTheAddressFollowsTheLeader pauses the leader of two servers. The other server gets the
+// address, and the watches of an operator follow with one connection. When the first server
+// continues, it does not take the address back.
 func TestTheAddressFollowsTheLeader(t *testing.T) {
 	operator := shardtest.StartServers(t)
 	prepared := servertest.Prepare(t, servertest.Options{

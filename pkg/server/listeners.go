@@ -30,14 +30,15 @@ import (
 )
 
 const (
-	// pingAfter and pingTimeout detect a client that disappeared: its streams are
-	// closed after 30 s at most (docs/protocol.md#watches).
+	// pingAfter and pingTimeout detect a client that disappeared: its streams are closed
+	// after 30 s at most (docs/protocol.md#watches). gRPC defines both in
+	// https://pkg.go.dev/google.golang.org/grpc/keepalive#ServerParameters.
 	pingAfter   = 20 * time.Second
 	pingTimeout = 10 * time.Second
 	// minPingInterval is how often a client may ping, with or without a call.
 	minPingInterval = 5 * time.Second
-	// connectTimeout is how long a client may take for its handshake. A server
-	// that stops waits for handshakes.
+	// connectTimeout is how long a client may take for its handshake. A server that stops
+	// waits for handshakes (https://pkg.go.dev/google.golang.org/grpc#ConnectionTimeout).
 	connectTimeout = 5 * time.Second
 	// window is how many bytes a client may send before the server has read them.
 	window = 1 << 20
@@ -93,10 +94,11 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 func (p *process) commonOptions() []grpc.ServerOption {
 	return slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
-		// Requests are small. To adapt its windows a server sends a ping for each.
+		// Requests are small. To adapt its windows, a server sends a ping for each request.
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		// A new goroutine for each call would grow its stack each time.
+		// A new goroutine for each call would grow its stack each time
+		// (https://pkg.go.dev/google.golang.org/grpc#NumStreamWorkers).
 		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
@@ -105,7 +107,7 @@ func (p *process) commonOptions() []grpc.ServerOption {
 	})
 }
 
-// newGRPCServers returns the server for operators and that for registrations.
+// newGRPCServers returns the server for operators and the server for registrations.
 func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (operators, registrations *grpc.Server) {
 	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
 	operators = grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{
@@ -180,7 +182,7 @@ func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, 
 // Limits of clients (docs/server.md#limits).
 const (
 	// maxOperatorConnections is the maximum number of connections of operators. Further
-	// ones wait. An operator has one connection for each of its processes that leads.
+	// connections wait. An operator has one connection for each of its processes that leads.
 	maxOperatorConnections = 4096
 	// maxOperatorStreams is the maximum number of calls in progress on one connection.
 	// An operator has three watches and at most some hundred calls at a time.
@@ -188,8 +190,8 @@ const (
 	// maxOperatorRequest is the maximum size of a request, in bytes.
 	maxOperatorRequest = 4 << 20
 
-	// maxAgentConnections is the maximum number of connections of agents, each of which
-	// has one. Further ones wait.
+	// maxAgentConnections is the maximum number of connections of agents, each of which has
+	// one. Further connections wait.
 	maxAgentConnections = 16384
 	// maxAgentStreams is the maximum number of calls in progress on one connection. An
 	// agent has three streams and few calls.
@@ -197,11 +199,11 @@ const (
 	// maxAgentRequest is the maximum size of a report or of public keys, in bytes.
 	maxAgentRequest = 256 << 10
 
-	// maxRegistrationConnections is the maximum number of connections of clients
-	// without a certificate, and maxRegistrationsPerAddress that of one address.
+	// maxRegistrationConnections is the maximum number of connections of clients without a
+	// certificate, and maxRegistrationsPerAddress the maximum for one address.
 	maxRegistrationConnections = 256
 	maxRegistrationsPerAddress = 32
-	// maxRegistrationStreams is the maximum number of calls in progress on one.
+	// maxRegistrationStreams is the maximum number of calls in progress on one connection.
 	maxRegistrationStreams = 16
 	// maxRegistrationRequest is the maximum size of a nonce with a key, in bytes.
 	maxRegistrationRequest = 64 << 10
@@ -216,9 +218,9 @@ const (
 	maxHeaders = 16 << 10
 )
 
-// withHost returns addresses with another host. Empty ones stay empty. With a leader
-// network those at which others reach the leader keep their host: they must accept
-// connections to an address that the machine has at times.
+// withHost returns addresses with another host. Empty addresses stay empty. With a leader
+// network the addresses at which others reach the leader keep their host: the listeners must
+// accept connections to an address that the machine has at times.
 func withHost(addresses config.Addresses, host string, leaderNetwork bool) config.Addresses {
 	if host == "" {
 		return addresses
@@ -236,8 +238,8 @@ func withHost(addresses config.Addresses, host string, leaderNetwork bool) confi
 	return addresses
 }
 
-// machineHost returns the first global unicast address of the machine, or the
-// loopback address when there is none.
+// machineHost returns the first global unicast address of the machine, or the loopback
+// address if it has no such address.
 func machineHost() string {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {
@@ -257,8 +259,8 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// hosts returns the names that the server's certificate must have: those of all
-// addresses, and the loopback ones for tools on the same machine.
+// hosts returns the names that the server's certificate must have: the hosts of all
+// addresses, and the loopback names for tools on the same machine.
 func hosts(addresses config.Addresses) []string {
 	var hosts []string
 	for _, address := range []string{addresses.OperatorAddr, addresses.RegistrationAddr, addresses.ElectionAddr, addresses.AgentAddr} {

@@ -76,8 +76,8 @@ func TestAnInstanceIsATargetFromItsFirstReport(t *testing.T) {
 	})
 }
 
-// terminationChecker is a provider that checks what its instances are when they are
-// terminated.
+// terminationChecker is a provider that checks whether its instances are targets when they
+// are terminated.
 type terminationChecker struct {
 	servertest.BalancerOptions
 	world *balancedWorld
@@ -143,7 +143,7 @@ func (w *balancedWorld) called(operation, _ string, ids []string) error {
 	return nil
 }
 
-// checkTermination requires that an instance is no target, or that the drain timeout has
+// checkTermination requires that an instance is not a target, or that the drain timeout has
 // passed since its deregistration began.
 func (w *balancedWorld) checkTermination(id string) {
 	states := w.balancers.States("web")
@@ -160,7 +160,7 @@ func (w *balancedWorld) checkTermination(id string) {
 }
 
 // TestTargetsOfServersThatAreKilled scales a group at random while its server is killed and
-// calls for load balancers fail. No instance is registered before it runs, and none is
+// calls for load balancers fail. No instance is registered before it runs, and no instance is
 // terminated while it is a target, unless the deadline of its drain has passed.
 func TestTargetsOfServersThatAreKilled(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(2, 6)) {
@@ -236,7 +236,7 @@ func (w *balancedWorld) acknowledgeAll(s *servertest.Server) {
 	w.mu.Unlock()
 	slices.Sort(ids)
 	for _, id := range ids {
-		// One that was terminated is not found.
+		// A terminated instance is not found.
 		_, _ = operator.AcknowledgeDrained(ctx, &nstancev1.DrainAckRequest{InstanceId: id})
 	}
 }

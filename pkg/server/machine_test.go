@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// remoteOptions are those of kwok, for a machine in a cloud.
+// remoteOptions are the options of kwok, for a machine in a cloud.
 type remoteOptions struct {
 	providertest.NetworkOptions
 	cloud string

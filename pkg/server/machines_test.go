@@ -22,7 +22,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// cloudOptions are those of kwok, for a provider of machines.
+// cloudOptions are the options of kwok, for a provider of machines.
 type cloudOptions struct {
 	provider.Options
 	cloud  *cloudtest.Cloud
@@ -46,8 +46,8 @@ func startInCloud(t *testing.T, s *servertest.Server, cloud *cloudtest.Cloud, fa
 	return servertest.Start(t, o)
 }
 
-// TestAWrongFirstListReplacesNothing: the cloud shows no machine to a server that starts.
-// The records show what existed.
+// TestAWrongFirstListReplacesNothing: the cloud shows no machine to a server that starts. The
+// records show which machines existed.
 func TestAWrongFirstListReplacesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cloud, faults := cloudtest.NewCloud(), cloudtest.NewFaults()
@@ -65,7 +65,7 @@ func TestAWrongFirstListReplacesNothing(t *testing.T) {
 		assert.Len(t, cloud.Made(), 3)
 		assert.Empty(t, cloud.Terminated())
 
-		// One that is really lost is replaced.
+		// A machine that is really lost is replaced.
 		s.Stop()
 		cloud.Vanish(before[0])
 		s = startInCloud(t, s, cloud, faults)
@@ -99,7 +99,7 @@ func TestLoweredSizeInACloud(t *testing.T) {
 				s.Stop()
 				restore(t, s, backup)
 
-				// Nothing is confirmed for longer than the operator has.
+				// The cloud confirms nothing for longer than the operator's time.
 				faults.Fail(cloudtest.Find, 30)
 				faults.Count(cloudtest.Find)
 				s = startInCloud(t, s, cloud, faults)

@@ -12,7 +12,7 @@ import (
 	"nstance.dev/operator/pkg/server/internal/reconciler"
 )
 
-// registerMetrics registers the metrics that outlive a term, other than those of calls.
+// registerMetrics registers the metrics that outlive a term, except the metrics of calls.
 func (sh *shared) registerMetrics() {
 	sh.registry.MustRegister(version.NewCollector("nstance_server"), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric(),
@@ -34,8 +34,8 @@ func (sh *shared) newLeaderMetric() prometheus.Collector {
 	})
 }
 
-// newCertificateMetric returns a metric that is the time at which the certificate expires
-// that clients of this server see.
+// newCertificateMetric returns a metric with the time at which the certificate that clients
+// see expires.
 func (sh *shared) newCertificateMetric() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nstance_server_certificate_expiration_timestamp_seconds",

@@ -54,19 +54,19 @@ func existingNodes(t *testing.T, c *kwoktest.Cluster) []string {
 	return names
 }
 
-// outage is one of the cloud of a server.
+// outage is a simulated outage of the cloud of a server.
 type outage struct {
 	start      func() *servertest.Server
 	begin, end func()
 	// vanish deletes an instance like another client.
 	vanish func(id string)
-	// existing are the instances that exist, and made those that were ever created.
+	// existing are the instances that exist, and made the instances that were ever created.
 	existing, made func() []string
 	// groups are the sizes of the groups.
 	groups []int32
 }
 
-// test begins an outage of ten minutes: no instance is terminated, and none is replaced. One
+// test begins an outage of ten minutes: no instance is terminated or replaced. One instance
 // vanishes in the last moment, and is replaced afterwards.
 func (o outage) test(t *testing.T) {
 	s := o.start()
@@ -85,7 +85,7 @@ func (o outage) test(t *testing.T) {
 	assert.Len(t, o.made(), size, "instances that were ever created")
 	o.vanish(before[0])
 	o.end()
-	// If all were missing, they are left alone for a while.
+	// If all instances were missing, they are left alone for a while.
 	time.Sleep(16 * time.Minute)
 	after := o.existing()
 	require.Len(t, after, size)
@@ -99,7 +99,7 @@ func (o outage) test(t *testing.T) {
 	s.Stop()
 }
 
-// TestAnOutageOfTheCloud replaces nothing but what has vanished, also when the cloud shows no
+// TestAnOutageOfTheCloud replaces only vanished instances, even if the cloud shows no
 // instance at all, as with the credentials of another account.
 func TestAnOutageOfTheCloud(t *testing.T) {
 	for name, begin := range map[string]func(*cloudtest.Faults){
@@ -125,7 +125,7 @@ func TestAnOutageOfTheCloud(t *testing.T) {
 		t.Run(name+", groups of one", func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { testOutageOfTheCloud(t, begin, 0, []int32{1, 1, 1, 1, 1}) })
 		})
-		// Few enough to be given up, if the cloud has no delay for lists that show nothing.
+		// So few instances are given up, if the cloud shows empty lists without a delay.
 		for _, groups := range [][]int32{{1}, {2}} {
 			t.Run(fmt.Sprint(name, groups), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) { testOutageOfTheCloud(t, begin, 15*time.Minute, groups) })
@@ -156,7 +156,7 @@ func testOutageOfTheCloud(t *testing.T, begin func(*cloudtest.Faults), emptyDela
 	assert.Empty(t, cloud.Terminated())
 }
 
-// TestAnOutageOfTheAPIServer is the same with Nodes.
+// TestAnOutageOfTheAPIServer is TestAnOutageOfTheCloud with Nodes.
 func TestAnOutageOfTheAPIServer(t *testing.T) {
 	notFound := apierrors.NewNotFound(corev1.Resource("nodes"), "")
 	for name, f := range map[string]*kwoktest.Fault{
@@ -166,7 +166,7 @@ func TestAnOutageOfTheAPIServer(t *testing.T) {
 		"HTTP 500":         {Err: apierrors.NewInternalError(errLost)},
 		"lists are empty":  {EmptyLists: true},
 		"nothing is found": {EmptyLists: true, Err: notFound},
-		// More slowly than the workers of the provider look for all.
+		// The cloud is slower than the workers of the provider query it.
 		"nothing is found, slowly": {EmptyLists: true, Err: notFound, Slow: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -270,7 +270,7 @@ func (f *fleet) running() []string {
 }
 
 // TestAPartitionReplacesNothingThatComesBack cuts off half of the agents for five minutes
-// while some machines are terminated: exactly those are replaced, each once.
+// while some machines are terminated: exactly these machines are replaced, each once.
 func TestAPartitionReplacesNothingThatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const size, terminated = 200, 20

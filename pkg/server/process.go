@@ -32,17 +32,17 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// process is what exists as long as a server runs, whether or not it leads.
+// process has the state that exists as long as a server runs, whether or not it leads.
 type process struct {
 	server *Server
-	// storage is that of the server with a timeout for each call. Its writes are
-	// not fenced: a term has a storage of its own.
+	// storage is the server's storage with a timeout for each call. Its writes are not
+	// fenced: a term has a storage of its own.
 	storage storage.Store
 	secrets secrets.Store
 	// bind are the addresses to listen at.
 	bind   config.Addresses
 	health *health
-	// network is that of the leader, nil if there is none.
+	// network assigns the address of the leader, nil if there is no leader network.
 	network *leaderNetwork
 	// clusterElector elects the leader of the cluster.
 	clusterElector *leader.Elector
@@ -56,7 +56,7 @@ type process struct {
 	shared *shared
 }
 
-// shared is what the process shares with its terms. It has no storage, so that a
+// shared has the state that the process shares with its terms. It has no storage, so that a
 // term can write only to the storage that the term has, which is fenced.
 type shared struct {
 	shard, cacheDir string
@@ -64,13 +64,13 @@ type shared struct {
 	// config is the configuration that the server started with: its immutable
 	// fields are in force.
 	config *config.Config
-	// inForce is the configuration of the current term, or of the last one.
+	// inForce is the configuration of the current term, or of the last term.
 	inForce atomic.Pointer[config.Config]
 	// readConfig reads the configuration in the storage, and readConfigTicks, if
 	// not nil, triggers it during a term.
 	readConfig      func(context.Context) (*config.Config, error)
 	readConfigTicks <-chan time.Time
-	// readAccepted reads the configuration that was in force last, nil if there is none.
+	// readAccepted reads the configuration that was in force last, or nil.
 	readAccepted func(context.Context, storage.Store) (*config.Config, error)
 	// rejected is why the configuration in the storage is not in force, nil if it is.
 	rejected atomic.Pointer[error]
@@ -78,18 +78,19 @@ type shared struct {
 	advertise config.Addresses
 	// elector elects the leader of the shard.
 	elector *leader.Elector
-	// readSecret and readObject read what the files of instances are made of.
+	// readSecret and readObject read the sources of instances' files.
 	readSecret func(ctx context.Context, name string) ([]byte, error)
 	readObject func(ctx context.Context, key string) ([]byte, error)
-	// keys are those of the cluster, nil until they are loaded.
+	// keys are the keys of the cluster, nil until they are loaded.
 	keys *clusterkeys.Keys
-	// certificate is the one that clients see, nil until the server listens.
+	// certificate is the certificate that clients see, nil until the server listens.
 	certificate atomic.Pointer[pki.Serving]
-	// gate passes calls to the current term, and agentGate those of agents. agentGate is
+	// gate passes calls of operators to the current term, and agentGate calls of agents.
+	// agentGate is
 	// nil if the server serves no agents.
 	gate      *grpcapi.Gate
 	agentGate *grpcapi.AgentGate
-	// registry has all metrics, reconcilerMetrics those that outlive a term.
+	// registry has all metrics, reconcilerMetrics the metrics that outlive a term.
 	registry          *prometheus.Registry
 	reconcilerMetrics *reconciler.Metrics
 	balancerMetrics   *loadbalancers.Metrics
@@ -101,7 +102,7 @@ type shared struct {
 	failed atomic.Pointer[error]
 }
 
-// newProcess reads the configuration and creates what does not need the cluster's
+// newProcess reads the configuration and creates all parts that do not need the cluster's
 // keys.
 func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	c, rejected, err := s.startConfig(ctx, s.startStorage())
@@ -128,7 +129,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		bind:    bind,
 		shared:  sh,
 	}
-	// Only the leader of the cluster writes, with others.
+	// The leader of the cluster writes with other secrets, see leadCluster.
 	if p.secrets, err = p.openSecrets(ctx, p.storage, context.WithCancel); err != nil {
 		return nil, err
 	}
@@ -167,7 +168,7 @@ func (p *process) newElector(key string, election config.Election, used func(con
 }
 
 // hasLed reports whether a server has led the shard before. The leader of the cluster needs
-// no such rule: what it writes depends on no other object.
+// no such rule: the objects that it writes depend on no others.
 func (p *process) hasLed(ctx context.Context) (bool, error) {
 	_, err := config.ReadAccepted(ctx, p.storage, p.server.Shard)
 	if errors.Is(err, storage.ErrNotFound) {
@@ -182,13 +183,13 @@ func (p *process) otherLeader() (leader.Lock, bool) {
 	return lock, known && lock.LeaderID != "" && lock.LeaderID != p.server.leaderID()
 }
 
-// ready reports whether the server serves, or another one leads.
+// ready reports whether this server serves, or another server leads.
 func (p *process) ready() bool {
 	_, standby := p.otherLeader()
 	return p.shared.serving.Load() || standby
 }
 
-// blocked returns why this server leads and does not serve, nil when nothing is known.
+// blocked returns why this server leads and does not serve, nil if no reason is known.
 func (p *process) blocked() error {
 	if missing := p.shared.blocked.Load(); missing != nil && p.shared.elector.Leading() {
 		return missing
@@ -196,7 +197,7 @@ func (p *process) blocked() error {
 	return nil
 }
 
-// notServing returns why this server leads and does not serve, nil when nothing is known.
+// notServing returns why this server leads and does not serve, nil if no reason is known.
 func (p *process) notServing() error {
 	if err := p.blocked(); err != nil {
 		return err
@@ -207,7 +208,7 @@ func (p *process) notServing() error {
 	return nil
 }
 
-// leaderMessage returns which server an operator has to call instead of this one.
+// leaderMessage returns which server an operator has to call instead of this server.
 func (p *process) leaderMessage() string {
 	if lock, known := p.shared.elector.Leader(); known && lock.LeaderID != "" && !p.shared.elector.Leading() {
 		return fmt.Sprintf("shard %s is led by %s at %s", p.server.Shard, lock.LeaderID, lock.LeaderAddr)
@@ -215,15 +216,15 @@ func (p *process) leaderMessage() string {
 	return fmt.Sprintf("shard %s has no leader yet", p.server.Shard)
 }
 
-// openSecrets returns the secrets of the configuration that the server started with. Those in
-// a service have a timeout for each call, and write allows the calls that write; store
-// does the same for those in the storage.
+// openSecrets returns the secrets of the configuration that the server started with. If a
+// service has them, each call has a timeout, and write allows the calls that write; store
+// does the same for secrets in the storage.
 func (p *process) openSecrets(ctx context.Context, store storage.Store, write secrets.ContextFunc) (secrets.Store, error) {
 	c := p.shared.config.Secrets
 	timeout := func(ctx context.Context) (context.Context, context.CancelFunc) {
 		return context.WithTimeout(ctx, p.shared.inForce.Load().Shard.RequestTimeout)
 	}
-	// It reads the encryption keys.
+	// Opening the secrets reads the encryption keys.
 	opening, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	opened, err := backend.Open(opening, c, store)
@@ -240,7 +241,7 @@ func (p *process) openSecrets(ctx context.Context, store storage.Store, write se
 	return secrets.WithCache(opened, c.CacheTTL), nil
 }
 
-// missingInterval is how often to look for an object whose loss prevents a term. Only
+// missingInterval is how often a server looks for an object whose loss prevents a term. Only
 // an administrator can restore it.
 const missingInterval = 10 * time.Second
 
@@ -249,8 +250,8 @@ const missingInterval = 10 * time.Second
 // restarts this one.
 const termAttempts = 3
 
-// lead leads until ctx, which is the leadership's, is done. The machine has the address of
-// the leader before a term begins, and as long as one may serve.
+// lead leads until ctx, the context of the leadership, is done. The machine has the address
+// of the leader before a term begins, and as long as a term may serve.
 func (p *process) lead(ctx context.Context) error {
 	if p.network == nil {
 		return p.runTerms(ctx)
@@ -262,10 +263,9 @@ func (p *process) lead(ctx context.Context) error {
 	return err
 }
 
-// runTerms runs terms until ctx, which is the leadership's, is done. A term that stops
-// early, such as after a write by another writer, is followed by the next. While the
-// groups are missing from the storage, the server leads without serving: no other server
-// could do more.
+// runTerms runs terms until ctx, the context of the leadership, is done. If a term stops
+// early, such as after a write by another writer, the next term follows. While the groups are
+// missing from the storage, the server leads without serving: no other server could do more.
 func (p *process) runTerms(ctx context.Context) error {
 	first := wait.Backoff{Duration: time.Second, Factor: 2, Steps: termAttempts}
 	for backoff := first; ; {
@@ -296,7 +296,7 @@ func (p *process) runTerms(ctx context.Context) error {
 	}
 }
 
-// awaitGroups waits a while, and reports meanwhile what is missing.
+// awaitGroups waits a while, and reports the missing groups meanwhile.
 func (p *process) awaitGroups(ctx context.Context, missing *groups.MissingError) {
 	klog.FromContext(ctx).Error(missing, "Not serving, will look for the groups again", "delay", missingInterval)
 	p.shared.blocked.Store(missing)

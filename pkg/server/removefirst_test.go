@@ -60,7 +60,7 @@ func TestTheOperatorChoosesWhatIsRemoved(t *testing.T) {
 			t.Errorf("after a restart %v", group)
 		}
 	}
-	// An operator without the extension chooses none.
+	// An operator without the extension chooses no instances.
 	if reply := shrink(t, operator, "workers", 1); len(reply.RemoveFirst) != 0 {
 		t.Errorf("the response is %v", reply)
 	}
@@ -76,7 +76,7 @@ func TestTheOperatorChoosesWhatIsRemoved(t *testing.T) {
 	}
 }
 
-// TestANodeIsReportedBeforeItExists as the current configuration has it.
+// TestANodeIsReportedBeforeItExists with the properties of the current configuration.
 func TestANodeIsReportedBeforeItExists(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{
 		Templates: `{"worker": {

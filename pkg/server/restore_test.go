@@ -100,7 +100,7 @@ func eventually(t *testing.T, what string, condition func() bool) {
 	require.NoError(t, err, what)
 }
 
-// untilNodes waits until there are so many Nodes.
+// untilNodes waits for a number of Nodes.
 func untilNodes(t *testing.T, s *servertest.Server, count int) []string {
 	t.Helper()
 	var names []string
@@ -111,7 +111,7 @@ func untilNodes(t *testing.T, s *servertest.Server, count int) []string {
 	return names
 }
 
-// statusOf returns a group as it is listed, which it must be.
+// statusOf returns the status of a group, which must be listed.
 func statusOf(t *testing.T, operator nstancev1.OperatorServiceClient, group string) *nstancev1.GroupStatus {
 	t.Helper()
 	listed := list(t, operator)
@@ -199,8 +199,8 @@ func TestRestoredStorage(t *testing.T) {
 	assert.Contains(t, left, orphan)
 }
 
-// TestLoweredSize restores a backup that is older than a smaller size. The instances that
-// are left stay, and no other is created.
+// TestLoweredSize restores a backup that is older than a smaller size. The remaining
+// instances stay, and no other is created.
 func TestLoweredSize(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	upsertRevision(t, s.Operator("default"), "workers", "u1", 1, &nstancev1.GroupConfig{Template: "worker", Size: 5})
@@ -237,7 +237,7 @@ func TestDeletionOfLostGroup(t *testing.T) {
 	s = restart(t, s)
 	operator = s.Operator("default")
 	watchGroups(t, operator).untilSize("later", 2)
-	// An imported pool does not know the template.
+	// The pool was imported and does not know the template.
 	_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "later", Config: &nstancev1.GroupConfig{Size: 2}})
 	wantCode(t, "a group without a template", err, codes.InvalidArgument)
 	_, err = operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "later"})
@@ -246,8 +246,8 @@ func TestDeletionOfLostGroup(t *testing.T) {
 	untilNodes(t, s, 1)
 }
 
-// TestBothRestored restores a storage whose groups are newer than what the operator
-// sends. The operator is refused and learns the revision, and nothing is deleted.
+// TestBothRestored restores a storage whose groups are newer than the operator's. The
+// operator's requests are refused with the stored revision, and nothing is deleted.
 func TestBothRestored(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	operator := s.Operator("default")

@@ -31,13 +31,13 @@ import (
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
-// Server is one server of a shard. Only the leader of the servers of a shard
-// serves operators and reconciles groups. The fields are the dependencies of the
-// server; those without a default are mandatory.
+// Server is one server of a shard. Only the leader among the servers of a shard serves
+// operators and reconciles groups. The fields are the server's dependencies; a field without
+// a default is mandatory.
 type Server struct {
 	// Shard is the shard's id.
 	Shard string
-	// ID identifies the server among those of the shard. It stays the same across
+	// ID identifies the server among the servers of the shard. It stays the same across
 	// restarts. Default: an id that is stored in CacheDir.
 	ID string
 	// Host replaces the host of every address in the configuration. Default: the
@@ -52,18 +52,18 @@ type Server struct {
 	Providers provider.Registry
 	// Listen opens a TCP listener, like net.ListenConfig.
 	Listen func(ctx context.Context, address string) (net.Listener, error)
-	// GRPCOptions are added before those of the server, so that interceptors
-	// among them see every call, also rejected ones.
+	// GRPCOptions are added before the server's own options, so that interceptors
+	// among them see every call, even if it is rejected.
 	GRPCOptions []grpc.ServerOption
-	// Nameless leaves the URI of the shard out of the server's certificate, as servers of
-	// other versions do.
+	// Nameless leaves the URI of the shard out of the server's certificate, as
+	// servers of other versions do.
 	Nameless bool
 	// ReadConfig triggers reading the configuration. Default: every two seconds.
 	ReadConfig <-chan time.Time
 }
 
 // Run serves until ctx is done, and returns when everything has stopped. Then the
-// error is nil. It reads the configuration first: an invalid one gives an error
+// error is nil. It reads the configuration first: an invalid configuration gives an error
 // with all mistakes.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.run(ctx); err != nil && !errors.Is(err, context.Canceled) {
@@ -129,7 +129,7 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 	return source.ParseFor(s.Shard, s.Providers)
 }
 
-// leaderID identifies this server among those of the cluster.
+// leaderID identifies this server among the servers of the cluster.
 func (s *Server) leaderID() string {
 	return s.Shard + "/" + s.ID
 }
@@ -138,10 +138,10 @@ func (s *Server) leaderID() string {
 type Options struct {
 	// Shard is the shard's id.
 	Shard string
-	// ID identifies the server among those of the shard. Default: one that is
+	// ID identifies the server among the servers of the shard. Default: an id that is
 	// generated once and stored in CacheDir.
 	ID string
-	// Host replaces that of every address in the configuration unless empty.
+	// Host replaces the host of every address in the configuration unless empty.
 	Host string
 	// Storage is the provider of the object storage, Bucket its folder or bucket,
 	// and Prefix the prefix of all keys.
@@ -150,7 +150,8 @@ type Options struct {
 	CacheDir string
 }
 
-// Run runs a shard server until ctx is done. An invalid configuration gives an
+// Run runs the server that the command line describes until ctx is done. An invalid
+// configuration gives an
 // error with all mistakes.
 func Run(ctx context.Context, o Options) error {
 	store, err := o.open(ctx)
@@ -212,10 +213,9 @@ func (o Options) open(ctx context.Context) (storage.Store, error) {
 	return backend.Open(ctx, o.Storage, o.Bucket, o.Prefix)
 }
 
-// lockDir creates dir if it is missing, and locks it until this process exits: a
-// cache belongs to one server. A server that finds its own id in a leader's lock
-// therefore knows that it wrote the lock before a restart. The caller must call
-// unlock when it is done.
+// lockDir creates dir if it is missing, and locks it until this process exits: a cache
+// belongs to one server. If a server finds its own id in the leader's lock, it therefore
+// knows that it wrote the lock before a restart. The caller must call unlock when it is done.
 func lockDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the cache folder: %w", err)
@@ -235,8 +235,8 @@ func lockDir(dir string) (unlock func(), err error) {
 	return func() { _ = file.Close() }, nil
 }
 
-// identify returns the id of the server, or else the one in the cache folder. It
-// creates one if there is none. The caller has locked the folder.
+// identify returns the id of the server, or else the id in the cache folder. It
+// creates an id if the folder has none. The caller has locked the folder.
 func (s *Server) identify() (string, error) {
 	if s.ID != "" {
 		return s.ID, nil
@@ -250,7 +250,8 @@ func (s *Server) identify() (string, error) {
 		return "", fmt.Errorf("read the id of this server: %w", err)
 	}
 	id := strings.ToLower(rand.Text())
-	// A file that a crash left incomplete is no valid id, and is replaced.
+	// If a crash has left the file incomplete, its content is not a valid id, and is
+	// replaced.
 	if err := os.WriteFile(path, []byte(id), 0o600); err != nil {
 		return "", fmt.Errorf("store the id of this server: %w", err)
 	}

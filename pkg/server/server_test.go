@@ -105,7 +105,7 @@ func TestMetricsCountRejectedCallsToo(t *testing.T) {
 // is not read, nor for an idle connection.
 func TestStoppingDoesNotWaitForClients(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
-	// First, so that it is accepted when the others are served.
+	// This connection is first, so that it is accepted when the others are served.
 	silent, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Addr)
 	require.NoError(t, err)
 	defer func() { _ = silent.Close() }()
@@ -153,7 +153,7 @@ func TestAnAddressInUse(t *testing.T) {
 	}
 }
 
-// run runs the program's server on the storage of a prepared one.
+// run runs the program's server on the storage of a prepared server.
 func run(t *testing.T, s *servertest.Server, change func(*server.Options)) error {
 	t.Helper()
 	o := server.Options{Shard: "us-west-2a", ID: "1", Storage: "file", Bucket: s.Bucket(), CacheDir: t.TempDir()}
@@ -236,7 +236,7 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestRegistrationConnections: one address may have 32 connections, and an idle one is
+// TestRegistrationConnections: one address may have 32 connections, and an idle connection is
 // closed.
 func TestRegistrationConnections(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
@@ -267,7 +267,7 @@ func TestRegistrationRequestIsLimited(t *testing.T) {
 	})
 }
 
-// TestCallsOfOneConnection: a further call waits until another one has returned.
+// TestCallsOfOneConnection: a further call waits until another call has returned.
 func TestCallsOfOneConnection(t *testing.T) {
 	inBubble(t, nil, func(t *testing.T, s *servertest.Server) {
 		operator := s.Operator("default")
@@ -352,8 +352,8 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A server exports nothing that is not documented. Calls, storage and groups have series
-// when a group runs.
+// A server exports only documented metrics. Calls, storage and groups have series when a
+// group runs.
 func TestServersExportDocumentedMetrics(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 1}}}`})
 	watchGroups(t, s.Operator("default")).untilSize("main", 1)
@@ -395,7 +395,7 @@ func servedCertificate(t *testing.T, s *servertest.Server) *x509.Certificate {
 }
 
 // TestSecretsInAService: the leader creates the keys of the cluster in AWS Secrets Manager,
-// and none in the storage.
+// and no key in the storage.
 func TestSecretsInAService(t *testing.T) {
 	url, _ := secretstest.StartSecretsManager(t)
 	for name, value := range map[string]string{
@@ -427,7 +427,7 @@ func TestSecretsInAService(t *testing.T) {
 }
 
 // TestNoCredentials: a server without a cloud in its configuration looks up no credentials of
-// one.
+// a cloud.
 func TestNoCredentials(t *testing.T) {
 	connections := secretstest.WatchCredentials(t)
 	s := servertest.Start(t, servertest.Options{})

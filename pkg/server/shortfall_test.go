@@ -32,8 +32,8 @@ func shortfallOf(group *nstancev1.GroupStatus) string {
 	return fmt.Sprintf("%d: %s", group.Shortfall.Missing, group.Shortfall.Message)
 }
 
-// TestShortfall: a group that lacks capacity says so until it has its instances, or needs
-// no more.
+// TestShortfall: the status of a group that lacks capacity has a shortfall until it has its
+// instances, or needs no more.
 func TestShortfall(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Quota: `{"m7i.large": 1}`})
 	operator := server.Operator("default")
@@ -48,7 +48,7 @@ func TestShortfall(t *testing.T) {
 	until("2: out of capacity: quota of 1 m7i.large instances is used up")
 	server.SetConfig(func(o *servertest.Options) { o.Quota = `{"m7i.large": 2}` })
 	until("1: out of capacity: quota of 2 m7i.large instances is used up")
-	// A smaller size needs no more, and a larger one does again.
+	// A smaller size needs no more capacity, and a larger size does again.
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
 	until("none")
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
@@ -83,7 +83,7 @@ func TestCreateInstanceIsDeclinedWithoutCapacity(t *testing.T) {
 	again, err := create("first", "")
 	require.NoError(t, err)
 	assert.Equal(t, first, again)
-	// Another type has capacity.
+	// Another instance type has capacity.
 	_, err = create("third", "m7i.xlarge")
 	require.NoError(t, err)
 	server.SetConfig(func(o *servertest.Options) { o.Quota = "" })
@@ -101,9 +101,9 @@ func untilRuns(t *testing.T, operator nstancev1.OperatorServiceClient, id string
 }
 
 // TestShortfallIsSentOncePerChange: operators get one event for each change of a shortfall.
-// Attempts that fail again, which they get as errors, and the same size sent again send
-// no event. Other events are of the instances that were not created, which are given up
-// after the registration timeout.
+// Attempts that fail again, which they get as errors, and the same size sent again send no
+// event. Other events concern instances that were not created, which are given up after the
+// registration timeout.
 func TestShortfallIsSentOncePerChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := servertest.Start(t, servertest.Options{InMemory: true, Quota: `{"m7i.large": 1}`})

@@ -36,9 +36,9 @@ import (
 // knows all instances: a large list takes several requests.
 const syncTimeouts = 4
 
-// term is what exists while a server leads its shard. Each term is created from
-// the storage and the provider, so that it has no state of an earlier one, since
-// which another server may have led.
+// term has the state that exists while a server leads its shard. Each term is created from
+// the storage and the provider, and has no state of an earlier term: another server may have
+// led in between.
 type term struct {
 	shared *shared
 	// storage rejects writes once the server no longer leads. A term must not have
@@ -55,9 +55,10 @@ type term struct {
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
 	hashes     *groupHashes
-	// targets registers instances with load balancers. It is nil if the provider has none.
+	// targets registers instances with load balancers. It is nil if the
+	// provider has no load balancers.
 	targets *loadbalancers.Syncer
-	// health has what the agents report, and files sends them files. files is nil if the
+	// health has the reports of agents, and files sends them files. files is nil if the
 	// server serves no agents.
 	health *agenthealth.Tracker
 	files  *agentfiles.Pusher
@@ -103,9 +104,9 @@ func (t *term) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// start waits until all instances are known and have a record, because groups would seem
-// to have none before that. It gives up after a while: another server may be able to
-// reach the provider.
+// start waits until all instances are known and have a record: before that, groups would seem
+// to have no instances. It gives up after a while: another server may be able to reach the
+// provider.
 func (t *term) start(ctx context.Context) (err error) {
 	timeout := time.NewTimer(syncTimeouts * t.groups.Config().Shard.RequestTimeout)
 	defer timeout.Stop()
@@ -179,7 +180,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		return err
 	}
 	if t.shared.agentGate != nil {
-		// Run follows, which stops what this starts.
+		// Run follows, which stops the goroutines that start here.
 		t.files = t.newFiles(specs)
 	}
 	close(t.started)
@@ -276,7 +277,7 @@ func (t *term) serve(ctx context.Context) error {
 	return nil
 }
 
-// allKeys returns the configured groups and the deleted ones that still have
+// allKeys returns the configured groups and the deleted groups that still have
 // instances.
 func (t *term) allKeys() []instance.GroupKey {
 	keys := slices.Concat(t.groups.Keys(), t.instances.Keys())
@@ -307,7 +308,8 @@ func (t *term) changed(keys ...instance.GroupKey) {
 	}
 }
 
-// openTargets creates what registers instances with load balancers during the term.
+// openTargets creates the syncer that registers instances with load balancers during the
+// term.
 func (t *term) openTargets() error {
 	c := t.groups.Config()
 	balancers, ok := t.provider.(provider.LoadBalancers)
@@ -333,7 +335,7 @@ func (t *term) openTargets() error {
 }
 
 // serveTargets registers instances with load balancers until ctx is done. running waits for
-// what it started. remove removes the metrics.
+// the goroutines that it started. remove removes the metrics.
 func (t *term) serveTargets(ctx context.Context, running *sync.WaitGroup) (remove func()) {
 	if t.targets == nil {
 		return func() {}

@@ -19,8 +19,8 @@ import (
 
 const workerTemplate = `"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}`
 
-// anotherTerm makes a server start another term: another writer changes the groups of
-// the shard, so that those of the server are outdated.
+// anotherTerm makes a server start another term: another writer changes the groups of the
+// shard, so that the server's groups are outdated.
 func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.OperatorServiceClient) {
 	t.Helper()
 	upsert(t, operator, "other", &nstancev1.GroupConfig{Template: "worker", Vars: map[string]string{"a": "b"}})
@@ -53,7 +53,7 @@ func TestTheNextTermRejectsAnInvalidConfiguration(t *testing.T) {
 	}
 }
 
-// TestTheNextTermKeepsTheConfigurationInForce, not the one that the server started
+// TestTheNextTermKeepsTheConfigurationInForce, not the configuration that the server started
 // with.
 func TestTheNextTermKeepsTheConfigurationInForce(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 3}}}`})
@@ -68,7 +68,7 @@ func TestTheNextTermKeepsTheConfigurationInForce(t *testing.T) {
 	}
 }
 
-// TestRecordOfAnotherWriter begins a new term, which has what is stored.
+// TestRecordOfAnotherWriter begins a new term, which uses the stored record.
 func TestRecordOfAnotherWriter(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	operator := s.Operator("default")

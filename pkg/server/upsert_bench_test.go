@@ -21,20 +21,19 @@ import (
 )
 
 const (
-	// upsertGroups is how many groups the shard has: each change writes them all.
+	// upsertGroups is the number of groups of the shard: each change writes them all.
 	upsertGroups = 100
 	// upsertBlock is how many changes take turns with as many bare writes, so
 	// that both find the same disk.
 	upsertBlock = 50
-	// upsertBlocks make one iteration, so that a single one measures something.
+	// upsertBlocks make one iteration, so that even one iteration measures something.
 	upsertBlocks = 10
 )
 
-// BenchmarkUpsertGroup changes groups through a real server: mutual TLS, gRPC,
-// storage in files. The metric x-bare is how much longer that takes than the
-// system calls alone that replace a file of the same bytes safely: the median of
-// all blocks, because other work on the machine delays some of them. The
-// changes of several callers share writes.
+// BenchmarkUpsertGroup changes groups through a real server: mutual TLS, gRPC, storage in
+// files. The metric x-bare is the factor by which that takes longer than only the system
+// calls that replace a file of the same size safely: the median of all blocks, because other
+// work on the machine delays some of them. The changes of several callers share writes.
 func BenchmarkUpsertGroup(b *testing.B) {
 	for _, callers := range []int{1, 8} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
@@ -64,7 +63,7 @@ func BenchmarkUpsertGroup(b *testing.B) {
 			changes := 0
 			for b.Loop() {
 				for range upsertBlocks {
-					revision++ // each change is one
+					revision++ // each change has its own
 					begin := time.Now()
 					var calls errgroup.Group
 					calls.SetLimit(callers)

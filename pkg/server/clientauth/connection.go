@@ -27,8 +27,8 @@ type connection struct {
 	conn        net.Conn
 	certificate *x509.Certificate
 	client      pki.Client
-	// recordKey and ownerKey are the keys of the objects in the storage, empty if the
-	// storage can have none.
+	// recordKey and ownerKey are the keys of the objects in the storage, empty if the storage
+	// cannot have such objects.
 	recordKey, ownerKey string
 	// expiry closes the connection when the certificate expires.
 	expiry *time.Timer
@@ -48,8 +48,7 @@ type openStream struct {
 	cancel  context.CancelCauseFunc
 }
 
-// newConnection returns nil for a certificate without a client, whose calls are
-// rejected.
+// newConnection returns nil for a certificate without a client, whose calls are rejected.
 func newConnection(conn net.Conn, info credentials.TLSInfo) *connection {
 	if len(info.State.VerifiedChains) == 0 {
 		return nil
@@ -71,9 +70,9 @@ func newConnection(conn net.Conn, info credentials.TLSInfo) *connection {
 // TLS returns the state of the TLS connection.
 func (c *connection) TLS() credentials.TLSInfo { return c.TLSInfo }
 
-// open adds a stream, whose context is canceled with a gRPC status as the cause when
-// it must be closed. remove must be called when the stream has returned. The error is
-// the status if the connection is being closed.
+// open adds a stream, whose context is canceled with a gRPC status as the cause when it must
+// be closed. remove must be called when the stream has returned. The error is the status if
+// the connection is being closed.
 func (c *connection) open(ctx context.Context, cluster string) (_ context.Context, remove func(), err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	s := &openStream{cluster: cluster, cancel: cancel}

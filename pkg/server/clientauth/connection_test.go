@@ -63,7 +63,7 @@ func TestARevocationClosesConnections(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		own := w.operator("default")
 		w.record(registration.Record{CertSerial: own.serial})
-		// Idle connections have made no call.
+		// The idle connections have made no call.
 		active, idle, other := w.connect(own), w.connect(own), w.connect(w.operator("other"))
 		closed, stays := active.open(), other.open()
 		w.record(registration.Record{CertSerial: own.serial, RevokedSerials: []string{own.serial}})
@@ -92,7 +92,7 @@ func TestARevocationClosesConnections(t *testing.T) {
 func TestAReplacedCertificateClosesConnectionsBeforeItsGracePeriodEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		own := w.operator("default")
-		// The last check that is in time is interval and margin before.
+		// The last check in time is interval and margin before.
 		const grace = 10*interval + margin
 		w.record(registration.Record{CertSerial: "1", PreviousSerial: own.serial, PreviousUntil: time.Now().Add(grace)})
 		c := w.connect(own)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package clientauth decides which clients of the OperatorService are served, by what the
-// storage of the cluster has about them: which certificates are current or revoked,
-// and which Kubernetes cluster a tenant belongs to
-// (docs/protocol.md#authentication).
+// Package clientauth decides which clients of the OperatorService are served. It decides from
+// the objects in the storage of the cluster: which certificates are current or revoked, and
+// which Kubernetes cluster a tenant belongs to (docs/protocol.md#authentication).
 package clientauth
 
 import (
@@ -29,34 +28,34 @@ const (
 	// margin is by how much a check may be late.
 	margin = 5 * time.Second
 	// A connection is closed a tenth of its time before its certificate expires, at most
-	// maxLead before it. One that was opened less than minRemaining before is not.
+	// maxLead before it. A connection that was opened less than minRemaining before is not.
 	maxLead      = 10 * time.Second
 	minRemaining = 5 * time.Second
-	// rejectDelay is how long before a connection is closed its streams are, so that the
-	// client receives the reason. Calls are rejected with it.
+	// rejectDelay is how long the streams of a connection are closed before the connection
+	// itself, so that the client receives the reason. Calls are rejected with the same
+	// reason.
 	rejectDelay = time.Second
 	// reconnectDelay is the same for a client that connects again. It is shorter than
 	// the time after which operators open a stream again, and calls are served.
 	reconnectDelay = 200 * time.Millisecond
 )
 
-// Guard admits the calls of clients, and closes the connections of those that are not
-// admitted any more. It reads the storage at the first call of a client, every interval
-// while the client is connected, and at most every minInterval for calls that would
-// be rejected. When the storage cannot be read, what was read last applies; a client of
-// which nothing was read is admitted.
+// Guard admits the calls of clients, and closes the connections of clients that are no longer
+// admitted. It reads the storage at the first call of a client, every interval while the
+// client is connected, and at most every minInterval for calls that would be rejected. If the
+// storage cannot be read, the last read applies; a client without any read is admitted.
 type Guard struct {
 	logger  klog.Logger
 	records *objects[registration.Record]
 	owners  *objects[Owner]
 
 	mu sync.Mutex
-	// connections are those whose handshake has finished.
+	// connections are the connections whose handshake has finished.
 	connections map[*connection]struct{}
 }
 
-// New returns a Guard without connections. The storage is that of the cluster. The
-// Guard writes only objects that do not exist.
+// New returns a Guard without connections. store is the storage of the cluster. The Guard
+// creates objects in it, and never changes them.
 func New(logger klog.Logger, store storage.Store) *Guard {
 	return &Guard{
 		logger:      logger,
@@ -80,8 +79,7 @@ func (g *Guard) Run(ctx context.Context) {
 	}
 }
 
-// checkConnections closes connections and streams of clients that are not admitted any
-// more.
+// checkConnections closes connections and streams of clients that are no longer admitted.
 func (g *Guard) checkConnections(ctx context.Context) {
 	connected := g.connected()
 	start := g.records.now()
@@ -104,9 +102,9 @@ func (g *Guard) checkConnections(ctx context.Context) {
 	}
 }
 
-// expire closes a connection before its certificate expires, so that a client that has
-// a newer one connects again without a rejected call. A connection that was opened
-// later than that is closed when its certificate expires. expire returns the timer.
+// expire closes a connection before its certificate expires, so that a client that has a
+// newer certificate connects again without a rejected call. A connection that was opened
+// later is closed when its certificate expires. expire returns the timer.
 func (g *Guard) expire(c *connection) *time.Timer {
 	remaining := time.Until(c.certificate.NotAfter)
 	if remaining > minRemaining {
@@ -120,9 +118,9 @@ func (g *Guard) expire(c *connection) *time.Timer {
 	})
 }
 
-// checkConnection closes a connection whose certificate is not accepted any more, or
-// whose grace period is over before the next check. Records that were read since start
-// have every certificate of the connections.
+// checkConnection closes a connection whose certificate is no longer accepted, or whose grace
+// period is over before the next check. Records that were read since start have every
+// certificate of the connections.
 func (g *Guard) checkConnection(c *connection, start int64) {
 	state := g.records.state(c.recordKey)
 	now := time.Now()
@@ -171,8 +169,8 @@ func unauthenticated(err error) error {
 	return status.Error(codes.Unauthenticated, err.Error())
 }
 
-// reconnect returns the status of the streams of a connection whose client has a newer
-// certificate, or may have one: it connects again, with that.
+// reconnect returns the status of the streams of a connection whose client has, or may have,
+// a newer certificate: the client connects again with it.
 func reconnect(reason string) error {
 	return status.Error(codes.Unavailable, "connect again: "+reason)
 }
@@ -186,8 +184,8 @@ func (g *Guard) close(c *connection, err error, delay time.Duration) {
 	}
 }
 
-// Unary is the interceptor that serves only calls that are admitted. It must follow
-// that of grpcapi.Authorize, which rejects certificates without a client.
+// Unary is the interceptor that serves only calls that are admitted. It must follow the
+// interceptor of grpcapi.Authorize, which rejects certificates without a client.
 func (g *Guard) Unary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	if _, _, err := g.admit(ctx); err != nil {
 		return nil, err
@@ -195,8 +193,8 @@ func (g *Guard) Unary(ctx context.Context, request any, _ *grpc.UnaryServerInfo,
 	return handler(ctx, request)
 }
 
-// Stream is like Unary. It closes a stream that is not admitted any more, with the
-// status as of a new call.
+// Stream is like Unary. It closes a stream that is no longer admitted, with the status that a
+// new call would get.
 func (g *Guard) Stream(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	c, cluster, err := g.admit(stream.Context())
 	if err != nil {

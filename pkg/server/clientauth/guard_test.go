@@ -113,7 +113,7 @@ func TestCallsWithoutAClientAreRejected(t *testing.T) {
 	})
 }
 
-// If the storage is down, what was read last applies.
+// If the storage is down, the last successful read applies.
 func TestAStorageThatIsDownChangesNothing(t *testing.T) {
 	t.Run("nothing is known of the client", func(t *testing.T) {
 		inBubble(t, func(t *testing.T, w *world) {
@@ -159,7 +159,7 @@ func TestAStorageThatIsDownChangesNothing(t *testing.T) {
 			w.record(registration.Record{CertSerial: next.serial, PreviousSerial: former.serial, PreviousUntil: time.Now().Add(registration.Grace)})
 			c := w.connect(next)
 			wantCode(t, c.call(), codes.Unavailable, "no route to host")
-			// It may be the latest one, so it is not closed.
+			// The certificate may be the latest, so its connection is not closed.
 			pass(time.Minute)
 			wantOpen(t, c.closed)
 			wantCode(t, c.call(), codes.Unavailable, "no route to host")
@@ -248,7 +248,7 @@ func TestCallsShareWhatWasRead(t *testing.T) {
 	})
 }
 
-// What was read of a client that was away is too old.
+// The cached registration of a client that was away is too old.
 func TestAClientThatConnectsAgainIsReadAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		own := w.operator("default")
@@ -278,7 +278,7 @@ func TestRejectedCallsReadOnceASecond(t *testing.T) {
 		}
 		assert.Equal(t, 9*minInterval, time.Since(begin), "they wait")
 		assert.Len(t, w.takeCalls(operatorKey), 10)
-		// One that is current meanwhile waits for the read.
+		// A client whose certificate is current by then waits for the read.
 		w.record(registration.Record{CertSerial: own.serial})
 		assert.NoError(t, w.connect(own).call())
 		assert.Equal(t, 10*minInterval, time.Since(begin))

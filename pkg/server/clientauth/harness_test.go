@@ -46,9 +46,10 @@ type world struct {
 	t         *testing.T
 	authority *pki.Authority
 	serving   credentials.TransportCredentials
-	// store is what an administrator and other servers see. Nothing fails there.
+	// store is the storage as an administrator and other servers see it. Its calls never
+	// fail.
 	store storage.Store
-	// intercepted is the same one as the guard sees it.
+	// intercepted is the same storage as the guard sees it.
 	intercepted storage.Store
 
 	mu sync.Mutex
@@ -164,7 +165,7 @@ func (w *world) operator(tenant string) identity {
 // client is the client of a connection.
 type client struct {
 	w *world
-	// auth is what the server knows of the connection.
+	// auth identifies the connection to the server.
 	auth credentials.AuthInfo
 	conn net.Conn
 	// closed is closed when the server has closed the connection.

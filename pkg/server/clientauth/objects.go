@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// minInterval is the minimum time between two reads, or two attempts to create
-	// it, of one object. Calls that need a newer version wait for so long.
+	// minInterval is the minimum time between two reads of one object, or two attempts to
+	// create it. Calls that need a newer version wait for so long.
 	minInterval = time.Second
-	// storageTimeout is the timeout of each. Calls may wait for it, and operators
-	// give them 10 s.
+	// storageTimeout is the timeout of each request to the storage. Calls may wait for it,
+	// and operators wait 10 s.
 	storageTimeout = 3 * time.Second
 	// maxAge is the age at which get reads an object again. The objects of connected
 	// clients are refreshed more often.
@@ -32,10 +32,10 @@ const (
 	parallelReads = 32
 )
 
-// objects caches JSON objects of the storage by key. A failed read changes nothing:
-// what was read last is kept. No object is removed from the cache: there are only few
-// tenants, and what was read of one must apply when the storage cannot be read. It is
-// safe for concurrent use.
+// objects caches JSON objects of the storage by key. A failed read changes nothing: the
+// previous value is kept. No object is removed from the cache: there are only few tenants,
+// and the previous value of a tenant must apply when the storage cannot be read. It is safe
+// for concurrent use.
 type objects[T any] struct {
 	store  storage.Store
 	logger klog.Logger
@@ -43,17 +43,17 @@ type objects[T any] struct {
 
 	mu     sync.Mutex
 	cached map[string]*object[T]
-	// began counts reads when they begin. Times are too coarse to order a read and an
-	// event.
+	// began counts reads when they begin. Times are too coarse to order a read and an event.
 	began int64
 }
 
 // object is the state of one object.
 type object[T any] struct {
-	// value is what was last read; nil if there was no object.
+	// value is the result of the last successful read; nil if there was no object.
 	value *T
-	// read is the number of the last successful read, zero if there was none, and tried
-	// that of the last read. err is its error, and triedAt is when it began.
+	// read is the number of the last successful read, zero if no read succeeded yet, and
+	// tried the number of the last read. err is the error of the last read, and triedAt is
+	// when it began.
 	read, tried int64
 	err         error
 	triedAt     time.Time
@@ -65,8 +65,8 @@ func newObjects[T any](logger klog.Logger, store storage.Store) *objects[T] {
 	return &objects[T]{store: store, logger: logger, cached: map[string]*object[T]{}}
 }
 
-// get returns what was last read of an object, and reads one whose last read is longer
-// ago than maxAge. known is false if it was never read.
+// get returns the result of the last successful read of an object, after another read if the
+// last read is older than maxAge. known is false if no read has succeeded.
 func (o *objects[T]) get(ctx context.Context, key string) (value *T, known bool) {
 	state := o.state(key)
 	if state.tried == 0 || time.Since(state.triedAt) > maxAge {
@@ -130,7 +130,7 @@ func (o *objects[T]) load(ctx context.Context, key string) {
 	value, err := read[T](ctx, o.store, key)
 	switch {
 	case err != nil && before.err == nil:
-		o.logger.Error(err, "An object cannot be read, what was read last applies", "key", key)
+		o.logger.Error(err, "Failed to read an object, the last successful read applies", "key", key)
 	case err == nil && before.err != nil:
 		o.logger.Info("An object can be read again", "key", key)
 	}

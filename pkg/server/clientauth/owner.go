@@ -21,7 +21,8 @@ import (
 )
 
 // maxClusterLength is the maximum length of the UID of a Kubernetes cluster. UIDs of
-// Kubernetes have 36 characters.
+// Kubernetes have 36 characters
+// (https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#uids).
 const maxClusterLength = 128
 
 // Owner is the stored Kubernetes cluster that a tenant belongs to
@@ -55,8 +56,8 @@ func (o *Owner) refusal(tenant, cluster string) error {
 	return detailed.Err()
 }
 
-// namedCluster returns the Kubernetes cluster that a call names, empty if it names none,
-// as calls of other clients than the operator do.
+// namedCluster returns the Kubernetes cluster that a call names, empty if the call names no
+// cluster: only the operator does.
 func namedCluster(ctx context.Context) (string, error) {
 	values := metadata.ValueFromIncomingContext(ctx, identifier.KubernetesClusterKey)
 	switch {
@@ -97,8 +98,8 @@ func (g *Guard) checkCluster(ctx context.Context, c *connection, cluster string)
 	return owner.refusal(c.client.Tenant, cluster)
 }
 
-// recordOwner makes a cluster the owner of a tenant that has none, and returns the owner
-// then; nil if it is not known.
+// recordOwner makes a cluster the owner of a tenant without an owner, and returns the owner;
+// nil if it could not be read or recorded.
 func (g *Guard) recordOwner(ctx context.Context, c *connection, cluster string) *Owner {
 	created := newOwner(cluster)
 	err := g.owners.create(ctx, c.ownerKey, cluster, created)
@@ -114,7 +115,7 @@ func (g *Guard) recordOwner(ctx context.Context, c *connection, cluster string) 
 	return owner
 }
 
-// ReadOwner returns the Kubernetes cluster of a tenant, nil if there is none.
+// ReadOwner returns the Kubernetes cluster of a tenant, nil if the tenant has no owner.
 func ReadOwner(ctx context.Context, store storage.Store, tenant string) (*Owner, error) {
 	owner, err := read[Owner](ctx, store, storage.TenantKey(tenant))
 	if err != nil {

@@ -26,7 +26,7 @@ import (
 
 var tenantKey = storage.TenantKey("default")
 
-// wantOwner expects a stored owner, empty for none.
+// wantOwner expects a stored owner, or that there is no owner if want is empty.
 func (w *world) wantOwner(tenant, want string) {
 	w.t.Helper()
 	owner, err := ReadOwner(w.t.Context(), w.store, tenant)
@@ -150,7 +150,7 @@ func TestAnOwnerIsReadAgainBeforeACallIsRefused(t *testing.T) {
 	})
 }
 
-// If the storage is down, what was read last applies.
+// If the storage is down, the last successful read applies.
 func TestAStorageThatIsDownChangesNoOwner(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		unknown, known := w.connect(w.operator("unknown")), w.connect(w.operator("default"))
@@ -196,7 +196,8 @@ func TestAnOwnerThatCannotBeRecordedIsServed(t *testing.T) {
 	})
 }
 
-// Another server records another cluster while this server has read that there is none.
+// Another server records another cluster while this server has read that the tenant has no
+// owner.
 func TestServersAgreeOnTheOwner(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.before = func(ctx context.Context, call storagetest.Call) error {

@@ -13,7 +13,7 @@ import (
 
 // Config is a configuration that has passed validation. It is immutable.
 type Config struct {
-	// Source is what the configuration was read from.
+	// Source is the text that the configuration was read from.
 	Source    Source
 	ClusterID string
 	// ClusterElection elects the server that creates the cluster's keys and
@@ -55,21 +55,19 @@ type Shard struct {
 	Election Election
 	// Bind are the addresses to listen at.
 	Bind Addresses
-	// Advertise are the addresses at which others reach the listeners. An empty
-	// one is that of Bind; a host that is empty or a wildcard is the machine's
-	// address.
+	// Advertise are the addresses at which others reach the listeners. An empty address
+	// defaults to Bind. An empty or wildcard host defaults to the machine's address.
 	Advertise Addresses
-	// LeaderNetwork is the address that the leader has, nil if there is none.
+	// LeaderNetwork has the address of the leader, nil if the leader has no address of its own.
 	LeaderNetwork *provider.Network
 	// SubnetPools maps a pool id to the provider's subnets, in the order in
 	// which they are tried.
 	SubnetPools map[string][]string
-	// DynamicSubnetPools are the pools that dynamic groups may use. Empty
-	// means all.
+	// DynamicSubnetPools are the pools that dynamic groups may use. Empty means all pools.
 	DynamicSubnetPools []string
 	Expiry             Expiry
-	// DefaultDrainTimeout is that of groups without one. Zero means that instances
-	// are deleted without a drain.
+	// DefaultDrainTimeout applies to groups without a drain timeout. Zero means that
+	// instances are deleted without a drain.
 	DefaultDrainTimeout time.Duration
 	// MaxSize is the largest size that operators may set for a group. Zero means MaxSize.
 	MaxSize int32
@@ -85,8 +83,8 @@ type Shard struct {
 	ShutdownTimeout time.Duration
 }
 
-// Addresses are those of a server's listeners, host:port. AgentAddr is empty for a
-// server that serves no agents.
+// Addresses are the addresses of a server's listeners, host:port. AgentAddr is empty if the
+// server serves no agents.
 type Addresses struct {
 	HealthAddr       string
 	ElectionAddr     string
@@ -126,16 +124,15 @@ type Defaults struct {
 	Files    map[string]File
 }
 
-// Userdata is what instances start with, before decoding and rendering
-// (docs/server.md#userdata).
+// Userdata is the script or cloud-init configuration that instances start with, before
+// decoding and rendering (docs/server.md#userdata).
 type Userdata struct {
-	// Inline is the userdata itself, and URL where to get it from. At most one is
-	// set.
+	// Inline is the userdata itself, and URL is where to fetch it. At most one is set.
 	Inline string
 	URL    string
-	// Encoding is that of the inline text or of the content at the URL: one of the
-	// encodings below, EncodingPlain when empty. The userdata is decoded before it
-	// is rendered. The provider gets plain text and encodes it as it needs.
+	// Encoding is the encoding of the inline text or of the content at the URL, empty for
+	// EncodingPlain. The userdata is decoded before it is rendered. The provider gets plain
+	// text and encodes it as it needs.
 	Encoding string
 }
 
@@ -145,7 +142,7 @@ const (
 	EncodingBase64 = "base64"
 	// EncodingGzip is for a URL only: a JSON string cannot contain it.
 	EncodingGzip = "gzip"
-	// EncodingGzipBase64 is gzip that is in base64.
+	// EncodingGzipBase64 is gzip, encoded in base64.
 	EncodingGzipBase64 = "base64+gzip"
 )
 
@@ -163,34 +160,35 @@ type Infra struct {
 	Provider string
 	Region   string
 	Zone     string
-	// Options are those of the provider.
+	// Options are the provider's options.
 	Options provider.Options
-	// InstanceTypes are those that Options have.
+	// InstanceTypes is the catalogue of Options.
 	InstanceTypes provider.Catalogue
 }
 
-// Template is what several groups have in common.
+// Template has the settings that several groups share.
 type Template struct {
 	// Kind is the prefix of instance ids, three lower case letters.
 	Kind string
 	// Arch is provider.ArchAMD64 or provider.ArchARM64.
 	Arch string
-	// Size is that of a group without one.
+	// Size is the size of a group without a size.
 	Size         int32
 	InstanceType string
 	SubnetPool   string
-	// Userdata is that of Defaults when it is the zero value.
+	// Userdata defaults to the userdata of Defaults.
 	Userdata Userdata
 	Vars     map[string]string
 	Args     map[string]any
 	Files    map[string]File
-	// LoadBalancers are the keys of those that the instances of a group without its own
-	// list are registered with.
+	// LoadBalancers are the keys of the load balancers with which the instances of a group
+	// without its own list are registered.
 	LoadBalancers []string
 }
 
-// MaxSize is the largest size of a group: Cluster API's list of the instances of a pool has
-// no room for more.
+// MaxSize is the largest size of a group: Cluster API limits the list of the instances of a
+// pool, MachinePool.spec.providerIDList
+// (https://pkg.go.dev/sigs.k8s.io/cluster-api/api/core/v1beta2#MachinePoolSpec).
 const MaxSize = 10000
 
 // Group is a static group as configured.
@@ -198,7 +196,7 @@ type Group struct {
 	Template string
 	// Size is nil when missing, which means the template's.
 	Size *int32
-	// MaxSize is the largest size that operators may set, nil for that of the shard.
+	// MaxSize is the largest size that operators may set, nil for the shard's limit.
 	MaxSize *int32
 	// InstanceType and SubnetPool mean the template's when empty.
 	InstanceType string
@@ -209,7 +207,7 @@ type Group struct {
 	// DrainTimeout is nil when missing, which means the shard's default. Zero
 	// means that instances are deleted without a drain.
 	DrainTimeout *time.Duration
-	// LoadBalancers are the keys of those that the instances are registered with, nil when
-	// missing, which means the template's.
+	// LoadBalancers are the keys of the load balancers with which the instances are
+	// registered, nil when missing, which means the template's.
 	LoadBalancers []string
 }

@@ -112,8 +112,8 @@ func TestParseReadsEveryKey(t *testing.T) {
 	}
 }
 
-// required has the keys that must be there, and those beside which %s can be
-// put: more of the shard, and more of all.
+// required has the mandatory keys, and the keys beside which %s can be put: more of the
+// shard, and more of all.
 const required = `{
 	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "KEY"}}},
 	"shard": {
@@ -171,8 +171,8 @@ func TestZeroIsNotMissing(t *testing.T) {
 	}
 }
 
-// TestGarbageCollectionIsOffByParts: where one of the two is off there is nothing
-// to compare the other with.
+// TestGarbageCollectionIsOffByParts: if one of the two is off, the other is not compared with
+// it.
 func TestGarbageCollectionIsOffByParts(t *testing.T) {
 	parsed(t, fmt.Sprintf(required, `"garbage_collection": {"interval": "1h", "registration_timeout": "0s"},`, ``))
 	parsed(t, fmt.Sprintf(required, `"garbage_collection": {"interval": "0s", "registration_timeout": "1s"},`, ``))
@@ -189,7 +189,7 @@ func TestEqualUserdataReadsEqual(t *testing.T) {
 	}
 }
 
-// TestEmptyIsMissing: an object without members has the same digest as none.
+// TestEmptyIsMissing: an object without members has the same digest as a missing object.
 func TestEmptyIsMissing(t *testing.T) {
 	c := parsed(t, fmt.Sprintf(required, ``, `"defaults": {"userdata": "", "vars": {}, "args": {}, "files": {}}`))
 	if diff := cmp.Diff(Defaults{}, c.Defaults); diff != "" {

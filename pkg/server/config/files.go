@@ -31,7 +31,7 @@ const (
 
 var fileKinds = []string{FileCertificate, FileSecret, FileStorage, FileEnv, FileJSON, FileString}
 
-// FileSource is what a file is made of. The fields of other kinds are zero.
+// FileSource says how to make the content of a file. Fields of other kinds of files are zero.
 type FileSource struct {
 	// Source is the name of a secret, or the key of an object in the storage.
 	Source string
@@ -39,7 +39,7 @@ type FileSource struct {
 	Env    map[string]string
 	JSON   any
 	String string
-	// Template is the name of a certificate template, and Key that of a key of the agent.
+	// Template is the name of a certificate template, and Key the name of a key of the agent.
 	Template, Key string
 }
 
@@ -49,23 +49,23 @@ const (
 	UsageServer = "server"
 )
 
-// CertificateTemplate is what certificates for keys of agents have in common. All strings
-// but Usage are templates.
+// CertificateTemplate describes the certificates for keys of agents. All strings but Usage
+// are templates.
 type CertificateTemplate struct {
 	// Usage is UsageClient or UsageServer.
 	Usage         string
 	CommonName    string
 	Organizations []string
-	// DNS, IP and URI are the subject alternative names. Those that render as nothing are
+	// DNS, IP and URI are the subject alternative names. Names that render as empty text are
 	// left out.
 	DNS, IP, URI []string
 	TTL          time.Duration
 }
 
-// certificateRoles are the entries of certificates that are no templates.
+// certificateRoles are the entries of certificates that are not templates.
 var certificateRoles = []string{"operator", "agent"}
 
-// defaultCertificateTTL is that of a certificate template without one.
+// defaultCertificateTTL applies to a certificate template without a TTL.
 const defaultCertificateTTL = 365 * 24 * time.Hour
 
 func readCertificateTemplates(o *jsonc.Object) map[string]CertificateTemplate {
@@ -119,7 +119,8 @@ func (c *Config) validateCertificates(path *field.Path) field.ErrorList {
 }
 
 var (
-	// fileName is what agents accept: no folder, not hidden, of a type that they can check.
+	// fileName matches the names that agents accept: no folder, not hidden, of a type that
+	// they can check.
 	fileName = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]*\.(env|crt|pub|key|json)$`)
 	keyName  = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]*$`)
 	envName  = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
@@ -128,7 +129,7 @@ var (
 // maxFileName is the maximum length of the name of a file or a key.
 const maxFileName = 200
 
-// validateFiles checks the name of each file, its kind, and what it is made of.
+// validateFiles checks the name, the kind and the content of each file.
 func (c *Config) validateFiles(path *field.Path, files map[string]File) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -159,8 +160,8 @@ func (c *Config) validateFiles(path *field.Path, files map[string]File) field.Er
 	return errs
 }
 
-// Parse returns what the file is made of. The error says what the file must have, and
-// shows no part of its content.
+// Parse returns how to make the file. The error names the missing or wrong keys, and shows no
+// part of the content.
 func (f File) Parse() (FileSource, error) {
 	var s FileSource
 	known := []string{f.Kind}
@@ -237,8 +238,8 @@ func keyOf(content map[string]any) (string, error) {
 	return name, nil
 }
 
-// checkSource allows only objects that are no state of the servers. A source is not
-// rendered: the vars of operators must not choose another one.
+// checkSource rejects objects with state of the servers. A source is not rendered: otherwise
+// vars of operators could choose another object.
 func checkSource(kind, source string) error {
 	if storage.CheckKey(source) != nil {
 		return errors.New("source must be a key of the storage")

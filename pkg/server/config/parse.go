@@ -24,18 +24,18 @@ import (
 
 // Source is the text of a configuration at one time.
 type Source struct {
-	// Key is that of the object in the storage, or the path of the file.
+	// Key is the key of the object in the storage, or the path of the file.
 	Key string
 	// Data is its content.
 	Data []byte
 	// ETag changes whenever Data does.
 	ETag string
-	// LastModified is when it was written.
+	// LastModified is when the object or the file was written.
 	LastModified time.Time
 }
 
-// Read reads the configuration of a shard. The error wraps storage.ErrNotFound
-// when there is none.
+// Read reads the configuration of a shard. The error wraps storage.ErrNotFound if the shard
+// has no configuration.
 func Read(ctx context.Context, store storage.Store, shard string) (Source, error) {
 	key := storage.ConfigKey(shard)
 	object, err := store.Get(ctx, key)
@@ -95,8 +95,8 @@ func (s Source) ParseFor(shard string, providers provider.Registry) (*Config, er
 
 // InvalidError rejects a configuration.
 type InvalidError struct {
-	// Mistakes has every mistake, one a line, each with its path, its value and
-	// what is allowed.
+	// Mistakes has every mistake, one per line, each with its path, its value and the allowed
+	// values.
 	Mistakes error
 }
 
@@ -120,8 +120,8 @@ func Parse(data []byte, providers provider.Registry) (*Config, error) {
 	return config, nil
 }
 
-// join returns all errors as one. A field of the wrong type is reported as such:
-// rules that it or a field in it breaks are left out.
+// join returns all errors as one. A field of the wrong type is reported as such: rules that
+// it or a field in it breaks are left out.
 func join(shapeErrs, ruleErrs field.ErrorList) error {
 	reported := make(map[string]bool, len(shapeErrs))
 	errs := make([]error, 0, len(shapeErrs)+len(ruleErrs))
@@ -148,7 +148,7 @@ func within(path string, paths map[string]bool) bool {
 }
 
 // ReadAccepted reads the configuration of a shard that its leader put in force last. The
-// error wraps storage.ErrNotFound if there was none.
+// error wraps storage.ErrNotFound if no leader has put one in force.
 func ReadAccepted(ctx context.Context, store storage.Store, shard string) (Source, error) {
 	key := storage.AcceptedKey(shard)
 	object, err := store.Get(ctx, key)
@@ -159,7 +159,7 @@ func ReadAccepted(ctx context.Context, store storage.Store, shard string) (Sourc
 }
 
 // Accept stores that the leader of a shard has put a configuration in force. It writes
-// nothing if that is stored already.
+// nothing if the same configuration is stored already.
 func Accept(ctx context.Context, store storage.Store, shard string, source Source) error {
 	before, err := ReadAccepted(ctx, store, shard)
 	switch {
@@ -174,9 +174,8 @@ func Accept(ctx context.Context, store storage.Store, shard string, source Sourc
 	return nil
 }
 
-// For returns err as a tenant may see it: without the mistakes that concern only other
-// tenants, of which it has the number. An error that wraps no *InvalidError is returned
-// unchanged.
+// For returns err as a tenant may see it: mistakes that concern only other tenants are
+// counted but not shown. An error that wraps no *InvalidError is returned unchanged.
 func For(tenant string, err error) error {
 	invalid, ok := errors.AsType[*InvalidError](err)
 	if !ok {
@@ -195,7 +194,7 @@ func For(tenant string, err error) error {
 		return err
 	}
 	own = append(own, fmt.Errorf("%d mistakes of other tenants", others))
-	// What wraps the mistakes names the object only.
+	// The errors that wrap the mistakes name only the object.
 	prefix, _, _ := strings.Cut(err.Error(), invalid.Error())
 	return &visibleError{prefix: prefix, invalid: &InvalidError{Mistakes: errors.Join(own...)}}
 }
@@ -227,8 +226,8 @@ func flatten(err error) []error {
 		return []error{err}
 	}
 	var all []error
-	for _, one := range joined.Unwrap() {
-		all = append(all, flatten(one)...)
+	for _, err := range joined.Unwrap() {
+		all = append(all, flatten(err)...)
 	}
 	return all
 }

@@ -24,7 +24,7 @@ import (
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		example,
-		// Short ones, which stay readable after a change.
+		// These texts are short, so that they stay readable after a change.
 		fmt.Sprintf(required, ``, ``),
 		`{"cluster": {"leader_election": {"enabled": true, "interval": "5s", "timeout": "1d"}, "secrets": {"old_encryption_keys": [{"file": "/"}, {}, 1]}}}`,
 		`{"shard": {"infra": {"provider": "fake", "options": {"endpoint": ["e"], "x": {}}}}}`,
@@ -71,8 +71,7 @@ func text(err error) string {
 	return err.Error()
 }
 
-// checkPaths checks that every mistake says where it is, unless the text as a
-// whole is no JSON.
+// checkPaths checks that every mistake has its path, unless the text as a whole is not JSON.
 func checkPaths(t *testing.T, err error) {
 	t.Helper()
 	invalid, ok := errors.AsType[*InvalidError](err)
@@ -151,7 +150,7 @@ func TestReadFile(t *testing.T) {
 		}
 		return source
 	}
-	// The content makes the tag, and nothing else.
+	// Only the content determines the tag.
 	x, y := read("x"), read("y")
 	if x.ETag == y.ETag || x.ETag != read("x").ETag {
 		t.Error("tags do not follow the content")

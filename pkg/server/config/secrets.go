@@ -33,8 +33,9 @@ const (
 // SecretsProviders are all values of cluster.secrets.provider.
 var SecretsProviders = []string{SecretsInStorage, SecretsInSecretsManager, SecretsInParameterStore, SecretsInGoogle}
 
-// defaultSecretsCacheTTL is that of the services: reading the files of many instances must
-// not exceed their limits of requests.
+// defaultSecretsCacheTTL is the default for services: reading the files of many instances
+// must not exceed their request limits, see
+// https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_limits.html.
 const defaultSecretsCacheTTL = time.Minute
 
 // Secrets locates the secrets of the cluster.
@@ -92,7 +93,7 @@ func (k KeySource) String() string {
 }
 
 // DefaultSecretsPrefix returns the prefix of a cluster's secrets in a service. Two clusters
-// of one account must not have the same secrets, nor one a name that is the other's.
+// of one account must neither share secrets nor have a prefix that is the other's secret.
 func DefaultSecretsPrefix(provider, cluster string) string {
 	switch provider {
 	case SecretsInSecretsManager:
@@ -100,7 +101,7 @@ func DefaultSecretsPrefix(provider, cluster string) string {
 	case SecretsInParameterStore:
 		return "/nstance/" + cluster + "/"
 	case SecretsInGoogle:
-		// No cluster and no name that is encoded has two underscores.
+		// Neither cluster ids nor encoded names contain two underscores.
 		return "nstance-" + cluster + "__"
 	}
 	return ""
@@ -155,7 +156,7 @@ func readKeySource(o *jsonc.Object, cluster string) KeySource {
 	return source
 }
 
-// prefixes are the valid prefixes by provider, and what an error says about others.
+// prefixes are the valid prefixes by provider, and the rule that an error quotes.
 var prefixes = map[string]struct {
 	pattern *regexp.Regexp
 	rule    string
@@ -166,7 +167,7 @@ var prefixes = map[string]struct {
 	SecretsInGoogle:         {regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`), "must consist of letters, digits, underscores and hyphens"},
 }
 
-// ValidateSecretsPrefix returns the rule that a prefix breaks, "" for none.
+// ValidateSecretsPrefix returns the rule that a prefix breaks, "" if it is valid.
 func ValidateSecretsPrefix(provider, prefix string) string {
 	if p := prefixes[provider]; p.pattern != nil && !p.pattern.MatchString(prefix) {
 		return p.rule
@@ -181,7 +182,7 @@ var (
 	googleSecretPattern = regexp.MustCompile(`^projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]+(/versions/([0-9]+|latest))?$`)
 )
 
-// ValidateSecretsProject reports whether a project of Google is valid.
+// ValidateSecretsProject reports whether a Google project id is valid.
 func ValidateSecretsProject(project string) bool { return projectPattern.MatchString(project) }
 
 // validate shows no value, which may be a key.
@@ -224,17 +225,19 @@ type KMSKey struct {
 	Ciphertext string
 	// KeyID is the id, the ARN, or the alias of the key of KMS that has encrypted it.
 	KeyID string
-	// Region is that of the key of KMS. If it is empty, the ARN has it, or the environment.
+	// Region is the region of the KMS key. If empty, it comes from the ARN or the
+	// environment.
 	Region string
-	// Cluster is the id of the cluster, which the encryption context has: a ciphertext of
-	// another cluster is refused.
+	// Cluster is the id of the cluster, part of the encryption context: a ciphertext of
+	// another cluster is rejected.
 	Cluster string
 }
 
 // kmsContextKey is the key of the encryption context, whose value is the id of the cluster.
 const kmsContextKey = "nstance:cluster-id"
 
-// maxCiphertext is the limit of KMS, in bytes.
+// maxCiphertext is the limit of KMS for Decrypt, in bytes
+// (https://docs.aws.amazon.com/kms/latest/APIReference/API_Decrypt.html).
 const maxCiphertext = 6144
 
 var (
@@ -252,8 +255,8 @@ func readKMSKey(o *jsonc.Object, cluster string) *KMSKey {
 	return key
 }
 
-// ParseKMSKey returns the key of a text that has the form of aws_kms in the configuration of
-// a cluster. The error shows no value of it.
+// ParseKMSKey parses a text in the form of aws_kms in the configuration of a cluster. The
+// error shows no value of it.
 func ParseKMSKey(text, cluster string) (*KMSKey, error) {
 	var errs field.ErrorList
 	o, err := jsonc.ParseConfidential([]byte(text), &errs)
@@ -270,7 +273,8 @@ func ParseKMSKey(text, cluster string) (*KMSKey, error) {
 	return key, nil
 }
 
-// EncryptionContext returns what KMS binds the ciphertext to.
+// EncryptionContext returns the context that KMS binds the ciphertext to
+// (https://docs.aws.amazon.com/kms/latest/developerguide/encrypt_context.html).
 func (k *KMSKey) EncryptionContext() map[string]string {
 	return map[string]string{kmsContextKey: k.Cluster}
 }
@@ -284,7 +288,7 @@ func (k *KMSKey) Blob() []byte {
 	return blob
 }
 
-// String has no ciphertext: instead of it a user may have written the key.
+// String leaves the ciphertext out: by mistake it may be the key itself.
 func (k *KMSKey) String() string {
 	sum := sha256.Sum256([]byte(k.Ciphertext))
 	text := "ciphertext " + hex.EncodeToString(sum[:4]) + " of key " + k.KeyID

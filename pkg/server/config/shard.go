@@ -93,8 +93,8 @@ func (a Addresses) listeners(path *field.Path) []listener {
 	}
 }
 
-// validateBind requires all addresses, and no address of two listeners. The address for
-// agents may be missing if no instance has one.
+// validateBind requires all addresses, and a different address for each listener. The address
+// for agents may be missing if no instance has an agent.
 func (s *Shard) validateBind(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	listeners := s.Bind.listeners(path.Child("bind"))
@@ -117,14 +117,14 @@ func (s *Shard) validateBind(path *field.Path) field.ErrorList {
 func collide(a, b string) bool {
 	hostA, portA, errA := validation.SplitAddress(a)
 	hostB, portB, errB := validation.SplitAddress(b)
-	// Port 0 is any free port, so two of them differ.
+	// Port 0 means any free port, so two listeners with port 0 differ.
 	if errA != nil || errB != nil || portA != portB || portA == 0 {
 		return false
 	}
 	return hostA == hostB || isWildcard(hostA) || isWildcard(hostB)
 }
 
-// validateAdvertise accepts missing addresses, which are those of the listeners.
+// validateAdvertise accepts missing addresses, which default to the listeners' addresses.
 func (s *Shard) validateAdvertise(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, l := range s.Advertise.listeners(path.Child("advertise")) {
@@ -182,11 +182,10 @@ func (g GarbageCollection) validate(path *field.Path) field.ErrorList {
 	return nil
 }
 
-// Advertised returns the addresses at which others reach the server: those of
-// Advertise, or else those that the listeners are bound to, whose ports are never
-// 0. A host that is empty or a wildcard is replaced by machine, the address of the
-// machine's primary interface, or by that of the leader network where operators, agents
-// and those that register reach the leader.
+// Advertised returns the addresses at which others reach the server: Advertise, or else the
+// bound addresses, whose ports are never 0. An empty or wildcard host is replaced by machine,
+// the address of the machine's primary interface, or by the address of the leader network
+// where operators, agents and registering clients reach the leader.
 func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
 	leader := machine
 	if s.LeaderNetwork != nil {
@@ -221,7 +220,7 @@ func isWildcard(host string) bool {
 	return host == "" || net.ParseIP(host).Equal(net.IPv4zero) || net.ParseIP(host).Equal(net.IPv6zero)
 }
 
-// readLeaderNetwork returns nil when the shard has none.
+// readLeaderNetwork returns nil if the shard has no leader network.
 func readLeaderNetwork(shard *jsonc.Object) *provider.Network {
 	if !shard.Has("leader_network") {
 		return nil
@@ -251,8 +250,8 @@ func (a Addresses) leaderListeners(path *field.Path) []listener {
 	}
 }
 
-// validateLeaderNetwork requires that the listeners that others reach at the address can
-// be reached there. An unknown provider is reported elsewhere.
+// validateLeaderNetwork requires that others can reach the leader's listeners at the address
+// of the leader. An unknown provider is reported elsewhere.
 func (s *Shard) validateLeaderNetwork(path *field.Path) field.ErrorList {
 	if s.LeaderNetwork == nil || s.Infra.Options == nil {
 		return nil
@@ -275,8 +274,8 @@ func (s *Shard) validateLeaderNetwork(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// immutableNetworkFields returns the fields of the network, also if there is none: one that
-// is added needs a restart.
+// immutableNetworkFields returns the fields of the network, also for nil: adding a network
+// needs a restart.
 func immutableNetworkFields(path *field.Path, network *provider.Network) []provider.ImmutableField {
 	ip, interfaceID := "", ""
 	if network != nil {

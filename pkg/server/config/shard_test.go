@@ -36,7 +36,7 @@ func TestAdvertised(t *testing.T) {
 			}
 		})
 	}
-	// Each is its own.
+	// Each address is advertised on its own.
 	shard := Shard{Advertise: Addresses{OperatorAddr: "o:1"}}
 	want := Addresses{"h:1", "e:1", "r:1", "o:1", ""}
 	if got := shard.Advertised(Addresses{"h:1", "e:1", "r:1", "x:1", ""}, "m"); got != want {
@@ -44,7 +44,7 @@ func TestAdvertised(t *testing.T) {
 	}
 }
 
-// agentOptions are those of a provider whose instances run an agent.
+// agentOptions are the options of a provider whose instances run an agent.
 type agentOptions struct{ provider.Options }
 
 func (agentOptions) RunsAgent() bool { return true }
@@ -60,7 +60,7 @@ func TestAProviderWithAgentsNeedsAnAddressForThem(t *testing.T) {
 	assert.NoError(t, err, "without agents")
 }
 
-// balancerOptions are those of a provider with load balancers and a leader network.
+// balancerOptions are the options of a provider with load balancers and a leader network.
 type balancerOptions struct{ providertest.BalancerOptions }
 
 func (balancerOptions) ValidateLeaderNetwork(path *field.Path, network provider.Network) field.ErrorList {
@@ -130,7 +130,7 @@ func TestInvalidLoadBalancersAndLeaderNetwork(t *testing.T) {
 	}
 }
 
-// A provider that has neither rejects both.
+// A provider without load balancers and leader network rejects both.
 func TestProviderWithoutLoadBalancers(t *testing.T) {
 	_, err := Parse([]byte(networked()), providers)
 	require.Error(t, err)
@@ -156,8 +156,8 @@ func TestLeaderNetworkNeedsARestart(t *testing.T) {
 	assert.Empty(t, with.CheckReplacement(other))
 }
 
-// Operators, agents and those that register reach the leader at its address, and other
-// servers reach this one at its own.
+// Operators, agents and registering clients reach the leader at its address, and other
+// servers reach this server at its own.
 func TestAdvertisedWithALeaderNetwork(t *testing.T) {
 	c, err := Parse([]byte(networked()), balancerProviders)
 	require.NoError(t, err)

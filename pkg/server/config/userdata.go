@@ -19,16 +19,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// MaxUserdata is how long userdata may be, in bytes: much more than any provider
-// accepts. It limits what is fetched from a URL and what is decoded: a small gzip
-// file can expand to a large one.
+// MaxUserdata is the maximum size of userdata in bytes, much more than any provider accepts.
+// It limits downloads and decoding: a small gzip file can expand to a large one.
 const MaxUserdata = 1 << 20
 
 // userdataName is the name of the template in errors of text/template.
 const userdataName = "userdata"
 
-// Template returns the template in source, which is Inline or the content of URL.
-// The error says what source must be, "must be base64: …", and shows no part of
+// Template returns the template in source, which is Inline or the content of URL. The error
+// says which encoding or syntax source must have, "must be base64: …", and shows no part of
 // it.
 func (u Userdata) Template(source []byte) (*template.Template, error) {
 	text, err := u.decode(source)
@@ -77,7 +76,7 @@ func (u Userdata) decode(source []byte) ([]byte, error) {
 	return decoded, nil
 }
 
-// encodings are all that are supported.
+// encodings are all supported encodings.
 var encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
 
 func (u Userdata) validate(path *field.Path) field.ErrorList {
@@ -133,7 +132,7 @@ func validateTemplates(path *field.Path, value any) field.ErrorList {
 	return errs
 }
 
-// validateTemplate reports a text that is no Go template.
+// validateTemplate reports a text that is not a Go template.
 func validateTemplate(path *field.Path, text string) field.ErrorList {
 	if _, err := template.New("line").Parse(text); err != nil {
 		problem := strings.TrimPrefix(err.Error(), "template: ")

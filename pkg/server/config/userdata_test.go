@@ -54,7 +54,7 @@ func TestTemplateIsDecoded(t *testing.T) {
 	}
 }
 
-// TestBase64MayHaveLines: as commands write it.
+// TestBase64MayHaveLines: commands write base64 in lines.
 func TestBase64MayHaveLines(t *testing.T) {
 	template, err := Userdata{Encoding: EncodingBase64}.Template([]byte("e3suTm9u\r\nY2V9fQ==\n"))
 	if err != nil || template.Root.String() != "{{.Nonce}}" {
@@ -115,7 +115,7 @@ func TestTemplateRejects(t *testing.T) {
 	}
 }
 
-// TestInlineUserdataStaysEncoded: its digest is that of what is written.
+// TestInlineUserdataStaysEncoded: its digest is computed from the text as written.
 func TestInlineUserdataStaysEncoded(t *testing.T) {
 	all := sources(t, []byte("{{.Nonce}}"))
 	for _, encoding := range []string{EncodingBase64, EncodingGzipBase64} {
@@ -179,7 +179,7 @@ func decode(t *testing.T, text string) map[string]any {
 	return value
 }
 
-// scribble changes every object in value that is in no array.
+// scribble changes every object in value that is not in an array.
 func scribble(value map[string]any) {
 	for _, member := range value {
 		if object, ok := member.(map[string]any); ok {

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// TestInvalid changes one thing of the example and expects its mistakes, and no
-// others.
+// TestInvalid changes one part of the example and expects exactly its mistakes.
 func TestInvalid(t *testing.T) {
 	tests := []struct{ name, old, new, want string }{
 		{"cluster id", `"id": "prod"`, `"id": "a--b"`, `cluster.id: Invalid value: "a--b": "a--b" must not contain consecutive hyphens`},
@@ -142,7 +141,7 @@ func TestInvalid(t *testing.T) {
 			if strings.Contains(err.Error(), "secret") && strings.Contains(err.Error(), "userdata") {
 				t.Errorf("the error has userdata in it: %s", err)
 			}
-			// A want of one line is the only error.
+			// If want has one line, it is the only error.
 			if !strings.HasPrefix(err.Error(), tc.want) || !strings.Contains(tc.want, "\n") && strings.Contains(err.Error(), "\n") {
 				t.Errorf("got  %s\nwant %s", err, tc.want)
 			}

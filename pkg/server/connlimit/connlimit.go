@@ -18,9 +18,8 @@ func Total(l net.Listener, limit int) net.Listener {
 	return netutil.LimitListener(l, limit)
 }
 
-// PerAddress accepts at most limit connections of one address at a time, and
-// closes others at once. An IPv6 address stands for its network of 64 bits, which
-// belongs to one client.
+// PerAddress accepts at most limit connections of one client at a time, see clientAddress,
+// and closes others at once.
 func PerAddress(l net.Listener, limit int) net.Listener {
 	return &addressListener{Listener: l, limit: limit, connections: map[string]int{}}
 }
@@ -75,8 +74,10 @@ func (c *addressConn) Close() error {
 	return c.Conn.Close()
 }
 
-// clientAddress returns the address without the port, or the text of an address that is
-// not of the Internet protocol.
+// clientAddress identifies a client by its address without the port. For IPv6 it returns the
+// /64 network, because a host may use any address of its /64
+// (https://www.rfc-editor.org/rfc/rfc4291#section-2.5.1).
+// For an address that is not an IP address it returns the text.
 func clientAddress(address net.Addr) string {
 	parsed, err := netip.ParseAddrPort(address.String())
 	if err != nil {
@@ -84,7 +85,7 @@ func clientAddress(address net.Addr) string {
 	}
 	ip := parsed.Addr().Unmap().WithZone("")
 	if ip.Is6() {
-		// The number of bits is valid for every IPv6 address.
+		// 64 bits are valid for every IPv6 address, so PrefixFrom succeeds.
 		return netip.PrefixFrom(ip, 64).Masked().String()
 	}
 	return ip.String()

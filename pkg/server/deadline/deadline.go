@@ -30,14 +30,14 @@ func Check(ctx context.Context) error {
 
 type leaseKey struct{}
 
-// WithLease returns a context for which Check returns an error from the time on that end
-// returns, which may become later. The caller must cancel the context at that time.
+// WithLease returns a context for which Check returns an error once the time that end returns
+// has passed. That time may become later. The caller must cancel the context at that time.
 func WithLease(ctx context.Context, end func() time.Time) context.Context {
 	return context.WithValue(ctx, leaseKey{}, end)
 }
 
-// Lease returns the end of the lease of ctx, which may become later, and false if it has
-// none.
+// Lease returns the end of the lease of ctx, which may become later, and false if ctx has no
+// lease.
 func Lease(ctx context.Context) (time.Time, bool) {
 	end, ok := ctx.Value(leaseKey{}).(func() time.Time)
 	if !ok {
@@ -46,10 +46,10 @@ func Lease(ctx context.Context) (time.Time, bool) {
 	return end(), true
 }
 
-// HTTPClient sends HTTP requests and returns their responses, but sends no request
-// whose context is done. Between the call of a client and this last moment, the
-// client signs, waits before a retry, and the process may be paused. It implements
-// http.RoundTripper and the HTTPClient of the AWS SDK.
+// HTTPClient sends HTTP requests and returns their responses, but sends no request whose
+// context is done. It checks at the last moment: before it, the caller may have signed the
+// request, waited for a retry, or been paused. It implements http.RoundTripper and the
+// HTTPClient of the AWS SDK.
 type HTTPClient func(*http.Request) (*http.Response, error)
 
 // RoundTrip implements http.RoundTripper.

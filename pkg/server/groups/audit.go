@@ -18,8 +18,8 @@ const (
 	reasonRequested    = "requested"
 )
 
-// logChange writes the line for the change of a group by one request, if it shrinks the
-// group or replaces its instances. Either group is nil if there is none.
+// logChange writes the audit line for a change of a group by one request, if it shrinks the
+// group or replaces its instances. before and after are nil if the group does not exist.
 func (s *Store) logChange(ctx context.Context, request audit.Request, before, after *Group) {
 	if before == nil || after == nil {
 		return
@@ -43,8 +43,8 @@ func (s *Store) logChange(ctx context.Context, request audit.Request, before, af
 	entry.Log(ctx)
 }
 
-// logDeletion writes the line for the deletion of what operators have set of a group.
-// after is nil for a dynamic group, and before is nil for one that the storage has lost.
+// logDeletion writes the audit line for the deletion of the operators' settings of a group.
+// after is nil for a dynamic group, and before is nil for a group that the storage has lost.
 func (s *Store) logDeletion(r *request, after *Group) {
 	entry := audit.Entry{
 		Action: audit.DeleteGroup, Shard: s.config.Shard.ID, Group: r.key.Group,
@@ -59,8 +59,9 @@ func (s *Store) logDeletion(r *request, after *Group) {
 	entry.Log(r.ctx)
 }
 
-// differences returns the settings of two groups because of which their instances differ.
-// Arguments and userdata may be secret: if only those differ, it returns the hashes.
+// differences returns the settings in which two groups differ and which replace their
+// instances. Arguments and userdata may be secret: if only they differ, it returns the
+// hashes.
 func differences(before, after *Group) (from, to string) {
 	var was, is []string
 	add := func(name, a, b string) {
@@ -80,8 +81,8 @@ func differences(before, after *Group) (from, to string) {
 // configurationWriter is the writer of changes that come from the server's configuration.
 const configurationWriter = "configuration"
 
-// Causes are the requests that a group has its present state from, as far as this server
-// has seen them. They are not stored: a server of an earlier version rejects an object with
+// Causes are the requests that led to the present state of a group, as far as this server has
+// seen them. They are not stored: a server of an earlier version rejects an object with
 // fields that it does not know. After a restart only the generation of Revision is known.
 type Causes struct {
 	// Size is the request that has set the size.
@@ -90,8 +91,8 @@ type Causes struct {
 	Config audit.Request
 }
 
-// after returns the causes of next, which request makes of a group with the causes c.
-// before is that group, nil if there is none.
+// after returns the causes of next, the group after a request to a group with the causes c.
+// before is nil if the request creates the group.
 func (c Causes) after(request audit.Request, before, next *Group) Causes {
 	if before == nil || before.Size != next.Size {
 		c.Size = request
@@ -109,8 +110,8 @@ func (g *Group) causes() Causes {
 	return g.Causes
 }
 
-// requestOf returns the request of ctx for an object of a revision, nil for none. It is the
-// zero value if ctx belongs to no call.
+// requestOf returns the request of ctx for an object with a revision, which may be nil. It is
+// the zero value if ctx belongs to no call.
 func requestOf(ctx context.Context, revision *Revision) audit.Request {
 	request := audit.RequestFrom(ctx)
 	if revision != nil && request.ID != "" {
@@ -120,7 +121,7 @@ func requestOf(ctx context.Context, revision *Revision) audit.Request {
 }
 
 // DeletedBy returns the request that deleted a group. It is the zero value if the group was
-// not deleted, or by another server.
+// not deleted, or if another server deleted it.
 func (s *Store) DeletedBy(key instance.GroupKey) audit.Request {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -14,8 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 )
 
-// TestConfigurationIsAudited: who edits the configuration can shrink groups, too. The start
-// of a server changes nothing.
+// TestConfigurationIsAudited: editing the configuration can shrink groups, too. The start of
+// a server changes nothing.
 func TestConfigurationIsAudited(t *testing.T) {
 	log, store := audittest.NewLog(), newStorage(t)
 	ctx := log.Context(t.Context())

@@ -22,8 +22,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
-// gatedStore is a storage whose writes wait: each one sends its context to
-// begun, and receives its error from results.
+// gatedStore is a storage whose writes wait: each sends its context to begun, and receives
+// its error from results.
 type gatedStore struct {
 	storagetest.Intercepted
 	begun   chan context.Context
@@ -78,7 +78,7 @@ func (b *batchTest) call(change func()) {
 	require.NoError(b.t, err, "waiting for request %d", b.queued)
 }
 
-// next ends the write in progress, and returns the context of the next one.
+// next ends the write in progress, and returns the context of the next write.
 func (b *batchTest) next() context.Context {
 	b.store.results <- nil
 	return <-b.store.begun
@@ -157,8 +157,8 @@ func TestConcurrentChangesShareAWrite(t *testing.T) {
 	b.wantStored()
 }
 
-// TestFailedWriteFailsItsChanges checks that a write that fails, fails exactly
-// the changes that depend on it.
+// TestFailedWriteFailsItsChanges checks that a failed write fails exactly the changes that
+// depend on it.
 func TestFailedWriteFailsItsChanges(t *testing.T) {
 	failure := errors.New("disk full")
 	b := newBatchTest(t)
@@ -237,8 +237,8 @@ func TestCanceledCallers(t *testing.T) {
 
 var errLost = errors.New("connection lost")
 
-// TestAnotherServerWrites lets two servers assume that they lead. The one that
-// did not write last gets a conflict for every write.
+// TestAnotherServerWrites lets two servers assume that they lead. Every write of the server
+// that did not write last gets a conflict.
 func TestAnotherServerWrites(t *testing.T) {
 	changes := map[string]func(context.Context, *Store) error{
 		"upsert of a new group": func(ctx context.Context, s *Store) error {
@@ -269,9 +269,8 @@ func TestAnotherServerWrites(t *testing.T) {
 	})
 }
 
-// wantConflict opens the groups twice. It expects that change fails with the
-// first store after the second one has written, even if it is repeated, and
-// that it changes nothing.
+// wantConflict opens the groups twice. It expects that change fails with the first store
+// after the second store has written, even if it is repeated, and that it changes nothing.
 func wantConflict(t *testing.T, store storage.Store, change func(context.Context, *Store) error) {
 	t.Helper()
 	old, next := open(t, store), open(t, store)
@@ -337,8 +336,7 @@ func TestUnconfirmedWrite(t *testing.T) {
 				upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 				before := snapshot(t, s)
 				lose(store)
-				// A second time, because the next write may fail in the same
-				// way.
+				// The write is tried twice, because the next write may fail in the same way.
 				for range 2 {
 					if got := tc.lost(t, s); got.changed || !errors.Is(got.err, errLost) {
 						t.Fatalf("got %+v, want the storage's error", got)
@@ -389,8 +387,7 @@ func TestUnconfirmedFirstWrite(t *testing.T) {
 	}
 }
 
-// TestReconfigureAfterALostWrite checks that the active settings are the stored
-// ones.
+// TestReconfigureAfterALostWrite checks that the active settings are the stored settings.
 func TestReconfigureAfterALostWrite(t *testing.T) {
 	store := newFaultyStore(t)
 	store.after = []error{nil, errLost}

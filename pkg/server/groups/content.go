@@ -16,7 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// content is everything that is stored. It is immutable.
+// content is the whole stored object: the groups of all tenants. It is immutable.
 type content struct {
 	// groups are the stored settings by tenant and group.
 	groups map[string]map[string]*stored
@@ -28,15 +28,15 @@ type content struct {
 	unknown storage.UnknownFields
 }
 
-// edit is what a request makes of the content: what is stored of its group, nil for
-// nothing, the mark of the group, and the retired uids of its tenant.
+// edit is the stored state of one group and its tenant: the settings, nil if nothing is
+// stored, the mark of the group, and the retired uids of the tenant.
 type edit struct {
 	group   *stored
 	mark    mark
 	retired *retiredUIDs
 }
 
-// get returns nil when nothing is stored of the group.
+// get returns nil if nothing is stored for the group.
 func (c content) get(key instance.GroupKey) *stored {
 	return c.groups[key.Tenant][key.Group]
 }
@@ -107,25 +107,25 @@ type stored struct {
 	Settings
 	Size        int32    `json:"size"`
 	RemoveFirst []string `json:"remove_first,omitempty"`
-	// Revision is that of the last change that had one, nil when none had.
+	// Revision is the revision of the last change that had a revision, or nil.
 	Revision *Revision `json:"revision,omitempty"`
-	// Declared are the settings of the last declarative change, nil when there was
-	// none. The next one removes what it leaves out of them.
+	// Declared are the settings of the last declarative change, or nil. The next declarative
+	// change removes settings that it leaves out.
 	Declared *Settings `json:"declared,omitempty"`
-	// Args, DrainTimeout and LoadBalancers are the settings of a formerly static group
-	// that the configuration has dropped. Operators cannot set them. An empty list of load
-	// balancers differs from none, which means the template's.
+	// Args, DrainTimeout and LoadBalancers are the settings of a formerly static group that
+	// the configuration has dropped. Operators cannot set them. An empty list of load
+	// balancers differs from nil, which means the template's list.
 	Args          map[string]any   `json:"args,omitempty"`
 	DrainTimeout  *metav1.Duration `json:"drain_timeout,omitempty"`
 	LoadBalancers []string         `json:"load_balancers,omitzero"`
-	// WhenDropped, of a static group, is what replaces this value when the
-	// configuration drops the group.
+	// WhenDropped is set for a static group. It replaces this value when the configuration
+	// drops the group.
 	WhenDropped *stored `json:"when_dropped,omitempty"`
 	// Unknown are fields that a later version has stored.
 	Unknown storage.UnknownFields `json:"-"`
 }
 
-// plainStored is a stored in the encoding of package json.
+// plainStored is stored without its methods, for package json.
 type plainStored stored
 
 // MarshalJSON returns the stored form.
@@ -133,8 +133,8 @@ func (s *stored) MarshalJSON() ([]byte, error) {
 	return storage.Encode((*plainStored)(s), s.Unknown)
 }
 
-// UnmarshalJSON reads what MarshalJSON returns, of any version. Without a size, a field
-// that is not known is more likely a mistake in writing.
+// UnmarshalJSON reads the result of MarshalJSON of any version. Without a size, an unknown
+// field is more likely a typing mistake.
 func (s *stored) UnmarshalJSON(data []byte) error {
 	plain, unknown, err := storage.Decode[plainStored](data)
 	if err != nil {
@@ -182,12 +182,12 @@ func (s *stored) with(change Change, static bool) *stored {
 	return &next
 }
 
-// asDynamic returns what must be stored for group, which is static in c, to
-// keep its settings without the configuration.
+// asDynamic returns the settings to store for group, which is static in c, so that it keeps
+// them without the configuration.
 //
-// Args, the drain timeout and load balancers are stored only as far as the group itself
-// sets them. Operators cannot change them, so the rest must continue to follow the
-// template and the shard, or it could never change.
+// Args, the drain timeout and load balancers are stored only if the group itself sets them.
+// Operators cannot change them, so the rest must continue to follow the template and the
+// shard, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
 	configured := c.Groups[group.Key.Tenant][group.Key.Group]
 	dynamic := &stored{

@@ -19,26 +19,26 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// mark is what is stored of a group beside its settings: whether its instances may be
+// mark is stored for a group beside its settings, and says whether its instances may be
 // terminated (docs/server.md#groups).
 type mark string
 
 const (
 	// noMark is not stored.
 	noMark mark = ""
-	// markDeleted: the group was deleted. Only by this mark it differs from a group that
-	// an older backup of the object does not have.
+	// markDeleted: the group was deleted. Without the mark, the group could not be
+	// distinguished from a group that is missing in an older backup of the object.
 	markDeleted mark = "deleted"
-	// markUnconfirmed: the stored settings may be older than those that an operator has
-	// sent.
+	// markUnconfirmed: the stored settings may be older than the settings that an operator
+	// has sent.
 	markUnconfirmed mark = "unconfirmed"
 )
 
 // marks are the marks by tenant and group. They are immutable.
 type marks map[string]map[string]mark
 
-// markOfDeleted returns the mark of a group that is being deleted. before is the group, nil
-// if there is none. The instances drain as they would have done before.
+// markOfDeleted returns the mark of a group that is being deleted. before is the group, or
+// nil. The instances drain as they would have done before.
 func markOfDeleted(c *config.Config, current mark, before *Group) mark {
 	switch {
 	case before == nil && current.isDeleted():
@@ -50,8 +50,8 @@ func markOfDeleted(c *config.Config, current mark, before *Group) mark {
 	}
 }
 
-// deletedWith returns the mark of a deleted group whose instances drain for a time of their
-// own.
+// deletedWith returns the mark of a deleted group whose instances have their own drain
+// timeout.
 func deletedWith(timeout time.Duration) mark {
 	return markDeleted + markSeparator + mark(timeout.String())
 }
@@ -111,12 +111,12 @@ func (m marks) with(key instance.GroupKey, next mark) marks {
 func (s *Store) Deleted(key instance.GroupKey) bool { return s.mark(key).isDeleted() }
 
 // DeletedDrainTimeout returns how long the instances of a deleted group may take to drain,
-// and false if the group had no timeout of its own.
+// and false if the group had no drain timeout of its own.
 func (s *Store) DeletedDrainTimeout(key instance.GroupKey) (time.Duration, bool) {
 	return s.mark(key).drainTimeout()
 }
 
-// Unconfirmed reports whether the settings of a group may be older than those that an
+// Unconfirmed reports whether the settings of a group may be older than the settings that an
 // operator has sent. The next request for the group confirms them.
 func (s *Store) Unconfirmed(key instance.GroupKey) bool { return s.mark(key) == markUnconfirmed }
 
@@ -126,9 +126,9 @@ func (s *Store) mark(key instance.GroupKey) mark {
 	return s.marks.get(key)
 }
 
-// HidesRevision reports whether clients must not know the revision of an unconfirmed
-// group: an operator sends a group again whose revision is not its own. An operator that
-// was refused, because its object is older still, needs to know the revision.
+// HidesRevision reports whether clients must not see the revision of an unconfirmed group: an
+// operator sends a group again if its revision is not the operator's own. An operator whose
+// request was refused, because its object is older still, needs to see the revision.
 func (s *Store) HidesRevision(key instance.GroupKey) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -145,7 +145,7 @@ func (s *Store) setRefused(key instance.GroupKey) {
 	}
 }
 
-// DeletedGroups returns the groups of which Deleted is true, in order.
+// DeletedGroups returns the groups for which Deleted is true, in order.
 func (s *Store) DeletedGroups() []instance.GroupKey {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -161,7 +161,7 @@ func (s *Store) DeletedGroups() []instance.GroupKey {
 	return keys
 }
 
-// MarkUnconfirmed stores that the settings of groups may be older than those that an
+// MarkUnconfirmed stores that the settings of groups may be older than the settings that an
 // operator has sent. It ignores groups that do not exist.
 func (s *Store) MarkUnconfirmed(ctx context.Context, keys []instance.GroupKey) error {
 	return s.changeMarks(ctx, func(changed marks) marks {
@@ -174,8 +174,8 @@ func (s *Store) MarkUnconfirmed(ctx context.Context, keys []instance.GroupKey) e
 	})
 }
 
-// ForgetDeleted forgets that groups were deleted. The caller knows that they have no
-// instances any more.
+// ForgetDeleted removes the marks of deleted groups. The caller knows that they no longer
+// have instances.
 func (s *Store) ForgetDeleted(ctx context.Context, keys []instance.GroupKey) error {
 	return s.changeMarks(ctx, func(changed marks) marks {
 		for _, key := range keys {
@@ -187,7 +187,7 @@ func (s *Store) ForgetDeleted(ctx context.Context, keys []instance.GroupKey) err
 	})
 }
 
-// changeMarks stores what change returns unless it is the same as before.
+// changeMarks stores the result of change unless the marks stay the same.
 func (s *Store) changeMarks(ctx context.Context, change func(marks) marks) error {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()

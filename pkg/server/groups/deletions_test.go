@@ -64,8 +64,8 @@ func TestDeletedGroupWithItsOwnDrainTimeoutIsForgotten(t *testing.T) {
 	assert.Empty(t, openWith(t, store, c).DeletedGroups())
 }
 
-// A request of an object whose group was deleted before is still a deletion if the object
-// of the groups has no such group.
+// If the uid of a request belongs to a group that was deleted before, the request is still a
+// deletion, even if the object of the groups has no such group.
 func TestDeletionOfLostGroupByRetiredUID(t *testing.T) {
 	s := open(t, newStorage(t))
 	revision := &Revision{UID: "u", Generation: 1}

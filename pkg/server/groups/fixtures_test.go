@@ -121,7 +121,7 @@ func get(t testing.TB, s *Store, key instance.GroupKey) *Group {
 	return group
 }
 
-// snapshot returns all groups of a store, without what is kept in memory only.
+// snapshot returns all groups of a store, without the fields that are kept in memory only.
 func snapshot(t *testing.T, s *Store) map[instance.GroupKey]*Group {
 	t.Helper()
 	groups := map[instance.GroupKey]*Group{}
@@ -133,8 +133,7 @@ func snapshot(t *testing.T, s *Store) map[instance.GroupKey]*Group {
 	return groups
 }
 
-// readObject returns the object of the groups, the zero value when there is
-// none.
+// readObject returns the object of the groups, or the zero value.
 func readObject(t testing.TB, store storage.Store) storage.Object {
 	t.Helper()
 	object, err := store.Get(t.Context(), objectKey)
@@ -155,9 +154,8 @@ func createObject(t testing.TB, store storage.Store, content string) {
 type faultyStore struct {
 	storagetest.Intercepted
 	writes int
-	// before and after are the errors of the next writes, one each: before the
-	// write is carried out or after it. A nil error stands for a successful
-	// write.
+	// before and after are the errors of the next writes, one for each write: before the
+	// write is carried out or after it. A nil error stands for a successful write.
 	before, after []error
 	// reading is the error of every Get.
 	reading error

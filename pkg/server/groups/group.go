@@ -21,16 +21,16 @@ import (
 // changes of operators. It is immutable.
 type Group struct {
 	Key instance.GroupKey
-	// Settings are the settings in effect: those of the template, overlaid with the
+	// Settings are the settings in effect: the template's settings, overlaid with the
 	// group's.
 	Settings
-	// Declared are the settings that an operator declared last, nil when none did.
+	// Declared are the settings that an operator declared last, or nil.
 	Declared *Settings
-	// Revision is that of the last change that had one, nil when none had.
+	// Revision is the revision of the last change that had a revision, or nil.
 	Revision *Revision
 	// Kind is the template's, the prefix of instance ids.
 	Kind string
-	// Size is how many managed instances are wanted.
+	// Size is the number of managed instances that the group should have.
 	Size int32
 	// RemoveFirst are the deletion candidates that the operator sent: they are
 	// terminated first when there are more than Size. They may not exist.
@@ -49,7 +49,8 @@ type Group struct {
 	// DrainTimeout is how long instances may take to drain. Zero means that
 	// they are terminated at once.
 	DrainTimeout time.Duration
-	// LoadBalancers are the keys of those that the instances are registered with.
+	// LoadBalancers are the keys of the load balancers that the instances are registered
+	// with.
 	LoadBalancers []string
 	// RuntimeConfigHash is a digest of the settings that agents can receive
 	// while an instance runs: Vars and Files.
@@ -62,8 +63,8 @@ type Group struct {
 	ETag string
 	// Type is the catalogue entry of InstanceType.
 	Type provider.InstanceType
-	// Causes are the requests that the group has its present state from. No hash and no
-	// ETag covers them.
+	// Causes are the requests that led to the present state of the group. No hash and no ETag
+	// covers them.
 	Causes Causes
 }
 
@@ -83,18 +84,18 @@ func (g *Group) etagOrEmpty() string {
 // key. Args are rejected, see validate.
 type Change struct {
 	Settings
-	// Declarative means that Settings are all that the client wants: what an earlier
-	// declarative change set and this one leaves out is removed.
+	// Declarative means that Settings are all settings that the client wants: settings of an
+	// earlier declarative change that this change leaves out are removed.
 	Declarative bool
 	Size        int32
 	RemoveFirst []string
 	Args        map[string]string
-	// Revision is that of the object that the change comes from, nil when the client
-	// sends none: such a change is never older than another, and keeps the stored
+	// Revision is the revision of the object that the change comes from, nil if the client
+	// sends no revision: such a change is never older than another, and keeps the stored
 	// revision.
 	Revision *Revision
-	// Replaces makes an older change accepted if it is the stored revision or, for a
-	// group without one, has the uid of Revision.
+	// Replaces makes an older change accepted if it equals the stored revision or, for a
+	// group without a revision, has the uid of Revision.
 	Replaces *Revision
 }
 
@@ -122,12 +123,12 @@ func (e *RestrictedError) Error() string {
 	return fmt.Sprintf("group %s is static: %v", e.Group, e.Problems.ToAggregate())
 }
 
-// StaleError rejects a request whose revision is older than that of an accepted one.
-// It says nothing about the configuration in the request.
+// StaleError rejects a request whose revision is older than an accepted revision. It does not
+// judge the settings in the request.
 type StaleError struct {
 	Group    instance.GroupKey
 	Revision Revision
-	// Stored is the revision of the group, nil when there is none.
+	// Stored is the revision of the group, nil if it has no revision.
 	Stored *Revision
 }
 

@@ -20,7 +20,7 @@ import (
 // change any hash (docs/server.md#groups). A change of infraConfig replaces
 // every instance of every group.
 //
-// Empty maps are omitted like missing ones: reading the same configuration
+// Empty maps are omitted like missing maps: reading the same configuration
 // again must give the same hash.
 
 // runtimeConfig contains the settings that agents can receive while their
@@ -35,10 +35,10 @@ type runtimeFile struct {
 	Content map[string]any `json:"content,omitempty"`
 }
 
-// infraConfig contains the settings that only a new instance can receive.
-// Another subnet pool or argument therefore replaces the instances of a group
-// one after another, even if the running ones would still do
-// (docs/server.md#groups). settings.go lists those that operators set.
+// infraConfig contains the settings that only a new instance can receive. Another subnet pool
+// or argument therefore replaces the instances of a group one after another, even if the
+// running instances would still do (docs/server.md#groups). settings.go lists the settings
+// that operators set.
 type infraConfig struct {
 	Args map[string]any `json:"args,omitempty"`
 	infraSettings
@@ -53,8 +53,8 @@ type infraUserdata struct {
 	Encoding string `json:"encoding"`
 }
 
-// runtimeConfigHash hashes the settings before rendering, because the rendered
-// ones differ between instances.
+// runtimeConfigHash hashes the settings before rendering, because rendered settings differ
+// between instances.
 func (g *Group) runtimeConfigHash() (string, error) {
 	files := make(map[string]runtimeFile, len(g.Files))
 	for name, file := range g.Files {
@@ -95,7 +95,7 @@ func digest(value any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// etagContent is what the ETag is computed from.
+// etagContent is the input of the ETag.
 type etagContent struct {
 	Key               instance.GroupKey
 	Template          string
@@ -117,8 +117,8 @@ type etagContent struct {
 	ETag              string
 	Declared          *Settings `json:",omitempty"`
 	Revision          *Revision `json:",omitempty"`
-	// Settings are those without a field above: they are left out when they are not
-	// set, so that a setting that is added does not change the ETag of any group.
+	// Settings are the settings without a field above: unset settings are left out, so that
+	// adding a setting does not change the ETag of any group.
 	Settings Settings `json:",omitzero"`
 }
 

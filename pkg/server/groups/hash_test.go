@@ -173,8 +173,8 @@ func TestEqualConfigurationHasEqualHashes(t *testing.T) {
 	}
 }
 
-// TestHashesFollowTheConfiguration checks that another configuration changes
-// the hashes of every group, and that reading the same one again does not.
+// TestHashesFollowTheConfiguration checks that another configuration changes the hashes of
+// every group, and that reading the same configuration again does not.
 func TestHashesFollowTheConfiguration(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)

@@ -28,8 +28,8 @@ type object struct {
 	// etag is the etag that the next write replaces, "" when there is no
 	// object.
 	etag string
-	// unconfirmed is the content of the last write if that failed and may have
-	// been carried out nevertheless. It is nil when the stored object is known.
+	// unconfirmed is the content of the last write if that failed and may have been carried
+	// out nevertheless. It is nil if the stored object is known.
 	unconfirmed []byte
 	encoder     encoder
 }
@@ -107,16 +107,15 @@ func (o *object) resolveUnconfirmed(ctx context.Context) error {
 	return nil
 }
 
-// retiredKey is the field of the object that has the retired uids. It cannot be the
-// name of a tenant, because it is no identifier.
+// retiredKey is the field of the object that has the retired uids. It cannot be the name of a
+// tenant, because it is not an identifier.
 const retiredKey = "retired_uids"
 
 // marksKey is the field of the object that has the marks, likewise.
 const marksKey = "group_marks"
 
-// decode keeps fields that it does not know, which a later version has stored. A name with
-// an underscore is such a field, and not that of a tenant
-// (docs/server.md#format-versions).
+// decode keeps unknown fields, which a later version has stored. A name with an underscore is
+// such a field, and not a tenant (docs/server.md#format-versions).
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {
@@ -202,15 +201,16 @@ type encodedGroup struct {
 	text []byte
 }
 
-// encodedUIDs is the text of the retired uids of a tenant, with its name. It is
-// outdated when the content has other ones: values are immutable.
+// encodedUIDs is the text of the retired uids of a tenant, with its name. It is outdated when
+// the content has another list: lists are immutable.
 type encodedUIDs struct {
 	of   *retiredUIDs
 	text []byte
 }
 
-// encode returns c as json.MarshalIndent does: an object with a field for each tenant,
-// one for the retired uids, one for the marks if there are any, and the unknown ones.
+// encode returns c in the format of json.MarshalIndent: an object with a field for each
+// tenant, a field for the retired uids, a field for the marks if there are any, and the
+// unknown fields.
 func (e *encoder) encode(c content) ([]byte, error) {
 	if e.groups == nil {
 		e.groups = map[instance.GroupKey]encodedGroup{}

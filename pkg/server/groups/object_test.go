@@ -13,7 +13,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// plainJSON returns what the text of c encodes.
+// plainJSON returns the value that the text of c encodes.
 func plainJSON(c content) map[string]any {
 	fields := map[string]any{}
 	for tenant, groups := range c.groups {
@@ -28,8 +28,8 @@ func plainJSON(c content) map[string]any {
 	return fields
 }
 
-// TestEncodeIsMarshalIndent checks that the text is that of json.MarshalIndent
-// after every change, and that the encoder forgets deleted groups.
+// TestEncodeIsMarshalIndent checks that the text equals the text of json.MarshalIndent after
+// every change, and that the encoder forgets deleted groups.
 func TestEncodeIsMarshalIndent(t *testing.T) {
 	keyOf := func(tenant, group string) instance.GroupKey {
 		return instance.GroupKey{Tenant: tenant, Group: group}
@@ -115,7 +115,7 @@ func TestEncodeErrors(t *testing.T) {
 	}
 }
 
-// TestFieldsOfALaterVersionAreKept when this server changes the group, another one, or the
+// TestFieldsOfALaterVersionAreKept when this server changes the group, another group, or the
 // content beside them.
 func TestFieldsOfALaterVersionAreKept(t *testing.T) {
 	store := newStorage(t)

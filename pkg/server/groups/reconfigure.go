@@ -26,7 +26,7 @@ import (
 //
 // A group that next names becomes static. Its stored settings remain as an
 // operator's changes to it. A static group that next no longer names becomes a
-// dynamic one with the same settings: editing the configuration never
+// dynamic group with the same settings: editing the configuration never
 // terminates instances, and deleting the group is up to the operator.
 func (s *Store) Reconfigure(ctx context.Context, next *config.Config) error {
 	s.writeMu.Lock()
@@ -74,8 +74,8 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	return nil
 }
 
-// setGroups puts a configuration and its groups in force, and returns the groups from
-// before, none when the Store is being opened.
+// setGroups puts a configuration and its groups in force, and returns the previous groups,
+// nil when the Store is being opened.
 func (s *Store) setGroups(next *config.Config, groups map[instance.GroupKey]*Group) (before map[instance.GroupKey]*Group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *Store) setGroups(next *config.Config, groups map[instance.GroupKey]*Gro
 
 // mergeValid returns the content and the groups with next in force, and the groups that
 // become dynamic. The error wraps a *config.InvalidError if there are problems, or groups
-// that are not valid with next. key is that of the object.
+// that are not valid with next. key is the key of the object.
 func (c content) mergeValid(next *config.Config, key string, problems field.ErrorList) (
 	converted content, groups map[instance.GroupKey]*Group, dropped []instance.GroupKey, err error,
 ) {
@@ -111,8 +111,8 @@ func (c content) mergeValid(next *config.Config, key string, problems field.Erro
 	return converted, groups, dropped, nil
 }
 
-// keepDropped returns c with the static groups of accepted that next does not name as
-// dynamic ones, as far as nothing is stored of them. accepted may be nil.
+// keepDropped returns c with the static groups of accepted that next does not name, converted
+// to dynamic groups unless c already has stored settings for them. accepted may be nil.
 func (c content) keepDropped(accepted, next *config.Config) (content, error) {
 	if accepted == nil {
 		return c, nil
@@ -134,8 +134,7 @@ func (c content) keepDropped(accepted, next *config.Config) (content, error) {
 	return kept, nil
 }
 
-// mergeAll returns all configured and stored groups, and the problems of the
-// stored ones.
+// mergeAll returns all configured and stored groups, and the problems of the stored groups.
 func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, field.ErrorList, error) {
 	groups := map[instance.GroupKey]*Group{}
 	for tenant, configured := range c.Groups {
@@ -162,7 +161,7 @@ func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, 
 }
 
 // convertDropped returns c after converting the static groups that next does
-// not name to dynamic ones, and the keys of those groups.
+// not name to dynamic groups, and their keys.
 func (c content) convertDropped(next *config.Config) (converted content, dropped []instance.GroupKey) {
 	converted = c
 	for _, key := range c.keys() {
@@ -175,9 +174,9 @@ func (c content) convertDropped(next *config.Config) (converted content, dropped
 	return converted, dropped
 }
 
-// updateWhenDropped returns c after updating, for each static group in it, what
-// the group becomes when a configuration drops it, which may happen while the
-// server is not running. groups are the groups of next.
+// updateWhenDropped returns c after updating, for each static group in it, the settings that
+// the group gets when a configuration drops it, which may happen while the server is not
+// running. groups are the groups of next.
 func (c content) updateWhenDropped(next *config.Config, groups map[instance.GroupKey]*Group) content {
 	updated := c
 	for _, key := range c.keys() {

@@ -18,11 +18,10 @@ import (
 // older than as many deleted groups is no longer recognized.
 const maxRetired = 1024
 
-// Revision identifies the state of an operator's object that a request comes from. A
-// group is never changed by a request that is older than an accepted one
-// (docs/protocol.md#revisions).
+// Revision identifies the state of an operator's object that a request comes from. A request
+// never changes a group if it is older than an accepted request (docs/protocol.md#revisions).
 type Revision struct {
-	// UID is that of the object. An object that was created again has another.
+	// UID is the UID of the object. An object that was created again has another.
 	UID string
 	// Generation grows with each change of the object.
 	Generation int64
@@ -31,11 +30,11 @@ type Revision struct {
 // String returns UID/GENERATION.
 func (r Revision) String() string { return fmt.Sprintf("%s/%d", r.UID, r.Generation) }
 
-// MarshalText returns the text that is stored: it is short, because the object has that
-// of every group.
+// MarshalText returns the stored text: it is short, because the object has a revision for
+// every group.
 func (r Revision) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText reads what MarshalText returns.
+// UnmarshalText reads the result of MarshalText.
 func (r *Revision) UnmarshalText(text []byte) error {
 	slash := bytes.LastIndexByte(text, '/')
 	if slash < 0 {
@@ -49,7 +48,7 @@ func (r *Revision) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// revision returns that of the last change. s may be nil.
+// revision returns the revision of the last change, or nil. s may be nil.
 func (s *stored) revision() *Revision {
 	if s == nil {
 		return nil
@@ -57,8 +56,8 @@ func (s *stored) revision() *Revision {
 	return s.Revision
 }
 
-// upserted returns the retired uids of the tenant after change, or a *StaleError if
-// the change is older than what is stored.
+// upserted returns the retired uids of the tenant after change, or a *StaleError if the
+// change is older than the stored state.
 func (e edit) upserted(key instance.GroupKey, change Change) (*retiredUIDs, error) {
 	own, last := change.Revision, e.group.revision()
 	if own == nil {
@@ -76,8 +75,8 @@ func (e edit) upserted(key instance.GroupKey, change Change) (*retiredUIDs, erro
 	return retired, nil
 }
 
-// replaces reports whether an administrator has decided to replace last, nil for none,
-// by the older revision of c.
+// replaces reports whether an administrator has decided to replace last, which may be nil, by
+// the older revision of c.
 func (c Change) replaces(last *Revision) bool {
 	switch {
 	case c.Replaces == nil:
@@ -89,10 +88,10 @@ func (c Change) replaces(last *Revision) bool {
 	}
 }
 
-// deleted returns what is stored after a deletion, or a *StaleError. own is nil for a
-// request without revision: it retires no uid, so that the object may create the group
-// again. The group of a retired uid was deleted before, and if there is one now, it
-// comes from another object.
+// deleted returns the stored state after a deletion, or a *StaleError. own is nil for a
+// request without revision: it retires no uid, so that the object may create the group again.
+// The group of a retired uid was deleted before, and if there is a group now, it comes from
+// another object.
 func (e edit) deleted(key instance.GroupKey, own *Revision) (edit, error) {
 	last := e.group.revision()
 	switch {
@@ -118,7 +117,7 @@ type retiredUIDs []string
 
 func (u *retiredUIDs) has(uid string) bool { return u != nil && slices.Contains(*u, uid) }
 
-// with returns u with uid as the newest one.
+// with returns u with uid as the newest uid.
 func (u *retiredUIDs) with(uid string) *retiredUIDs {
 	var next retiredUIDs
 	if u = u.without(uid); u != nil {
@@ -158,7 +157,7 @@ func validateRequest(key instance.GroupKey, revision, replaces *Revision) error 
 	return nil
 }
 
-// validateRevision limits what is stored of a revision, which may be nil.
+// validateRevision limits the stored size of a revision, which may be nil.
 func validateRevision(path *field.Path, r *Revision) field.ErrorList {
 	if r == nil {
 		return nil

@@ -51,11 +51,11 @@ func revisionOf(uid string, generation int64) *Revision {
 	return &Revision{UID: uid, Generation: generation}
 }
 
-// none is a group of which nothing is stored.
+// none describes a group without a stored state.
 const none = "none"
 
-// revisionStep is a call and what it leaves: size and revision of the group, or none,
-// and the number of writes.
+// revisionStep is a call and the state after it: size and revision of the group, or none, and
+// the number of writes.
 type revisionStep struct {
 	call   call
 	stale  bool
@@ -258,7 +258,7 @@ func TestRevisionOfAGroupThatBecomesDynamic(t *testing.T) {
 	assert.Equal(t, "50 of u/5", describeGroup(s, main))
 }
 
-// The retired uids of one tenant say nothing about another.
+// The retired uids of one tenant do not affect another.
 func TestRetiredUIDsAreOfATenant(t *testing.T) {
 	s := open(t, newStorage(t))
 	require.NoError(t, deleteOf("u", 1)(t.Context(), s, dynamic))
@@ -266,7 +266,7 @@ func TestRetiredUIDsAreOfATenant(t *testing.T) {
 	assert.Error(t, upsertOf("u", 1, 1)(t.Context(), s, dynamic))
 }
 
-// The oldest of too many retired uids is forgotten, and no other.
+// If there are too many retired uids, only the oldest is forgotten.
 func TestRetiredUIDsAreBounded(t *testing.T) {
 	store := newStorage(t)
 	uids := make([]string, maxRetired)
@@ -343,8 +343,8 @@ func TestRevisionsWithinABatch(t *testing.T) {
 	b.wantStored()
 }
 
-// A refusal, and a success without effect, that are due to a change that was not stored
-// are errors of the storage: the change has not happened.
+// If the change that a refusal, or a success without effect, is due to was not stored, the
+// result is an error of the storage: the change has not happened.
 func TestRefusalsDependOnTheWrite(t *testing.T) {
 	failure := errors.New("disk full")
 	b := newBatchTest(t)

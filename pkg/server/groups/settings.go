@@ -12,8 +12,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Settings are what an operator may configure of a group apart from its size. An
-// empty field leaves the choice to the server's configuration.
+// Settings are the settings of a group that an operator may configure, apart from its size.
+// An empty field leaves the choice to the server's configuration.
 type Settings struct {
 	Template     string `json:"template,omitempty"`
 	InstanceType string `json:"instance_type,omitempty"`
@@ -23,8 +23,8 @@ type Settings struct {
 }
 
 // infraSettings are the settings that only a new instance can receive: their part of
-// infraConfig. A field that is added needs omitempty, or the instances of every group
-// are replaced. Fields have the names that they have in Settings.
+// infraConfig. A new field needs omitempty, or the instances of every group are replaced.
+// Fields have the same names as in Settings.
 type infraSettings struct {
 	InstanceType string   `json:"instance_type"`
 	SubnetPools  []string `json:"subnet_pools,omitempty"`
@@ -34,8 +34,8 @@ func (s Settings) infra() infraSettings {
 	return infraSettings{InstanceType: s.InstanceType, SubnetPools: s.SubnetPools}
 }
 
-// merge returns s with what change sets: fields that are empty in change stay, and
-// vars are added key by key.
+// merge returns s with the settings of change: fields that are empty in change stay, and vars
+// are added key by key.
 func (s Settings) merge(change Settings) Settings {
 	s.Template = cmp.Or(change.Template, s.Template)
 	s.InstanceType = cmp.Or(change.InstanceType, s.InstanceType)
@@ -46,7 +46,7 @@ func (s Settings) merge(change Settings) Settings {
 	return s
 }
 
-// without returns s without what declared sets and next leaves out.
+// without returns s without the settings of declared that next leaves out.
 func (s Settings) without(declared, next Settings) Settings {
 	if declared.Template != "" && next.Template == "" {
 		s.Template = ""
@@ -72,8 +72,8 @@ func (s Settings) without(declared, next Settings) Settings {
 	return s
 }
 
-// restricted returns s with the fields of a static group that the server's
-// configuration alone decides taken from stored.
+// restricted returns s with the fields that only the server's configuration decides for a
+// static group taken from stored.
 func (s Settings) restricted(stored Settings) Settings {
 	s.Template, s.SubnetPools = stored.Template, stored.SubnetPools
 	return s
@@ -132,7 +132,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 }
 
 // known returns the load balancers of a formerly static group that the configuration still
-// has. Operators cannot change them, so that one that was removed must not make the
+// has. Operators cannot change them, so a removed load balancer must not make the
 // configuration invalid.
 func known(c *config.Config, keys []string) []string {
 	return slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
@@ -141,8 +141,8 @@ func known(c *config.Config, keys []string) []string {
 	})
 }
 
-// mergeMaps returns a map with the entries of all layers, of which later ones
-// win. It returns nil if all layers are empty, and never modifies them.
+// mergeMaps returns a map with the entries of all layers; later layers win. It returns nil if
+// all layers are empty, and never modifies them.
 func mergeMaps[V any](layers ...map[string]V) map[string]V {
 	var merged map[string]V
 	for _, layer := range layers {

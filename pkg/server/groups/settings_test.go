@@ -47,8 +47,8 @@ func TestEverySettingIsMergedAndRemoved(t *testing.T) {
 	}
 }
 
-// A setting of infraSettings replaces the instances, no other one does, and every
-// setting changes the ETag, by which a change is noticed.
+// Only a setting of infraSettings replaces the instances, and every setting changes the ETag,
+// which shows a change.
 func TestEachSettingIsInItsHashOnly(t *testing.T) {
 	var other Settings
 	settingstest.Fill(&other)
@@ -99,7 +99,7 @@ func TestDeclarativeChanges(t *testing.T) {
 	change(false, false, Settings{InstanceType: "large"})
 	expect(Settings{Template: "worker", InstanceType: "large", Vars: vars("a")})
 
-	// The first declaration removes nothing: it declared none of that.
+	// The first declaration removes nothing, because nothing was declared before.
 	change(false, true, Settings{Template: "worker", Vars: vars("b", "c"), SubnetPools: []string{"private"}})
 	expect(Settings{Template: "worker", InstanceType: "large", SubnetPools: []string{"private"}, Vars: vars("a", "b", "c")})
 
@@ -111,14 +111,14 @@ func TestDeclarativeChanges(t *testing.T) {
 		t.Errorf("declared %+v, want %+v", *s.Declared, want)
 	}
 
-	// A change that is not declarative leaves the declaration as it was.
+	// A change without a declaration leaves the declaration as it was.
 	change(false, false, Settings{Vars: vars("d")})
 	expect(Settings{Template: "worker", Vars: vars("a", "d")})
 	if len(s.Declared.Vars) > 0 {
 		t.Errorf("declared %+v by a change that was not declarative", *s.Declared)
 	}
 
-	// Of a static group, template and subnet pools are the configuration's.
+	// The configuration alone decides template and subnet pools of a static group.
 	s = nil
 	change(true, true, Settings{Template: "worker", SubnetPools: []string{"private"}, Vars: vars("a")})
 	expect(Settings{Vars: vars("a")})
@@ -346,8 +346,8 @@ func TestETagFollowsTheGroup(t *testing.T) {
 	}
 }
 
-// withBalancers returns a configuration with load balancers, one of which the template
-// worker has.
+// withBalancers returns a configuration with load balancers, one of which is in the template
+// worker.
 func withBalancers(static map[string]config.Group, keys ...string) *config.Config {
 	c := newConfigWith(static)
 	c.LoadBalancers = map[string]provider.LoadBalancer{}

@@ -25,8 +25,8 @@ import (
 // storage.ErrConflict shows that another server leads the shard. The Store is
 // then outdated, and every later change fails.
 type Store struct {
-	// batchMu guards batch, the changes that are stored by the next write. It is
-	// nil when there are none.
+	// batchMu guards batch, the changes that the next write stores. batch is nil if there are
+	// no changes.
 	batchMu sync.Mutex
 	batch   *batch
 
@@ -46,23 +46,23 @@ type Store struct {
 	config *config.Config
 	// groups are all merged groups.
 	groups map[instance.GroupKey]*Group
-	// marks are those of content.
+	// marks are the marks of content.
 	marks marks
-	// refused are the unconfirmed groups of which a request was refused as stale.
+	// refused are the unconfirmed groups for which a request was refused as stale.
 	refused map[instance.GroupKey]struct{}
-	// deletedBy are the requests that have deleted the groups of which Deleted is true.
+	// deletedBy are the requests that have deleted the groups for which Deleted is true.
 	deletedBy map[instance.GroupKey]audit.Request
 }
 
-// Open reads the dynamic groups of the shard from store. Without an object
-// there are none. It is an error if the object is damaged, or if the template,
-// instance type or subnet pool of a group is no longer configured: ignoring the
-// group would terminate its instances.
+// Open reads the dynamic groups of the shard from store. Without an object there are no
+// dynamic groups. It is an error if the object is damaged, or if the template, instance type
+// or subnet pool of a group is no longer configured: ignoring the group would terminate its
+// instances.
 //
-// accepted is the configuration that was in force before, nil if none was. A static group
-// that it names and c does not becomes a dynamic one, as in Reconfigure. Without accepted
-// this happens only to groups that an operator changed while they were static: nothing is
-// stored of the others.
+// accepted is the configuration that was in force before, or nil. A static group that
+// accepted names and c does not becomes dynamic, as in Reconfigure. Without accepted this
+// happens only to groups that an operator changed while they were static: the settings of
+// others are not stored.
 func Open(ctx context.Context, accepted, c *config.Config, store storage.Store) (*Store, error) {
 	s := &Store{
 		object:    object{store: store, key: storage.GroupsKey(c.Shard.ID)},
@@ -125,12 +125,12 @@ func (s *Store) Keys() []instance.GroupKey {
 	return slices.SortedFunc(maps.Keys(s.groups), instance.GroupKey.Compare)
 }
 
-// Upsert creates or changes a group and returns it once the change is stored.
-// It does not write a change again that is already stored. changed reports
-// whether the merged group differs from before. The error is an *InvalidError,
-// a *RestrictedError, a *StaleError or an error of the storage. Nothing changes in
-// case of an error, except that after an error of the storage other than
-// storage.ErrConflict the change may become visible after a restart.
+// Upsert creates or changes a group and returns it once the change is stored. It does not
+// write a change again that is already stored. changed reports whether the merged group
+// differs from before. The error is an *InvalidError, a *RestrictedError, a *StaleError or an
+// error of the storage. An error means that nothing has changed, except that after an error
+// of the storage other than storage.ErrConflict the change may become visible after a
+// restart.
 func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change) (group *Group, changed bool, err error) {
 	if err := validateRequest(key, change.Revision, change.Replaces); err != nil {
 		return nil, false, err
@@ -159,11 +159,11 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 	return r.group, r.changed, r.err
 }
 
-// Delete removes the stored settings of a group: a static group returns to its
-// configured settings, and a dynamic one ceases to exist. It succeeds for a
-// group that does not exist, which is deleted from then on. revision is that of the object whose group is deleted,
-// nil when the client sends none; later changes from this object are older. changed
-// and the errors are as in Upsert.
+// Delete removes the stored settings of a group: a static group returns to its configured
+// settings, and a dynamic group ceases to exist. It succeeds for a group that does not exist,
+// which is deleted from then on. revision is the revision of the object whose group is
+// deleted, nil if the client sends no revision; later changes from this object are older.
+// changed and the errors are as in Upsert.
 func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Revision) (changed bool, err error) {
 	if err := validateRequest(key, revision, nil); err != nil {
 		return false, err
@@ -212,8 +212,8 @@ func (e *MissingError) Error() string {
 }
 
 // CheckPresent returns a *MissingError if the storage had no object although groups have
-// instances that the configuration does not have. Only a request that is stored creates
-// such a group, so the object was lost. Otherwise it stores what Open has converted.
+// instances that the configuration does not have. Only a stored request creates such a group,
+// so the object was lost. Otherwise it stores the groups that Open has converted.
 func (s *Store) CheckPresent(ctx context.Context, groups []instance.GroupKey) error {
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
@@ -237,8 +237,8 @@ func (s *Store) CheckPresent(ctx context.Context, groups []instance.GroupKey) er
 	return &MissingError{Shard: s.Config().Shard.ID, Groups: slices.Compact(unknown)}
 }
 
-// Reset stores that a shard has no dynamic groups. It is an error if the storage has the
-// object with the groups of the shard.
+// Reset stores that a shard has no dynamic groups. It is an error if the storage already has
+// the object with the groups of the shard.
 func Reset(ctx context.Context, store storage.Store, shard string) error {
 	key := storage.GroupsKey(shard)
 	_, err := store.Create(ctx, key, []byte("{}\n"))

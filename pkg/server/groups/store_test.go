@@ -114,8 +114,8 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 	}
 }
 
-// TestConcurrentChanges changes groups in several goroutines while another one
-// reads: every acknowledged change must be stored.
+// TestConcurrentChanges changes groups in several goroutines while another goroutine reads:
+// every acknowledged change must be stored.
 func TestConcurrentChanges(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)
@@ -209,8 +209,8 @@ func TestOpenRejects(t *testing.T) {
 	}
 }
 
-// TestRestartWithAnotherConfiguration restarts with another configuration than
-// the one with which the changes were stored.
+// TestRestartWithAnotherConfiguration restarts with another configuration than the
+// configuration with which the changes were stored.
 func TestRestartWithAnotherConfiguration(t *testing.T) {
 	t.Run("static groups are dropped", func(t *testing.T) {
 		store := newStorage(t)
@@ -220,7 +220,7 @@ func TestRestartWithAnotherConfiguration(t *testing.T) {
 		// A group that an operator has changed becomes dynamic and keeps its
 		// settings.
 		wantDynamic(t, s, before)
-		// Without a change nothing is stored of the group.
+		// Without a change the group is not stored.
 		if group, found := s.Get(plain); found {
 			t.Errorf("still exists: %+v", group)
 		}

@@ -126,10 +126,9 @@ func validateStoredDynamic(c *config.Config, path *field.Path, override *stored)
 	return problems
 }
 
-// validateSubnets checks the pools in the change, and that a dynamic group has
-// only pools that are allowed for dynamic groups, even if they come from its
-// template. A group may keep pools that are no longer allowed, and a static
-// group always keeps its own.
+// validateSubnets checks the pools in the change, and that a dynamic group has only pools
+// that are allowed for dynamic groups, even if they come from its template. A group may keep
+// pools that are no longer allowed, and a static group always keeps its own pools.
 func validateSubnets(c *config.Config, change Change, before, after *Group) field.ErrorList {
 	var problems field.ErrorList
 	path := configPath.Child("subnets")
@@ -174,8 +173,8 @@ func validateStatic(change Change, group *Group) field.ErrorList {
 	return problems
 }
 
-// Limits of what operators may store, so that no tenant can fill the memory of the shard
-// that others use too (docs/server.md#limits).
+// Limits for operators, so that no tenant can fill the memory of the shard that others use
+// too (docs/server.md#limits).
 const (
 	maxGroups     = 1000
 	maxVars       = 64
@@ -210,9 +209,9 @@ func validateVars(path *field.Path, vars map[string]string) field.ErrorList {
 	return problems
 }
 
-// validateLimits returns an InvalidError if a change makes a group too large, or is of one
-// group too many. before is what is stored of the group, nil for nothing. The caller has
-// locked writeMu.
+// validateLimits returns an InvalidError if a change makes a group too large, or creates one
+// group too many. before is the stored state of the group, or nil. The caller has locked
+// writeMu.
 func (s *Store) validateLimits(key instance.GroupKey, before, after *stored) error {
 	problems := validateVars(configPath.Child("vars"), after.Vars)
 	if count := len(s.content.groups[key.Tenant]); before == nil && count >= maxGroups {
@@ -234,9 +233,9 @@ const (
 	maxIDLength = 64
 )
 
-// validateRemoveFirst limits what is stored of a group. The ids need not exist
-// in the group: an instance may have been deleted since the request was sent.
-// Only the first invalid id is reported.
+// validateRemoveFirst limits the stored list of a group. The ids need not exist in the group:
+// an instance may have been deleted since the request was sent. Only the first invalid id is
+// reported.
 func validateRemoveFirst(path *field.Path, ids []string) field.ErrorList {
 	if len(ids) > maxRemoveFirst {
 		return field.ErrorList{field.TooMany(path, len(ids), maxRemoveFirst)}

@@ -99,7 +99,7 @@ func manyVars(count int) map[string]string {
 }
 
 // TestMaxSize: the size of a group is limited by the group, else by the shard. A size that
-// was set before may be lowered to one above the limit, but not raised.
+// was set before may be lowered to a size above the limit, but not raised.
 func TestMaxSize(t *testing.T) {
 	store := newStorage(t)
 	upsert(t, open(t, store), main, Change{Size: 50})
@@ -223,7 +223,7 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 	wantFirst(t, get(t, s, main), 2, "a")
 	wantFirst(t, get(t, s, plain), 1, "b")
 
-	// The configuration sets none.
+	// The configuration sets no ids.
 	_, err := s.Delete(t.Context(), main, nil)
 	require.NoError(t, err)
 	wantFirst(t, get(t, s, main), 3)

@@ -11,9 +11,10 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// AcceptedLosses has the confirmations for a shard.
+// AcceptedLosses reads the confirmations of administrators that missing instances of a shard
+// are lost (docs/server.md#missing-instances).
 type AcceptedLosses struct {
-	// Storage is that of the shard, and Shard its id.
+	// Storage is the shard's storage, and Shard its id.
 	Storage storage.Store
 	Shard   string
 }
@@ -38,8 +39,8 @@ func (a AcceptedLosses) Reset(ctx context.Context, key GroupKey) error {
 	return nil
 }
 
-// AcceptLosses stores that the instances of a group that are missing now are lost, so that
-// the shard replaces them at once.
+// AcceptLosses stores that the currently missing instances of a group are lost, so that the
+// shard replaces them at once.
 func AcceptLosses(ctx context.Context, store storage.Store, shard string, key GroupKey) error {
 	_, err := store.Create(ctx, storage.AcceptedLossesKey(shard, key.Tenant, key.Group), []byte("{}\n"))
 	if err != nil && !errors.Is(err, storage.ErrConflict) {

@@ -32,11 +32,11 @@ type Record struct {
 	Vars         map[string]string `json:"vars,omitempty"`
 	// InfraConfigHash is the group's hash at the time of creation.
 	InfraConfigHash string `json:"infra_config_hash"`
-	// Adopted is true of a record that was created from what the provider has stored of
-	// the instance. What it overrides of its group's settings is not known.
+	// Adopted is true if the record was created from the metadata that the provider has
+	// stored. The overrides of the group's settings are then unknown.
 	Adopted bool `json:"adopted,omitempty"`
-	// Returned is true of an instance that the provider listed again after its record was
-	// removed. It is drained and terminated: another one has its place.
+	// Returned is true if the provider listed the instance again after its record was
+	// removed. It is drained and terminated: another instance has its place.
 	Returned bool `json:"returned,omitempty"`
 	// CreatedAt is when the server decided to create the instance. The age of the
 	// instance counts from here.
@@ -47,14 +47,14 @@ type Record struct {
 	// zero until then. The server cannot derive this reason again, so it is stored
 	// before the client gets its answer.
 	DeletionRequestedAt time.Time `json:"deletion_requested_at,omitzero"`
-	// Registration is that of the agent, nil until it has registered. It is never
+	// Registration is the agent's registration, nil until it has registered. It is never
 	// modified, only replaced.
 	Registration *Registration `json:"registration,omitempty"`
 	// Unknown are fields that a later version has stored.
 	Unknown storage.UnknownFields `json:"-"`
 }
 
-// plainRecord is a Record in the encoding of package json.
+// plainRecord is a Record without its methods, for package json.
 type plainRecord Record
 
 // MarshalRecord returns the stored form of a record.
@@ -62,7 +62,7 @@ func MarshalRecord(r Record) ([]byte, error) {
 	return storage.Encode(plainRecord(r), r.Unknown)
 }
 
-// UnmarshalRecord reads what MarshalRecord returns, of any version.
+// UnmarshalRecord decodes the result of MarshalRecord of any version.
 func UnmarshalRecord(data []byte) (Record, error) {
 	plain, unknown, err := storage.Decode[plainRecord](data)
 	if err != nil {

@@ -50,8 +50,8 @@ func NewAuthority(commonName string) (*Authority, error) {
 	return NewAuthorityForKey(commonName, key)
 }
 
-// NewAuthorityForKey is like NewAuthority for an existing key. Each call creates
-// another certificate, and each certificate verifies what the others have issued.
+// NewAuthorityForKey is like NewAuthority for an existing key. Each call creates another
+// certificate. Any of these certificates verifies what any of the authorities has issued.
 func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, error) {
 	template, err := newTemplate(authorityLifetime)
 	if err != nil {
@@ -60,7 +60,8 @@ func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, 
 	template.Subject = pkix.Name{CommonName: commonName}
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
 	template.IsCA = true
-	// Only leaf certificates are issued, so an intermediate authority is never valid.
+	// Only leaf certificates are issued, so an intermediate authority is never valid
+	// (https://www.rfc-editor.org/rfc/rfc5280#section-4.2.1.9).
 	template.MaxPathLenZero = true
 
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -74,8 +75,8 @@ func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, 
 	return &Authority{certificate: certificate, key: key}, nil
 }
 
-// LoadAuthority returns the authority with a stored certificate, PEM, and its key.
-// The certificate must be that of an authority, and of this key.
+// LoadAuthority returns the authority with a stored certificate, PEM, and its key. The
+// certificate must belong to an authority with this key.
 func LoadAuthority(certPEM []byte, key ed25519.PrivateKey) (*Authority, error) {
 	certificate, err := ParseCertificate(certPEM)
 	if err != nil {
@@ -109,7 +110,7 @@ func (a *Authority) KeyPEM() ([]byte, error) {
 type Names struct {
 	// Hosts are IP addresses and DNS names, at least one.
 	Hosts []string
-	// URI names the shard of the server; nil for none.
+	// URI names the shard of the server; nil leaves it out.
 	URI *url.URL
 }
 
@@ -204,7 +205,7 @@ func (a *Authority) sign(template *x509.Certificate, key ed25519.PublicKey) (*x5
 	return certificate, nil
 }
 
-// newTemplate returns the fields that all certificates have in common.
+// newTemplate returns the fields that all certificates share.
 func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
@@ -219,10 +220,10 @@ func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 	}, nil
 }
 
-// Workload is the identity of software on an instance, such as a kubelet. It is no Client:
-// its certificate has no role, so that no service of a shard server accepts it.
+// Workload is the identity of software on an instance, such as a kubelet. It is not a Client:
+// its certificate has no role, so no service of a shard server accepts it.
 type Workload struct {
-	// Server is true for a certificate of a server, false for one of a client.
+	// Server is true for a server certificate, false for a client certificate.
 	Server        bool
 	CommonName    string
 	Organizations []string
@@ -232,8 +233,8 @@ type Workload struct {
 	TTL           time.Duration
 }
 
-// SignWorkload issues a certificate for a key. Names in reserved, those of shard servers,
-// are refused: clients trust the same authority, and would take the workload for a server.
+// SignWorkload issues a certificate for a key. reserved has the names of shard servers, which
+// are rejected: clients trust the same authority, and would take the workload for a server.
 func (a *Authority) SignWorkload(w Workload, key ed25519.PublicKey, reserved []string) (*x509.Certificate, error) {
 	if err := w.check(reserved); err != nil {
 		return nil, fmt.Errorf("issue a certificate for %q: %w", w.CommonName, err)

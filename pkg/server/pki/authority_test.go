@@ -128,7 +128,7 @@ func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 		// No certificate that is about to expire is ever served.
 		for range 100 {
 			<-time.After(servingLifetime / 7)
-			// Expires reissues it as a handshake does.
+			// Expires reissues the certificate as a handshake does.
 			expires, err := serving.Expires()
 			require.NoError(t, err)
 			served := leaf()
@@ -329,8 +329,8 @@ func TestMutualHandshake(t *testing.T) {
 				require.NoError(t, err)
 				pair, err := tls.X509KeyPair(certPEM, keyPEM)
 				require.NoError(t, err)
-				// Sent even when the server names other authorities, as a malicious
-				// client would.
+				// The certificate is sent even if the server names other authorities, as a
+				// malicious client would.
 				client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 			}
 			near, far := net.Pipe()

@@ -51,7 +51,7 @@ func (s *Serving) MutualConfig() *tls.Config {
 	return config
 }
 
-// Expires returns when the certificate expires that a handshake would get now.
+// Expires returns when the certificate of a handshake at this moment would expire.
 func (s *Serving) Expires() (time.Time, error) {
 	certificate, err := s.certificate(nil)
 	if err != nil {

@@ -19,12 +19,12 @@ import (
 
 // Effective returns the group with the overrides of one instance: the template,
 // instance type, subnet pool and vars in the record of an on-demand instance. It
-// returns group itself when the record has none. Size, drain timeout and digests
+// returns group itself if the record has no overrides. Size, drain timeout and digests
 // are always the group's.
 //
-// A template override replaces the group's template as if the group had been
-// created with it: the group's own values still win. The error names every
-// override that the configuration does not allow.
+// A template override replaces the group's template as if the group had been created with it:
+// the group's own values still win. The error names every override that the configuration
+// does not allow.
 func Effective(c *config.Config, group *groups.Group, record *instance.Record) (*groups.Group, error) {
 	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 {
 		return group, nil
@@ -60,12 +60,12 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 	return &effective, nil
 }
 
-// replaceTemplate changes group to what it would be with another template.
+// replaceTemplate changes group as if it had been created with another template.
 func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	before, after := c.Templates[group.Template], c.Templates[name]
 	group.Template = name
 	group.Kind, group.Arch = after.Kind, after.Arch
-	// Values that differ from those of the old template are the group's own.
+	// Values that differ from the old template are the group's own.
 	if group.InstanceType == before.InstanceType && after.InstanceType != "" {
 		group.InstanceType = after.InstanceType
 	}
@@ -91,7 +91,7 @@ func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	}
 }
 
-// difference returns what merged into base gives args.
+// difference returns the arguments that give args when they are merged into base.
 func difference(args, base map[string]any) map[string]any {
 	own := map[string]any{}
 	for name, value := range args {
@@ -118,9 +118,9 @@ func overlay[V any](layers ...map[string]V) map[string]V {
 	return merged
 }
 
-// Common returns what the specs of all managed instances of group have in common:
-// no id, subnet or userdata, and only arguments without a template. Whether a
-// template gives the same for all is not known before it is rendered.
+// Common returns the properties that the specs of all managed instances of group share: no
+// id, subnet or userdata, and only arguments without a template. Whether a template gives the
+// same value for all instances is unknown before it is rendered.
 func Common(group *groups.Group) provider.Spec {
 	args, _ := literal(group.Args)
 	return provider.Spec{
@@ -132,8 +132,8 @@ func Common(group *groups.Group) provider.Spec {
 	}
 }
 
-// literal returns value without strings that have a template. It returns false
-// when nothing remains.
+// literal returns value without strings that have a template. It returns false if nothing
+// remains.
 func literal(value any) (any, bool) {
 	switch value := value.(type) {
 	case string:
@@ -151,7 +151,7 @@ func literal(value any) (any, bool) {
 		for n := range value {
 			below, ok := literal(value[n])
 			if !ok {
-				// A list without one of its entries is a different list.
+				// A list without one of its entries would be a different list.
 				return nil, false
 			}
 			kept[n] = below

@@ -17,16 +17,16 @@ import (
 	"nstance.dev/operator/pkg/server/registration"
 )
 
-// Nonces signs what an agent registers with.
+// Nonces signs the nonces with which agents register. registration.NonceSigner implements it.
 type Nonces interface {
 	Agent(registration.AgentNonce) (string, error)
 }
 
-// Options are what a Provisioner needs. Every field is mandatory.
+// Options configure a Provisioner. Every field is mandatory.
 type Options struct {
 	// Config returns the configuration in force.
 	Config func() *config.Config
-	// Addresses are those at which agents reach this shard.
+	// Addresses are the addresses at which agents reach this shard.
 	Addresses config.Addresses
 	// AuthorityPEM is the certificate that agents trust.
 	AuthorityPEM []byte

@@ -91,8 +91,7 @@ func TestNoUserdataNoNonce(t *testing.T) {
 	}
 }
 
-// TestConfigurationInForce: what changes while the server runs counts for the
-// next instance.
+// TestConfigurationInForce: changes while the server runs count for the next instance.
 func TestConfigurationInForce(t *testing.T) {
 	c := newConfig(t)
 	p, _ := newProvisioner(t, c)
@@ -108,8 +107,8 @@ func TestConfigurationInForce(t *testing.T) {
 	}
 }
 
-// TestErrorsKeepSecrets: they name what failed and the instance, and nothing that
-// only the instance may know.
+// TestErrorsKeepSecrets: they name the failed step and the instance, but no secret of the
+// instance.
 func TestErrorsKeepSecrets(t *testing.T) {
 	const password = "hunter2"
 	broken := func(text string) func(*config.Userdata, map[string]any, *nonces) {

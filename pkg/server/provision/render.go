@@ -17,8 +17,8 @@ import (
 )
 
 // facts are the values that the templates of arguments and userdata can use
-// (docs/server.md#userdata). There is no host name or address, which are not known
-// before the instance runs, and no .Image, because there are no images.
+// (docs/server.md#userdata). They have no host name or address, which are unknown before the
+// instance runs, and no .Image, because there are no images.
 type facts struct {
 	Instance struct{ ID, Group, Kind, Arch, Type string }
 	Cluster  struct{ ID, CACert string }
@@ -33,11 +33,11 @@ type facts struct {
 	Vars     map[string]string
 }
 
-// secretFacts adds what only userdata can use. A nonce in an argument would be
+// secretFacts adds values that only userdata can use. A nonce in an argument would be
 // readable for every user who can read the instance.
 type secretFacts struct {
 	facts
-	// Nonce is what the agent registers with.
+	// Nonce is the token with which the agent registers.
 	Nonce string
 }
 
@@ -62,8 +62,8 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	return f
 }
 
-// FileFacts are the values that the templates of files can use: those of arguments, and
-// what the agent of the instance reports of its machine (docs/server.md#files).
+// FileFacts are the values that the templates of files can use: the values for arguments, and
+// the agent's report about its machine (docs/server.md#files).
 type FileFacts struct {
 	facts
 	Instance struct{ ID, Kind, Arch, Type, Hostname, IP4, IP6 string }
@@ -111,8 +111,9 @@ func render(name, text string, facts any) (string, error) {
 	return rendered, nil
 }
 
-// execute executes a template. A var that does not exist is an error: an instance
-// that starts with "<no value>" somewhere would be worse than none.
+// execute executes a template. A missing var is an error
+// (https://pkg.go.dev/text/template#Template.Option): an instance that starts with "<no
+// value>" somewhere would be worse than no instance.
 func execute(parsed *template.Template, facts any) (string, error) {
 	var rendered strings.Builder
 	if err := parsed.Option("missingkey=error").Execute(&rendered, facts); err != nil {

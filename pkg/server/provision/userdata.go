@@ -23,8 +23,8 @@ import (
 	"nstance.dev/operator/pkg/server/registration"
 )
 
-// userdata returns the rendered userdata of the instance. It is nil, and no nonce
-// is signed, when the group has none.
+// userdata returns the rendered userdata of the instance. If the group has no userdata, it
+// returns nil and signs no nonce.
 func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record *instance.Record, facts facts) ([]byte, error) {
 	if group.Userdata == (config.Userdata{}) {
 		return nil, nil
@@ -57,15 +57,15 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 	if err != nil {
 		return nil, fmt.Errorf("render the userdata of template %q: %w", group.Template, withoutText(err))
 	}
-	// Without them the agent cannot register.
+	// Without id and nonce the agent cannot register.
 	if !strings.Contains(rendered, record.ID) || !strings.Contains(rendered, secret.Nonce) {
 		return nil, fmt.Errorf("the userdata of template %q must contain {{.Instance.ID}} and {{.Nonce}}", group.Template)
 	}
 	return []byte(rendered), nil
 }
 
-// Errors of text/template have a position and quote the template. Only the name of
-// a value that does not exist is kept: the rest may contain a secret.
+// Errors of text/template have a position and quote the template. Only the name of a missing
+// value is kept: the rest may contain a secret.
 var (
 	position = regexp.MustCompile(`^template: \w+:\d+:\d+`)
 	missing  = regexp.MustCompile(`>: (?:map has no entry for key "\w+"|can't evaluate field \w+)`)
@@ -81,7 +81,8 @@ func withoutText(err error) error {
 const (
 	// fetchTimeout bounds fetching userdata from a URL, including the response.
 	fetchTimeout = 10 * time.Second
-	// maxPages is how many contents are kept, each of at most config.MaxUserdata bytes.
+	// maxPages is the maximum number of cached contents, each of at most config.MaxUserdata
+	// bytes.
 	maxPages = 16
 )
 
@@ -96,7 +97,7 @@ type page struct {
 type pages struct {
 	mu    sync.Mutex
 	byURL map[string]page
-	// urls are the keys, that of the latest change last.
+	// urls are the keys, ordered by their latest change.
 	urls []string
 }
 
@@ -107,8 +108,7 @@ func (p *pages) get(url string) (page, bool) {
 	return known, found
 }
 
-// put replaces the content of a URL, and removes the one that was put first when there
-// are too many.
+// put replaces the content of a URL, and removes the oldest content if there are too many.
 func (p *pages) put(url string, content page) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -128,9 +128,9 @@ func (p *pages) put(url string, content page) {
 	p.urls = append(p.urls, url)
 }
 
-// fetch returns the unchanged content of a URL. It is requested each time, and sent only if
-// it has changed since the last one. The error contains only the host of
-// the URL, whose other parts may include a password or a signature.
+// fetch returns the unchanged content of a URL. It is requested each time, but sent only if
+// it has changed since the last request. The error contains only the host of the URL, whose
+// other parts may include a password or a signature.
 func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -138,8 +138,8 @@ func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error)
 	if err != nil {
 		return nil, withoutURL(err)
 	}
-	// Otherwise the HTTP client would unpack gzip that the configuration declares as
-	// the encoding of the userdata.
+	// Otherwise the HTTP client would unpack gzip (https://pkg.go.dev/net/http#Transport),
+	// which the configuration declares as the encoding of the userdata.
 	request.Header.Set("Accept-Encoding", "identity")
 	known, found := p.pages.get(address)
 	if found {

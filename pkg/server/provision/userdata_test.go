@@ -29,9 +29,9 @@ type site struct {
 	p     *Provisioner
 	group groups.Group
 	serve http.HandlerFunc
-	// address is that of the userdata, with secrets in it.
+	// address is the URL of the userdata, with secrets in it.
 	address string
-	// encoding is what the group says of it.
+	// encoding is the encoding in the group's configuration.
 	encoding string
 }
 
@@ -55,7 +55,7 @@ func (s *site) userdata(ctx context.Context) (string, error) {
 	return string(spec.Userdata), err
 }
 
-// wants checks that err names what failed and contains no secrets.
+// wants checks that err names the failed step and contains no secrets.
 func (s *site) wants(t *testing.T, err error, want string) {
 	t.Helper()
 	if err == nil {
@@ -117,8 +117,7 @@ func TestUserdataIsDecodedAndThenRendered(t *testing.T) {
 	}
 }
 
-// TestGzipIsNotUnpackedOnTheWay: servers of files often say of gzip that it is an
-// encoding of HTTP.
+// TestGzipIsNotUnpackedOnTheWay: file servers often declare gzip as an HTTP content encoding.
 func TestGzipIsNotUnpackedOnTheWay(t *testing.T) {
 	s := newSite(t)
 	s.encoding = config.EncodingGzip
@@ -167,7 +166,7 @@ func TestUserdataIsFetchedForEachInstance(t *testing.T) {
 	}
 }
 
-// TestUnchangedUserdataIsNotSentAgain: it is requested with the etag of the last one.
+// TestUnchangedUserdataIsNotSentAgain: it is requested with the etag of the last response.
 func TestUnchangedUserdataIsNotSentAgain(t *testing.T) {
 	s := newSite(t)
 	version, sent, requests := "one", 0, 0
@@ -190,7 +189,7 @@ func TestUnchangedUserdataIsNotSentAgain(t *testing.T) {
 	if sent != 3 || requests != 5 {
 		t.Errorf("it was requested %d times and sent %d times, want 5 and 3", requests, sent)
 	}
-	// A server that says so without having sent it is wrong.
+	// A server that reports unchanged userdata without having sent it is wrong.
 	s.address += "&other=1"
 	s.serve = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }
 	_, err := s.userdata(t.Context())

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package puidv7 creates and parses instance ids: a UUIDv7 whose text has the kind
-// of the instance as a prefix.
+// Package puidv7 creates and parses instance ids: a UUIDv7
+// (https://www.rfc-editor.org/rfc/rfc9562#section-5.7) whose text has the kind of the
+// instance as a prefix.
 //
-// The text has 29 characters: three lower case letters, then the 16 bytes of
-// the UUID in lower case Crockford base32, packed from the most significant bit
-// with two zero bits at the end (docs/protocol.md#identifiers). Ids with the same
-// prefix sort by creation time.
+// The text has 29 characters: three lower case letters, then the 16 bytes of the UUID in
+// lower case Crockford base32 (https://www.crockford.com/base32.html), packed from the most
+// significant bit with two zero bits at the end (docs/protocol.md#identifiers). Ids with the
+// same prefix sort by creation time.
 package puidv7
 
 import (
@@ -66,8 +67,8 @@ func parse(text string) (ID, error) {
 	if err := ValidatePrefix(id.Prefix); err != nil {
 		return ID{}, err
 	}
-	// The decoder skips line breaks and ignores the two bits of padding, so the
-	// text is compared with that of the decoded id.
+	// The decoder skips line breaks and ignores the two bits of padding, so the text is
+	// compared with the text of the decoded id.
 	n, err := encoding.Decode(id.UUID[:], []byte(text[PrefixLength:]))
 	if err != nil {
 		return ID{}, fmt.Errorf("after the prefix: %w", err)
@@ -94,7 +95,7 @@ func ValidatePrefix(prefix string) error {
 	return nil
 }
 
-// String returns the text of id, which Parse reads.
+// String returns the text of id, which Parse parses.
 func (id ID) String() string {
 	return id.Prefix + encoding.EncodeToString(id.UUID[:])
 }

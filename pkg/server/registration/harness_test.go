@@ -41,7 +41,7 @@ import (
 
 const clusterID = "prod"
 
-// cluster has what all servers of a cluster share.
+// cluster has the keys and the storage that all servers of a cluster share.
 type cluster struct {
 	t       *testing.T
 	storage storage.Store
@@ -173,7 +173,7 @@ func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.Cli
 	return connection
 }
 
-// clientConfig is that of a client that trusts the cluster's authority.
+// clientConfig is the TLS configuration of a client that trusts the cluster's authority.
 func (c *cluster) clientConfig(certificates ...tls.Certificate) *tls.Config {
 	return &tls.Config{
 		MinVersion:   tls.VersionTLS13,

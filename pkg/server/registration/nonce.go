@@ -94,8 +94,8 @@ func (s *NonceSigner) sign(c tokenClaims, subject string, lifetime, clockSkew ti
 	now := time.Now()
 	c.RegisteredClaims = jwt.RegisteredClaims{
 		Subject: subject,
-		// Times are in whole seconds. Without an id, two nonces of the same second
-		// would be the same token, which is valid for one client only.
+		// Times are in whole seconds. Without an id, two nonces of the same second would be
+		// the same token, which only one client could use.
 		ID:        id.String(),
 		IssuedAt:  jwt.NewNumericDate(now),
 		NotBefore: jwt.NewNumericDate(now.Add(-clockSkew)),
@@ -111,7 +111,7 @@ func (s *NonceSigner) sign(c tokenClaims, subject string, lifetime, clockSkew ti
 	return token, nil
 }
 
-// tokenClaims is the content of the token.
+// tokenClaims are the claims of the token (https://www.rfc-editor.org/rfc/rfc7519#section-4).
 type tokenClaims struct {
 	jwt.RegisteredClaims
 
@@ -162,8 +162,8 @@ type NonceClaims struct {
 	Group      string
 	OnDemand   bool
 	ConfigHash string
-	// CreatedAt is when the nonce was created or, if it does not contain that, from when
-	// on it is valid; in whole seconds. It is zero if the nonce contains neither.
+	// CreatedAt is when the nonce was created or, if the nonce does not contain that, when
+	// its validity begins; in whole seconds. It is zero if the nonce contains neither.
 	CreatedAt time.Time
 	ExpiresAt time.Time
 }
@@ -172,8 +172,8 @@ type NonceClaims struct {
 // never contains the nonce. Issuer and audience are not checked
 // (docs/protocol.md#registration).
 func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
-	// The decoder skips line breaks. Without this check a nonce would have many
-	// texts, and each of them could be used once.
+	// The decoder skips line breaks. Without this check a nonce would have many texts, and
+	// each text could be used once.
 	if strings.ContainsAny(token, "\r\n") {
 		return NonceClaims{}, fmt.Errorf("%w: it has a line break", ErrInvalidNonce)
 	}
@@ -182,7 +182,8 @@ func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
 		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}),
 		// A nonce without expiry would be a permanent password.
 		jwt.WithExpirationRequired(),
-		// For the same reason as above only one text of the signature is accepted.
+		// For the same reason as above only one text of the signature is accepted
+		// (https://pkg.go.dev/github.com/golang-jwt/jwt/v5#WithStrictDecoding).
 		jwt.WithStrictDecoding())
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):

@@ -20,9 +20,9 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Grace is how long the certificate that was replaced by a registration or a renewal
-// is accepted (docs/protocol.md#certificates): the response with the next one may be
-// lost, and connections are opened with it until the client has stored the next one.
+// Grace is how long a certificate is accepted after a registration or a renewal has replaced
+// it (docs/protocol.md#certificates): the response with the next certificate may be lost, and
+// the client opens connections with the old certificate until it has stored the next one.
 const Grace = 10 * time.Minute
 
 // Record is the stored registration of an operator (docs/server.md#storage).
@@ -35,14 +35,14 @@ type Record struct {
 	Tenant   string `json:"tenant"`
 	// PublicKeyPEM is the key of the latest certificate.
 	PublicKeyPEM string `json:"public_key_pem"`
-	// CertSerial is its serial number in hexadecimal digits. It is empty if only
-	// certificates were revoked that no registration issued.
+	// CertSerial is the serial number of the latest certificate in hexadecimal digits. It is
+	// empty if only certificates without a registration were revoked.
 	CertSerial string `json:"cert_serial"`
 	// RegisteredAt is when the client used its nonce. A renewal keeps it.
 	RegisteredAt time.Time `json:"registered_at"`
 	// ExpiresAt is when the latest certificate expires.
 	ExpiresAt time.Time `json:"expires_at"`
-	// PreviousSerial is the serial number of the certificate that the latest one
+	// PreviousSerial is the serial number of the certificate that the latest certificate
 	// replaced, which is accepted until PreviousUntil.
 	PreviousSerial string    `json:"previous_serial,omitempty"`
 	PreviousUntil  time.Time `json:"previous_until,omitzero"`
@@ -51,20 +51,20 @@ type Record struct {
 	// RevokedAt is when a certificate was last revoked. Nonces that were created
 	// before cannot be used any more.
 	RevokedAt time.Time `json:"revoked_at,omitzero"`
-	// RevokedBefore revokes all certificates that no registration issued and whose
-	// validity begins before it.
+	// RevokedBefore revokes all certificates without a registration whose validity begins
+	// before it.
 	RevokedBefore time.Time `json:"revoked_before,omitzero"`
 	// Unknown are fields that a later version has stored.
 	Unknown storage.UnknownFields `json:"-"`
 }
 
-// plainRecord is a Record in the encoding of package json.
+// plainRecord is a Record without its methods, for package json.
 type plainRecord Record
 
 // MarshalJSON returns the stored form of the record.
 func (r Record) MarshalJSON() ([]byte, error) { return storage.Encode(plainRecord(r), r.Unknown) }
 
-// UnmarshalJSON reads what MarshalJSON returns, of any version.
+// UnmarshalJSON reads the result of MarshalJSON of any version.
 func (r *Record) UnmarshalJSON(data []byte) error {
 	plain, unknown, err := storage.Decode[plainRecord](data)
 	if err != nil {
@@ -75,7 +75,7 @@ func (r *Record) UnmarshalJSON(data []byte) error {
 	return nil
 }
 
-// ReadRecord returns the registration of a client, nil if there is none.
+// ReadRecord returns the registration of a client, nil if it does not exist.
 func ReadRecord(ctx context.Context, store storage.Store, tenant, clientID string) (*Record, error) {
 	record, _, err := readRecord(ctx, store, storage.OperatorKey(tenant, clientID))
 	return record, err
@@ -96,10 +96,10 @@ func readRecord(ctx context.Context, store storage.Store, key string) (record *R
 	return record, object.ETag, nil
 }
 
-// updateRecord stores what change returns for the registration of a client, nil if
-// there is none. It calls change again after a concurrent write.
+// updateRecord stores the result of change as the registration of a client. change gets the
+// stored registration, or nil. It is called again after a concurrent write.
 func updateRecord(ctx context.Context, store storage.Store, tenant, clientID string, change func(*Record) (Record, error)) error {
-	// With so many conflicts there must be another cause than concurrent calls.
+	// So many conflicts must have another cause than concurrent calls.
 	const attempts = 100
 	for attempt := 1; ; attempt++ {
 		err := tryUpdateRecord(ctx, store, storage.OperatorKey(tenant, clientID), change)
@@ -142,7 +142,7 @@ func serial(certificate *x509.Certificate) string {
 }
 
 // RecordIssued stores the registration of a client whose certificate an administrator has
-// issued, so that it can be listed and revoked like that of an operator.
+// issued, so that it can be listed and revoked like an operator's.
 func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, certificate *x509.Certificate) error {
 	key, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok {
@@ -160,15 +160,15 @@ func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, c
 	})
 }
 
-// Errors of Check. The client needs another certificate: the one that it renewed, or
-// one for a new nonce.
+// Errors of Check. The client needs another certificate: its renewed certificate, or a
+// certificate for a new nonce.
 var (
 	// ErrExpired means that the certificate has expired.
 	ErrExpired = errors.New("the client certificate has expired")
 	// ErrRevoked means that an administrator revoked the certificate.
 	ErrRevoked = errors.New("the client certificate was revoked")
-	// ErrReplaced means that another certificate was issued since, and that the time
-	// in which both are accepted is over.
+	// ErrReplaced means that another certificate was issued since, and that the time in which
+	// both are accepted is over.
 	ErrReplaced = errors.New("the client certificate was replaced")
 )
 
@@ -206,9 +206,9 @@ func rejected(reason error, serial, detail string) error {
 	return fmt.Errorf("%w%s (serial number %s): register with a new nonce unless a newer certificate is at hand", reason, detail, serial)
 }
 
-// issued returns the record after a certificate was issued. next describes it, and r,
-// which may be nil, is the record before. The certificate replaces the one with the
-// serial number previous, if that is not empty, which expires at expires.
+// issued returns the record after a certificate was issued. next describes the certificate,
+// and r, which may be nil, is the record before. The certificate replaces the certificate
+// with the serial number previous, if not empty, which expires at expires.
 func (r *Record) issued(next Record, previous string, expires time.Time) Record {
 	now := time.Now().UTC()
 	if r != nil {
@@ -238,8 +238,8 @@ func Revoke(ctx context.Context, store storage.Store, tenant, clientID, number s
 	})
 }
 
-// RevokeAll revokes all certificates and nonces of a client that exist, and returns
-// the serial numbers of the registered ones.
+// RevokeAll revokes all existing certificates and nonces of a client, and returns the serial
+// numbers of registered certificates.
 func RevokeAll(ctx context.Context, store storage.Store, tenant, clientID string) (numbers []string, err error) {
 	err = updateRecord(ctx, store, tenant, clientID, func(record *Record) (Record, error) {
 		numbers = nil
@@ -270,8 +270,8 @@ func (r *Record) revoked(tenant, clientID string, numbers ...string) Record {
 	return changed
 }
 
-// ParseSerial returns a serial number in the form of the record. It accepts the forms
-// in which openssl prints one: upper case, with leading zeros, with colons.
+// ParseSerial returns a serial number in the form of the record. It accepts the forms in
+// which openssl prints it: upper case, with leading zeros, with colons.
 func ParseSerial(text string) (string, error) {
 	digits := strings.TrimLeft(strings.ToLower(strings.ReplaceAll(text, ":", "")), "0")
 	padded := digits

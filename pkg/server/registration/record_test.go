@@ -105,7 +105,7 @@ func TestRenewAgain(t *testing.T) {
 	}
 }
 
-// TestGraceEndsWithTheCertificate also for one that no registration issued.
+// TestGraceEndsWithTheCertificate even if the certificate has no registration.
 func TestGraceEndsWithTheCertificate(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")
@@ -205,7 +205,7 @@ func TestRevokedCertificateIsNotThePrevious(t *testing.T) {
 	assert.Equal(t, []string{number}, record.RevokedSerials)
 }
 
-// TestRevokeWithoutRegistration, as of a certificate that an administrator issued.
+// TestRevokeWithoutRegistration revokes a certificate that an administrator issued.
 func TestRevokeWithoutRegistration(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")

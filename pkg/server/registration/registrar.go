@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package registration issues client certificates to operators: the first for a
-// nonce, the next ones for the previous certificate (docs/server.md#registration).
+// Package registration issues client certificates to operators: the first for a nonce, the
+// next ones for the previous certificate. It also signs and verifies the nonces of operators
+// and agents (docs/server.md#registration).
 package registration
 
 import (
@@ -95,8 +96,8 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	return certificate, nil
 }
 
-// checkNonce returns an error if the nonce is from before the last revocation. Of a
-// nonce without a time of creation only the first use is accepted then.
+// checkNonce returns an error if the nonce was created before the last revocation. If the
+// nonce has no time of creation, only its first use is accepted then.
 func (r *Record) checkNonce(claims NonceClaims, first bool) error {
 	if r == nil || r.RevokedAt.IsZero() {
 		return nil
@@ -109,10 +110,10 @@ func (r *Record) checkNonce(claims NonceClaims, first bool) error {
 	return fmt.Errorf("%w: it was created before certificates of the tenant were revoked at %s", ErrInvalidNonce, r.RevokedAt.Format(time.RFC3339))
 }
 
-// Renew returns a certificate with the same identity as the client's present one,
-// for the same public key, PEM, or another. The present one is accepted for another
-// Grace, so a client that got no response can call again. A certificate that was
-// issued for such a call and never used is not accepted any more.
+// Renew returns a certificate with the same identity as the client's present certificate, for
+// the same public key, PEM, or another. The present certificate is accepted for another
+// Grace, so a client that got no response can call again. A certificate that was issued for
+// such a call and never used is no longer accepted.
 //
 // The tenant need not be configured: after its last static group was removed from the
 // configuration, a tenant still has its dynamic groups.
@@ -125,7 +126,7 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 		return nil, err
 	}
 	certificate, err := r.issue(ctx, client, key, func(record *Record, next Record) (Record, error) {
-		// It may have been revoked since the call was accepted.
+		// The certificate may have been revoked since the call was accepted.
 		if err := record.Check(present, time.Now()); err != nil {
 			return Record{}, err
 		}
@@ -187,9 +188,9 @@ func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicK
 	return false, nil
 }
 
-// issue signs a certificate and records it. No certificate is returned without a
-// record. change returns the record to store for the present one, which may be nil,
-// and for next, which describes the certificate.
+// issue signs a certificate and records it. It returns no certificate without a record.
+// change returns the record to store. It gets the present record, which may be nil, and next,
+// which describes the certificate.
 func (r *Registrar) issue(
 	ctx context.Context, client pki.Client, key ed25519.PublicKey, change func(record *Record, next Record) (Record, error),
 ) (*x509.Certificate, error) {

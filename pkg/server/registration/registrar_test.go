@@ -128,7 +128,7 @@ func TestNonceIsValidForOneKey(t *testing.T) {
 	if record := c.record("default"); record.PublicKeyPEM != string(publicKeyPEM) {
 		t.Error("the record has the key that was rejected")
 	}
-	// The next operator replaces the previous one.
+	// The next operator replaces the previous operator.
 	_, err = second.register(c.nonce("default"), otherKeyPEM)
 	require.NoError(t, err)
 	if record := c.record("default"); record.PublicKeyPEM != string(otherKeyPEM) {
@@ -183,7 +183,7 @@ func TestRejectedRegistrations(t *testing.T) {
 		InstanceID: "knc06bgm7733st2576nx5jht4ecjw", ClusterID: clusterID, Tenant: "a", Shard: "us-west-2a",
 	})
 	require.NoError(t, err)
-	// sign creates nonces that Signer would not.
+	// sign creates nonces that NonceSigner would reject.
 	sign := func(change func(jwt.MapClaims)) string {
 		claims := jwt.MapClaims{
 			"kind": "operator", "sub": clusterID, "cluster_id": clusterID, "tenant": "a", "exp": time.Now().Add(time.Hour).Unix(),
@@ -404,7 +404,7 @@ func TestRejectedRenewals(t *testing.T) {
 }
 
 // The server ends the handshake. A client that sends a request may see only that the
-// connection was closed, so this one reads.
+// connection was closed, so this client reads.
 func TestHandshakesThatAreRejected(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")

@@ -20,16 +20,16 @@ import (
 
 var _ Store = (*Encrypted)(nil)
 
-// keySize is the size of an encryption key, in bytes. AES-GCM with keys of another
-// size is another cipher, which other servers of the cluster could not read.
+// keySize is the size of an encryption key, in bytes. AES-GCM with another key size is
+// another cipher, which other servers of the cluster could not read.
 const keySize = 32
 
 // Encrypted are the secrets in an object storage, encrypted with keys that are not in the
 // storage.
 type Encrypted struct {
 	store storage.Store
-	// ciphers are those of the current key and of the old keys, in this order. There are none
-	// if secrets are only listed and deleted.
+	// ciphers are the ciphers of the current key and of the old keys, in this order. The list
+	// is empty if secrets are only listed and deleted.
 	ciphers []cipher.AEAD
 }
 
@@ -54,7 +54,7 @@ func New(store storage.Store, key []byte, oldKeys ...[]byte) (*Encrypted, error)
 // WithoutKeys returns the secrets in a storage, to list and delete them.
 func WithoutKeys(store storage.Store) *Encrypted { return &Encrypted{store: store} }
 
-// errNoKey means that a secret was to be read or written without a key.
+// errNoKey means that a secret should be read or written without a key.
 var errNoKey = errors.New("there is no encryption key")
 
 // newCipher returns AES-256-GCM. The sealed data consists of 12 random bytes, the
@@ -70,7 +70,7 @@ func newCipher(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
+// Get returns a secret. The error wraps storage.ErrNotFound if it does not exist.
 func (s *Encrypted) Get(ctx context.Context, name string) ([]byte, error) {
 	data, err := s.get(ctx, storage.SecretPrefix+name)
 	if err != nil {
@@ -91,7 +91,7 @@ func (s *Encrypted) get(ctx context.Context, key string) ([]byte, error) {
 			return data, nil
 		}
 	}
-	// AES-GCM does not distinguish the two causes.
+	// AES-GCM does not distinguish a damaged object from a wrong key.
 	return nil, fmt.Errorf("the object %s is damaged, or encrypted with none of the %d keys configured", key, len(s.ciphers))
 }
 
@@ -107,7 +107,7 @@ func (s *Encrypted) Create(ctx context.Context, name string, data []byte) error 
 	return nil
 }
 
-// Set stores a secret, and replaces one that exists. The error wraps storage.ErrConflict if
+// Set stores a secret, and replaces an existing one. The error wraps storage.ErrConflict if
 // another process has changed it in the meantime.
 func (s *Encrypted) Set(ctx context.Context, name string, data []byte) error {
 	if len(s.ciphers) == 0 {
@@ -139,7 +139,7 @@ func (s *Encrypted) List(ctx context.Context) ([]string, error) {
 	return names, nil
 }
 
-// Delete deletes a secret. The error wraps storage.ErrNotFound if there is none.
+// Delete deletes a secret. The error wraps storage.ErrNotFound if it does not exist.
 func (s *Encrypted) Delete(ctx context.Context, name string) error {
 	_, err := s.store.Get(ctx, storage.SecretPrefix+name)
 	if err == nil {
@@ -184,9 +184,8 @@ func ReadKey(source config.KeySource) ([]byte, error) {
 	}
 }
 
-// ParseKey returns the key that the content of a file or of a secret is. A line break at
-// its end is removed if the size is right without it. The error never contains a part of
-// the value.
+// ParseKey parses the content of a file or of a secret. It removes a line break at the end if
+// the size is right without it. The error never contains a part of the value.
 func ParseKey(value []byte) ([]byte, error) { return decodeKey(trimLineBreak(value)) }
 
 // trimLineBreak removes the line break at the end of a value. It does not change a

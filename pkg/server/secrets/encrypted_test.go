@@ -70,7 +70,7 @@ func TestRotation(t *testing.T) {
 	wantNoSecret(t, err)
 }
 
-// wantNoSecret checks that an error contains nothing of a key or of a secret.
+// wantNoSecret checks that an error contains no part of a key or of a secret.
 func wantNoSecret(t *testing.T, err error) {
 	t.Helper()
 	for _, secret := range []string{"current.", "older...", "oldest..", "the secret", hex.EncodeToString(current[:4])} {
@@ -249,8 +249,8 @@ func inFile(t *testing.T, content string) config.KeySource {
 	return config.KeySource{File: path}
 }
 
-// wantRejection checks that err names where the key is and what is wrong with it,
-// but contains nothing of the value.
+// wantRejection checks that err names the location of the key and the mistake, but contains
+// no part of the value.
 func wantRejection(t *testing.T, err error, where, what, value string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), what) {

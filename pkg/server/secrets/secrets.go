@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package secrets stores the secrets of a cluster: its keys, and what files of instances
-// are made of (docs/server.md#keys).
+// Package secrets stores the secrets of a cluster: its keys, and the secrets for files of
+// instances (docs/server.md#keys).
 package secrets
 
 import (
@@ -18,16 +18,16 @@ import (
 // several processes. Its errors have the name of the secret and no part of its value.
 type Store interface {
 	// Get returns a secret. The error wraps storage.ErrNotFound only if the store has
-	// responded that there is none: a caller creates new keys then.
+	// responded that it does not exist: a caller creates new keys then.
 	Get(ctx context.Context, name string) ([]byte, error)
 	// Create stores a secret of the servers, for which storage.IsReservedSecret is true. It
-	// must not exist: of several calls at a time one succeeds, and Get returns its value
-	// from the first time on. The error wraps storage.ErrConflict if the secret exists.
-	// After another error it may exist or not.
+	// must not exist: of several concurrent calls one succeeds, and Get returns its value
+	// from the first time on. The error wraps storage.ErrConflict if the secret exists. After
+	// another error it may or may not exist.
 	Create(ctx context.Context, name string, data []byte) error
-	// Set stores another secret, and replaces one that exists.
+	// Set stores another secret, and replaces an existing one.
 	Set(ctx context.Context, name string, data []byte) error
-	// Delete deletes a secret. The error wraps storage.ErrNotFound if there is none.
+	// Delete deletes a secret. The error wraps storage.ErrNotFound if it does not exist.
 	Delete(ctx context.Context, name string) error
 	// List returns the names of all secrets, sorted.
 	List(ctx context.Context) ([]string, error)
@@ -36,8 +36,8 @@ type Store interface {
 // ContextFunc returns the context of one call.
 type ContextFunc = func(context.Context) (context.Context, context.CancelFunc)
 
-// WithContexts returns store with other contexts for the calls that read and those that
-// write: with a timeout, and such that only the leader writes.
+// WithContexts returns store with contexts for the calls that read and for the calls that
+// write, such as a timeout, and a context that only the leader has.
 func WithContexts(store Store, read, write ContextFunc) Store {
 	return &contexts{store: store, read: read, write: write}
 }
@@ -99,7 +99,8 @@ type cache struct {
 	// mu guards the fields below.
 	mu      sync.Mutex
 	entries map[string]cacheEntry
-	// writes counts the calls that write: what was read during one is not kept.
+	// writes counts the calls that write: values that are read during such a call are not
+	// kept.
 	writes int
 }
 

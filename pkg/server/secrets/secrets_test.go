@@ -45,7 +45,7 @@ func TestCache(t *testing.T) {
 			assert.Equal(t, wantGets, store.gets, "calls of the store")
 			clear(data) // the caller owns it
 		}
-		// That a secret is missing is not cached.
+		// A missing secret is not cached.
 		_, err := cached.Get(t.Context(), "a")
 		require.ErrorIs(t, err, storage.ErrNotFound)
 		require.NoError(t, store.Set(t.Context(), "a", []byte("first")))
@@ -60,7 +60,7 @@ func TestCache(t *testing.T) {
 		get("own", 1)
 		get("own", 0)
 
-		// What was read before a write of this process is not kept.
+		// A secret that was read before a write of this process is not kept.
 		time.Sleep(time.Minute)
 		store.during = func() { require.NoError(t, cached.Set(t.Context(), "a", []byte("newer"))) }
 		get("own", 1)

@@ -25,14 +25,14 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// machines has what the instances were started with.
+// machines has the userdata of the instances.
 type machines struct {
 	mu       sync.Mutex
 	userdata map[string][]byte
 }
 
-// providers returns the registry of the server. With Agents its provider says that
-// instances run one, and records their userdata.
+// providers returns the registry of the server. With Agents its provider says that instances
+// run an agent, and records their userdata.
 func (s *Server) providers() provider.Registry {
 	read := kwoktest.Providers(s.Kubernetes)[kwoktest.Name]
 	return provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
@@ -84,8 +84,7 @@ func (s *Server) Created() map[string][]byte {
 	return maps.Clone(s.machines.userdata)
 }
 
-// Nonce returns what the agent of an instance registers with, as soon as the instance was
-// created.
+// Nonce returns the nonce of an instance's agent, as soon as the instance was created.
 func (s *Server) Nonce(id string) string {
 	s.t.Helper()
 	var nonce string
@@ -143,7 +142,7 @@ type BalancerOptions struct {
 	Balancers *providertest.Balancers
 }
 
-// RunsAgent returns what the other provider does.
+// RunsAgent returns the value of the other provider.
 func (o BalancerOptions) RunsAgent() bool { return provider.RunsAgent(o.Options) }
 
 // NewProvider returns the other provider with the load balancers.

@@ -20,8 +20,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// clientID is not that of operators: when one registers, the server accepts no other
-// certificates with its id.
+// clientID differs from the ids of operators: when an operator registers, the server accepts
+// no other certificates with its id.
 const clientID = "servertest"
 
 // Operator returns a client that calls as the operator of a tenant.
@@ -58,7 +58,7 @@ func (s *Server) credentials(certificates ...tls.Certificate) credentials.Transp
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    pkitest.Roots(s.Authority),
-		// Also in memory, where addresses have names.
+		// Connections in memory also need a name.
 		ServerName:   "localhost",
 		Certificates: certificates,
 	})
@@ -87,13 +87,13 @@ func (s *Server) connect(address string, certificates ...tls.Certificate) *grpc.
 	return conn
 }
 
-// network has the listeners and connections of one server, which are those of the
-// machine or in memory. All can be closed at once.
+// network has the listeners and connections of one server, on the machine's network or in
+// memory. All can be closed at once.
 type network struct {
 	// inMemory has the listeners by address. It is nil for the network of the
 	// machine.
 	inMemory map[string]*bufconn.Listener
-	// addresses has those at which the server listens, in order.
+	// addresses has the addresses at which the server listens, in order.
 	addresses chan string
 
 	// mu guards all maps.

@@ -29,8 +29,8 @@ func (s *Server) SetConfig(change func(*Options)) {
 	s.WriteConfig(s.options.configuration(s.encryptionKeyPath()))
 }
 
-// WriteConfig is SetConfig for a file of any content. When it returns, an invalid
-// file was reported.
+// WriteConfig is SetConfig for a file of any content. When it returns, the server has
+// reported an invalid file.
 func (s *Server) WriteConfig(content string) {
 	s.t.Helper()
 	s.writeFile(s.ConfigPath(), []byte(content))
@@ -40,8 +40,8 @@ func (s *Server) WriteConfig(content string) {
 // ReadConfig makes the server read its configuration as often as it needs to put it
 // in force or report it, and returns when the server has done so or has stopped.
 func (s *Server) ReadConfig() {
-	// The server receives a tick only after it has processed the one before. It
-	// reports an invalid file the second time.
+	// The server receives a tick only after it has processed the previous tick. It reports an
+	// invalid file the second time.
 	for range 3 {
 		select {
 		case s.readConfig <- time.Now():
@@ -50,13 +50,13 @@ func (s *Server) ReadConfig() {
 	}
 }
 
-// ConfigPath is the path of the file that the storage has the configuration in.
-// ReadConfig makes the server read a change of it.
+// ConfigPath is the path of the configuration in the storage. ReadConfig makes the server
+// read a change of it.
 func (s *Server) ConfigPath() string {
 	return filepath.Join(s.Bucket(), filepath.FromSlash(storage.ConfigKey(s.options.shard())))
 }
 
-// GroupsPath is the path of the file that the storage has the dynamic groups in.
+// GroupsPath is the path of the file with the dynamic groups.
 func (s *Server) GroupsPath() string {
 	return filepath.Join(s.Bucket(), filepath.FromSlash(storage.GroupsKey(s.options.shard())))
 }
@@ -91,7 +91,8 @@ func (o Options) bindAgents(address string) string {
 	return fmt.Sprintf(`, "agent_addr": %q`, address)
 }
 
-// more returns the keys of the shard that have values of the product by default.
+// more returns the keys of the shard that the options set and that have defaults in the
+// product.
 func (o Options) more() string {
 	var keys string
 	if o.Advertise != "" {
@@ -126,7 +127,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 			"id": %q,
 			"infra": {
 				"provider": %q, "region": "us-west-2", "zone": %q,
-				// Not read: the clientset is given.
+				// The provider does not read it: the test passes a clientset.
 				"options": {"kubeconfig": "/kubeconfig", "boot_delay": %q, "instance_types": %s, "quota": %s},
 			},
 			"bind": %s,
@@ -172,7 +173,7 @@ func (s *Server) openStorage() {
 	s.Authority = made.Authority
 }
 
-// storeAuthority stores the authority of another server as that of the cluster.
+// storeAuthority stores the authority of another server as the authority of the cluster.
 func (s *Server) storeAuthority(ctx context.Context) {
 	s.t.Helper()
 	require.NoError(s.t, clusterkeys.Import(ctx, s.Storage, s.Secrets, s.Authority))

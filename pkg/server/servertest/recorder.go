@@ -16,7 +16,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Call is a call that a server received, also one that it rejected.
+// Call is a call that a server received, even if it rejected the call.
 type Call struct {
 	// Method is the name of the method, such as UpsertGroup.
 	Method string

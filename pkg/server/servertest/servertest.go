@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package servertest runs real shard servers inside a test: mutual TLS, storage
-// and reconciler are those of the product, the instances are Nodes of a
-// clientset in memory.
+// Package servertest runs real shard servers inside a test: with mutual TLS, the storage and
+// the reconciler of the product. Instances are Nodes of a clientset in memory.
 package servertest
 
 import (
@@ -72,47 +71,46 @@ type Options struct {
 	CertificateTTL string
 	// Nameless leaves the shard out of the server's certificate.
 	Nameless bool
-	// Authority issues the server's certificate, and its clients' must come
-	// from it. Default: one of its own.
+	// Authority issues the certificates of the server and its clients. Default: a new
+	// authority.
 	Authority *pki.Authority
-	// DataDir has storage and cache. Default: a folder of its own. To restart a
-	// server, pass its own.
+	// DataDir has storage and cache. Default: a new folder. To restart a server, pass its
+	// own.
 	DataDir string
 	// Addr is the address for operators. Default: a free port. To restart a server,
 	// pass its own.
 	Addr string
-	// HealthAddr is the address of /health, RegistrationAddr that for those without a
-	// certificate, and AgentAddr that for agents. Default: free ports.
+	// HealthAddr is the address of /health, RegistrationAddr the address for clients without
+	// a certificate, and AgentAddr the address for agents. Default: free ports.
 	HealthAddr       string
 	RegistrationAddr string
 	AgentAddr        string
-	// Agents makes instances run agents, which the test plays: an instance counts as
-	// running when its agent has registered with what Nonce returns, and reports. Default:
-	// instances run none, and the server serves no agents.
+	// Agents makes instances run agents, which the test plays: an instance counts as running
+	// when its agent has registered with Nonce, and reports. Default: instances run no
+	// agents, and the server serves no agents.
 	Agents bool
 	// Balancers are the load balancers of the provider, and LoadBalancers is the value of
-	// this key of the configuration. Default: none.
+	// this key of the configuration. Default: no load balancers.
 	Balancers     *providertest.Balancers
 	LoadBalancers string
 	// LeaderNetwork is the value of this key of the configuration. Default: nothing.
 	LeaderNetwork string
 	// HealthCheckInterval is how often an agent reports, RegistrationTimeout how long an
 	// instance without a registration is kept, and AgentCertificateTTL how long the
-	// certificates of agents are valid, in the configuration's syntax. Default: those of
-	// the configuration, and a day.
+	// certificates of agents are valid, in the configuration's syntax. Default: the defaults
+	// of the configuration, and a day.
 	HealthCheckInterval string
 	RegistrationTimeout string
 	AgentCertificateTTL string
 	// InMemory keeps connections in memory, so that the server can run in a bubble of
 	// synctest. It reads its configuration by the clock then.
 	InMemory bool
-	// Kubernetes has the Nodes. Default: an empty one of kwoktest. To restart a
-	// server, pass its own.
+	// Kubernetes has the Nodes. Default: a new clientset of kwoktest. To restart a server,
+	// pass its own.
 	Kubernetes kubernetes.Interface
-	// Providers has what the server has instead of kwok, under the name of kwok.
-	// Default: kwok.
+	// Providers replaces the registry of the server, under the name of kwok. Default: kwok.
 	Providers provider.Registry
-	// Logger is the logger of the server. Default: that of the test.
+	// Logger is the logger of the server. Default: a logger of the test.
 	Logger *klog.Logger
 }
 
@@ -124,17 +122,17 @@ type Server struct {
 	Addr string
 	// HealthAddr is the address of /health and /metrics, host:port.
 	HealthAddr string
-	// RegistrationAddr is the address for those that have no certificate yet.
+	// RegistrationAddr is the address for clients without a certificate.
 	RegistrationAddr string
 	// AgentAddr is the address for agents, empty without them.
 	AgentAddr string
-	// Authority, DataDir and Kubernetes are those of Options or the defaults.
+	// Authority, DataDir and Kubernetes are the values of Options or their defaults.
 	Authority  *pki.Authority
 	DataDir    string
 	Kubernetes kubernetes.Interface
-	// Storage is that of the server.
+	// Storage is the storage of the server.
 	Storage storage.Store
-	// Secrets are those in the storage.
+	// Secrets are the secrets in the storage.
 	Secrets secrets.Store
 
 	t          testing.TB
@@ -144,7 +142,7 @@ type Server struct {
 	machines   *machines
 	cancel     context.CancelFunc
 	stopped    chan struct{}
-	// err is what the server returned. It may be read once stopped is closed.
+	// err is the error that the server returned. It may be read once stopped is closed.
 	err error
 }
 
@@ -225,7 +223,7 @@ func (s *Server) Launch() {
 	s.t.Cleanup(s.Stop)
 }
 
-// Wait returns when the server has stopped, and with what error.
+// Wait returns the error of the server when it has stopped.
 func (s *Server) Wait() error {
 	<-s.stopped
 	return s.err
@@ -265,8 +263,8 @@ func (s *Server) UntilHealthy() {
 	require.NoError(s.t, err, "waiting for the server")
 }
 
-// Get returns status code and body of a response of the health address, and 0 if
-// there is none.
+// Get returns status code and body of a response of the health address, and 0 if it does not
+// respond.
 func (s *Server) Get(path string) (code int, body string) {
 	s.t.Helper()
 	return s.get(context.Background(), path)

@@ -13,8 +13,9 @@ import (
 	"strings"
 )
 
-// FormatVersion is the version of the format that this server writes. An object without one has
-// the first. It is increased by a change that a server must know to handle the object.
+// FormatVersion is the version of the format that this server writes. An object without a
+// version has the first. It is increased by a change that a server must know to handle the
+// object.
 const FormatVersion = 1
 
 // FormatVersionField is the field of an object that has its version. The first version is not
@@ -24,7 +25,7 @@ const FormatVersionField = "format_version"
 // UnknownFields are the fields of an object that this server does not know, by name.
 type UnknownFields map[string]json.RawMessage
 
-// NewerFormatError is the error of an object whose format is newer than that of this server.
+// NewerFormatError means that an object has a newer format than this server.
 type NewerFormatError struct {
 	// Found is the version of the object.
 	Found int
@@ -36,7 +37,7 @@ func (e *NewerFormatError) Error() string {
 		"run a server that is as new as the one that wrote the object", e.Found, FormatVersion)
 }
 
-// CheckFormat returns a NewerFormatError for an object that is newer than this server.
+// CheckFormat returns a NewerFormatError if the object has a newer format than this server.
 func CheckFormat(data []byte) error {
 	var object struct {
 		Version int `json:"format_version"`
@@ -50,11 +51,11 @@ func CheckFormat(data []byte) error {
 	return nil
 }
 
-// Decode decodes an object into a struct, and returns the fields that the struct does not
-// have, nil if there are none. T must not implement json.Unmarshaler.
+// Decode decodes an object into a struct, and returns the fields that the struct lacks, or
+// nil. T must not implement json.Unmarshaler.
 func Decode[T any](data []byte) (T, UnknownFields, error) {
 	var decoded T
-	// Most objects have no other fields, and are read once.
+	// Most objects have no other fields, and are decoded once.
 	strict := json.NewDecoder(bytes.NewReader(data))
 	strict.DisallowUnknownFields()
 	if err := strict.Decode(&decoded); err == nil && len(bytes.TrimSpace(data[strict.InputOffset():])) == 0 {
@@ -73,7 +74,8 @@ func Decode[T any](data []byte) (T, UnknownFields, error) {
 	}
 	known := namesOf(reflect.TypeFor[T]())
 	maps.DeleteFunc(unknown, func(name string, _ json.RawMessage) bool {
-		// Package json ignores the case of names.
+		// Package json ignores the case of names
+		// (https://pkg.go.dev/encoding/json#Unmarshal).
 		return name == FormatVersionField || slices.ContainsFunc(known, func(k string) bool { return strings.EqualFold(k, name) })
 	})
 	if len(unknown) == 0 {
@@ -94,7 +96,7 @@ func namesOf(structure reflect.Type) []string {
 	return names
 }
 
-// Encode encodes a struct and fields that it does not have. The struct must not implement
+// Encode encodes a struct and the fields that it lacks. The struct must not implement
 // json.Marshaler.
 func Encode(value any, unknown UnknownFields) ([]byte, error) {
 	data, err := json.Marshal(value)

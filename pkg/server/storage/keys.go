@@ -25,11 +25,11 @@ const (
 	NonceSecret     = "registration-nonce.key"
 )
 
-// IsReservedSecret reports whether the name of a secret is one that only servers may read.
+// IsReservedSecret reports whether only servers may read the secret with this name.
 func IsReservedSecret(name string) bool { return name == AuthoritySecret || name == NonceSecret }
 
-// IsReserved reports whether a key is that of an object that servers read as state or
-// secret, so that it must not be given to anyone. The CA certificate is public.
+// IsReserved reports whether servers read the object with this key as state or secret, so
+// that it must not be given to anyone. The CA certificate is public.
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {

@@ -28,7 +28,7 @@ var (
 	ErrConflict = errors.New("changed by another writer")
 )
 
-// Object is the object of a key.
+// Object is the content and version of an object.
 type Object struct {
 	Data []byte
 	// ETag changes whenever Data changes.
@@ -43,15 +43,14 @@ type Info struct {
 	ETag string
 }
 
-// Store is an object storage. It is safe for concurrent use by several goroutines
-// and several processes. CheckKey defines the valid keys. No key may be a parent
-// of another, as a is of a/b, since one of the two would be a folder. A read that
-// begins after a write has returned returns what was written, and what was written
-// survives a power failure. Nothing is written after deadline.Check returns an
-// error for ctx. After an error other than ErrConflict the object may or may not
-// have been written.
+// Store is an object storage. It is safe for concurrent use by several goroutines and several
+// processes. CheckKey defines the valid keys. No key may be a parent of another, as a is of
+// a/b, since one of the two would be a folder. A read that begins after a write has returned
+// returns the written data, which survives a power failure. Nothing is written after
+// deadline.Check returns an error for ctx. After an error other than ErrConflict the object
+// may or may not have been written.
 type Store interface {
-	// Get returns an object. The error wraps ErrNotFound if there is none.
+	// Get returns an object. The error wraps ErrNotFound if it does not exist.
 	Get(ctx context.Context, key string) (Object, error)
 	// Create writes an object that must not exist and returns its etag. The error
 	// wraps ErrConflict if the object exists.
@@ -60,7 +59,7 @@ type Store interface {
 	// etag. The error wraps ErrConflict if the object has another etag or does not
 	// exist.
 	Replace(ctx context.Context, key string, data []byte, etag string) (newETag string, err error)
-	// Delete deletes an object. Deleting one that does not exist succeeds.
+	// Delete deletes an object. It succeeds if the object does not exist.
 	Delete(ctx context.Context, key string) error
 	// List returns the objects whose key begins with prefix, sorted by key.
 	List(ctx context.Context, prefix string) ([]Info, error)
@@ -83,7 +82,8 @@ func CheckListCall(ctx context.Context, prefix string) error {
 }
 
 const (
-	// maxKeyLength is S3's limit, in bytes.
+	// maxKeyLength is S3's limit, in bytes
+	// (https://docs.aws.amazon.com/AmazonS3/latest/userguide/object-keys.html).
 	maxKeyLength = 1024
 	// maxPartLength is the limit of common file systems, in bytes.
 	maxPartLength = 255

@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// WithTimeout returns store with a timeout for each call. timeout is called at the
-// begin of each call.
+// WithTimeout returns store with a timeout for each call, which timeout returns at the
+// beginning of the call.
 func WithTimeout(store Store, timeout func() time.Duration) Store {
 	return &timed{store, timeout}
 }
@@ -53,9 +53,9 @@ func (t *timed) List(ctx context.Context, prefix string) ([]Info, error) {
 	return t.store.List(ctx, prefix)
 }
 
-// WithPrefix returns the part of a storage below a prefix, which may end in a slash
-// or not. Keys are relative to the prefix, except those in error texts. With an
-// empty prefix it returns store itself.
+// WithPrefix returns the part of a storage below a prefix, which may end in a slash or not.
+// Keys are relative to the prefix, except in error texts. With an empty prefix it returns
+// store itself.
 func WithPrefix(store Store, prefix string) Store {
 	if prefix == "" {
 		return store
@@ -92,7 +92,7 @@ func (p *prefixed) List(ctx context.Context, prefix string) ([]Info, error) {
 	return infos, err
 }
 
-// WithMetrics returns store whose calls are measured by operation and outcome.
+// WithMetrics returns store with metrics of its calls by operation and outcome.
 func WithMetrics(store Store, registry prometheus.Registerer) Store {
 	m := &measured{store: store, durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "nstance_server_storage_call_duration_seconds",

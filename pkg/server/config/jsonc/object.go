@@ -23,7 +23,7 @@ import (
 type Object struct {
 	path    *field.Path
 	members map[string]*hujson.Value
-	// known are the names that a caller has read, found or not.
+	// known are the names that a caller has read, whether or not they exist.
 	known []string
 	errs  *field.ErrorList
 	// mistyped is true when the value is not an object.
@@ -43,7 +43,7 @@ func Parse(data []byte, errs *field.ErrorList) (*Object, error) {
 	return newObject(nil, &root, errs, false), nil
 }
 
-// ParseConfidential is Parse for an object none of whose values an error may show.
+// ParseConfidential is like Parse, but no error shows a value of the object.
 func ParseConfidential(data []byte, errs *field.ErrorList) (*Object, error) {
 	root, err := hujson.Parse(data)
 	if err != nil {
@@ -82,7 +82,7 @@ func (o *Object) Path() *field.Path { return o.path }
 // Child returns the path of a member.
 func (o *Object) Child(name string) *field.Path { return o.path.Child(name) }
 
-// Report adds a mistake to those of the text.
+// Report adds a mistake to the mistakes of the text.
 func (o *Object) Report(err *field.Error) { *o.errs = append(*o.errs, err) }
 
 // Names returns the names of all members, sorted so that errors have the same
@@ -118,7 +118,7 @@ func (o *Object) member(name string) *hujson.Value {
 	return o.members[name]
 }
 
-// Object returns the object at name, an empty one when it is missing.
+// Object returns the object at name, an empty object if it is missing.
 func (o *Object) Object(name string) *Object {
 	return newObject(o.Child(name), o.member(name), o.errs, o.confidential)
 }
@@ -181,8 +181,8 @@ func (o *Object) Duration(name string, fallback time.Duration) time.Duration {
 	return fallback
 }
 
-// OptionalDuration returns nil when the member is missing: a duration that is not
-// set differs from one of zero, which turns off what it times.
+// OptionalDuration returns nil if the member is missing: an unset duration differs from zero,
+// which turns a timeout off.
 func (o *Object) OptionalDuration(name string) *time.Duration {
 	value := o.member(name)
 	if value == nil {
@@ -268,8 +268,8 @@ func (o *Object) StringMap(name string) map[string]string {
 	return values
 }
 
-// ExactlyOneOf reports an object that has none or several of the members named.
-// A member that is an empty string counts as missing.
+// ExactlyOneOf reports an object that does not have exactly one of the named members. A
+// member that is an empty string counts as missing.
 func (o *Object) ExactlyOneOf(names ...string) {
 	var found []string
 	for _, name := range names {
@@ -309,9 +309,8 @@ func (o *Object) wrongType(path *field.Path, value *hujson.Value, want string) {
 	o.Report(field.TypeInvalid(path, o.display(value), "must be "+want))
 }
 
-// display returns what an error shows of value: all of a short one, as it is
-// written but in one line, and the beginning of a long one; nothing of a
-// confidential one.
+// display returns the part of value that an error shows: a short value as it is written but
+// in one line, the beginning of a long value, and nothing of a confidential value.
 func (o *Object) display(value *hujson.Value) any {
 	if o.confidential {
 		return field.OmitValueType{}

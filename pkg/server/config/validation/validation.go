@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package validation has the rules for single values of a configuration.
+// Package validation checks single values of a configuration, such as ids, addresses and
+// durations. config and the options of the providers use it.
 package validation
 
 import (
@@ -20,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/base/identifier"
 )
 
-// Identifier reports a value that is no identifier (docs/protocol.md#identifiers).
+// Identifier reports a value that is not an identifier (docs/protocol.md#identifiers).
 func Identifier(path *field.Path, value string) field.ErrorList {
 	if err := identifier.Validate(value); err != nil {
 		return field.ErrorList{field.Invalid(path, value, err.Error())}
@@ -36,8 +37,8 @@ func Required(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
-// LabelValue reports a value that is empty or cannot be the value of a Node's
-// label.
+// LabelValue reports a value that is empty or not a valid label value of a Node
+// (https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set).
 func LabelValue(path *field.Path, value string) field.ErrorList {
 	errs := Required(path, value)
 	for _, problem := range validation.IsValidLabelValue(value) {
@@ -84,7 +85,7 @@ func SplitAddress(address string) (host string, port uint64, err error) {
 	return host, port, err
 }
 
-// Keys lists the keys of m for a message, quoted and sorted.
+// Keys lists the keys of m for a message, quoted and sorted, or "none".
 func Keys[V any](m map[string]V) string {
 	if len(m) == 0 {
 		return "none"

@@ -122,7 +122,7 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	require.ErrorContains(t, err, "is being deleted")
 	_, err = r.Renew(t.Context(), client, certificate, keyPEM)
 	require.ErrorIs(t, err, ErrInstance)
-	// It reports until it is deleted.
+	// The agent reports until its instance is deleted.
 	_, err = r.Admit(t.Context(), client, certificate)
 	require.NoError(t, err)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package cache keeps, in one SQLite file, what a restarted server would
+// Package cache keeps, in one SQLite file, the state that a restarted server would
 // otherwise have to read again from the storage. It also keeps the few facts
 // that are stored nowhere else because they may be lost: drains, deletions in
 // progress, and tombstones of deleted instances (docs/server.md#cache). The
@@ -54,8 +54,7 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	return db, nil
 }
 
-// LeadershipID returns the id that SetLeadershipID last stored, or "" if there
-// is none.
+// LeadershipID returns the id that SetLeadershipID last stored, or "".
 func (db *DB) LeadershipID(ctx context.Context) (string, error) {
 	var id string
 	err := db.sql.QueryRowContext(ctx, `SELECT reign FROM reigns`).Scan(&id)
@@ -108,15 +107,15 @@ func openExisting(ctx context.Context, path string) (*DB, error) {
 	})
 }
 
-// create creates the file after it has removed its predecessor, or parts of it.
+// create creates the file after it has removed the previous file and its companion files.
 func create(ctx context.Context, path string) (*DB, error) {
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
-	// SQLite gives its other files the same mode. Vars of instances are
-	// confidential.
+	// SQLite gives its other files the same mode (https://www.sqlite.org/wal.html). Vars of
+	// instances are confidential.
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -136,10 +135,10 @@ func create(ctx context.Context, path string) (*DB, error) {
 
 // connect opens the file at path and closes it again if prepare fails.
 func connect(path string, prepare func(*DB) error) (*DB, error) {
-	// With a write-ahead log, NORMAL syncs the disk about once per thousand
-	// pages instead of at every commit. A power failure can lose the latest
-	// changes, which a cache may do. OFF could also leave pages of different
-	// times in the file, and a row with the right etag is trusted.
+	// With a write-ahead log, NORMAL syncs the disk about once per thousand pages instead of
+	// at every commit (https://www.sqlite.org/pragma.html#pragma_synchronous). A power
+	// failure can lose the latest changes, which a cache may do. OFF could also leave pages
+	// of different times in the file, and a row with the right etag is trusted.
 	source := url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
 		"_pragma": {"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)"},
 	}.Encode()}
@@ -147,8 +146,8 @@ func connect(path string, prepare func(*DB) error) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	// SQLite allows one writer anyway. With one connection, callers wait here,
-	// where their context limits the wait.
+	// SQLite allows one writer anyway (https://www.sqlite.org/lockingv3.html). With one
+	// connection, callers wait here, where their context limits the wait.
 	pool.SetMaxOpenConns(1)
 	db := &DB{sql: pool}
 	if err := prepare(db); err != nil {
@@ -157,7 +156,7 @@ func connect(path string, prepare func(*DB) error) (*DB, error) {
 	return db, nil
 }
 
-// transaction runs do in a transaction: all of its changes are made, or none.
+// transaction runs do in a transaction: all of its changes are made, or no change.
 func (db *DB) transaction(ctx context.Context, do func(*sql.Tx) error) error {
 	tx, err := db.sql.BeginTx(ctx, nil)
 	if err != nil {
@@ -176,9 +175,8 @@ const schemaVersion = 1
 // schema creates the tables (docs/server.md#cache). Times are Unix nanoseconds,
 // so that they are read exactly as they were written.
 //
-// The record of an instance is stored once, in the form it has in the storage.
-// The columns that are generated from it are for people who inspect the file:
-// they cannot differ from the record.
+// The record of an instance is stored once, in its form in the storage. The columns that are
+// generated from it are for people who inspect the file: they cannot differ from the record.
 //
 // There is no column for the nonce that an instance was started with, because a
 // row that is read from the storage again could not have it. A nonce is valid

@@ -237,8 +237,7 @@ func TestOpenFails(t *testing.T) {
 	}
 }
 
-// BenchmarkPut measures the cost that the cache adds to each change of an
-// instance.
+// BenchmarkPut measures the time that the cache adds to each change of an instance.
 func BenchmarkPut(b *testing.B) {
 	db, err := Open(b.Context(), filepath.Join(b.TempDir(), "cache.db"))
 	require.NoError(b, err)

@@ -25,16 +25,16 @@ type Row struct {
 	Drain *instance.Drain
 	// DeleteReason is set before the deletion is requested from the provider.
 	DeleteReason string
-	// DeletionRequest is not in the cache, and neither is Drain.Request: a column more
-	// would drop the cache of a server of an earlier version.
+	// DeletionRequest is not in the cache, and neither is Drain.Request: another column would
+	// drop the cache of a server of an earlier version.
 	DeletionRequest audit.Request
 	// DeletedAt is zero unless the row is a tombstone: the instance was deleted
 	// and its record was removed.
 	DeletedAt time.Time
 }
 
-// Rows returns all rows, in no particular order. A damaged row is left out and
-// counts as lost.
+// Rows returns all rows, in no particular order. A damaged row is left out and counts as
+// lost.
 func (db *DB) Rows(ctx context.Context) ([]Row, error) {
 	found, err := db.sql.QueryContext(ctx, `SELECT id, record, storage_etag,
 		drain_reason, drain_started_at, drain_delete_at, drain_acknowledged, delete_reason, deleted_at FROM instances`)
@@ -74,7 +74,7 @@ func (db *DB) Rows(ctx context.Context) ([]Row, error) {
 	return rows, nil
 }
 
-// Put inserts or replaces rows: all of them or none.
+// Put inserts or replaces all rows, or changes nothing.
 func (db *DB) Put(ctx context.Context, rows ...Row) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		put, err := tx.PrepareContext(ctx, `INSERT OR REPLACE INTO instances (id, record, storage_etag,
@@ -112,7 +112,7 @@ func (db *DB) Put(ctx context.Context, rows ...Row) error {
 	return nil
 }
 
-// Delete deletes rows: all of them or none. Unknown ids are ignored.
+// Delete deletes all rows, or changes nothing. Unknown ids are ignored.
 func (db *DB) Delete(ctx context.Context, ids ...string) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		for _, id := range ids {

@@ -32,7 +32,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// AgentService is the gRPC service of that name during one term. Its clients are the
+// AgentService implements the gRPC service AgentService during one term. Its clients are the
 // agents of the shard's instances; each call is about the instance of the certificate.
 type AgentService struct {
 	Registrar *agents.Registrar
@@ -89,7 +89,7 @@ func (s *AgentService) admit(ctx context.Context) (instance.Instance, error) {
 	return i, nil
 }
 
-// agentStatus returns the gRPC status of an error of agents.Registrar.
+// agentStatus returns the gRPC status for an error of agents.Registrar.
 func agentStatus(err error) error {
 	return withCode(err, codes.Unavailable, map[error]codes.Code{
 		agents.ErrInstance:        codes.PermissionDenied,
@@ -133,18 +133,19 @@ func messagesOf[T, Response any](stream grpc.ClientStreamingServer[T, Response])
 	return messages
 }
 
-// errReplaced is the status of a stream whose agent has opened another one.
+// errReplaced is the status of a stream whose agent has opened another stream.
 var errReplaced = status.Error(codes.Aborted, "another stream of this instance has replaced this one")
 
 const (
-	// reportInterval is how often an agent may report for long, and reportBurst how many
-	// reports it may send at once. Further ones are read later (docs/server.md#limits).
+	// reportInterval is how often an agent may report in the long run, and reportBurst how
+	// many reports it may send at once. Further reports are read later
+	// (docs/server.md#limits).
 	reportInterval = 500 * time.Millisecond
 	reportBurst    = 10
 )
 
 // SubmitHealthReport receives the reports of an agent until the agent closes the stream,
-// opens another one, or the term is over. A report with the id of another instance closes
+// opens another stream, or the term is over. A report with the id of another instance closes
 // the stream with PermissionDenied, as does the deletion of the instance.
 func (s *AgentService) SubmitHealthReport(stream grpc.ClientStreamingServer[nstancev1.HealthReportRequest, emptypb.Empty]) error {
 	ctx := stream.Context()
@@ -244,9 +245,9 @@ func parseSubmitted(data []byte) (ed25519.PublicKey, error) {
 	return key, nil
 }
 
-// ReceiveFiles sends the files of the caller's instance, until the term is over or the
-// agent opens another stream. Each patch has all files, and ends with a message that has
-// the hash of the configuration.
+// ReceiveFiles sends the files of the caller's instance, until the term is over or the agent
+// opens another stream. Each patch has all files, and ends with a message that has the hash
+// of the configuration.
 func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.FileTransfer]) error {
 	ctx := stream.Context()
 	i, err := s.admit(ctx)

@@ -40,7 +40,7 @@ import (
 // reused key is InvalidArgument and a reused id is AlreadyExists. A request with
 // neither may have created an instance although it returns Unavailable.
 //
-// A first request that the provider has no capacity for is ResourceExhausted with
+// If the provider has no capacity for a first request, the call returns ResourceExhausted with
 // ReasonOutOfCapacity, and has no effect.
 func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
 	logger := klog.FromContext(ctx)
@@ -188,7 +188,7 @@ func (s *OperatorService) complete(record *instance.Record) error {
 	return nil
 }
 
-// validatePools allows only the subnet pools of dynamic groups and those of the
+// validatePools allows only the subnet pools for dynamic groups and the pools of the
 // instance's own group.
 func validatePools(c *config.Config, group, effective *groups.Group) field.ErrorList {
 	allowed := c.Shard.DynamicSubnetPools
@@ -223,8 +223,8 @@ func validateID(text, kind string, retention time.Duration) field.ErrorList {
 }
 
 // createRequests serialises the requests to create the same instance. An
-// idempotency key, or else an id, identifies the instance. Each request with
-// neither is for an instance of its own. The zero value is ready for use.
+// idempotency key, or else an id, identifies the instance. A request with neither is
+// for an instance of its own. The zero value is ready for use.
 type createRequests struct {
 	// locks are striped by the hash of the key: of several requests for the same
 	// instance, one creates it and the others find it.
@@ -238,8 +238,8 @@ type createRequests struct {
 }
 
 const (
-	// maxUnconfirmed is how many unconfirmed records are kept at most, and unconfirmedAge how
-	// long the others are when there are more: clients have given up by then.
+	// maxUnconfirmed is the maximum number of unconfirmed records, and unconfirmedAge how
+	// long the other records are kept when there are more: clients have given up by then.
 	maxUnconfirmed = 1024
 	unconfirmedAge = time.Hour
 )
@@ -290,7 +290,7 @@ func (r *createRequests) done(key requestKey, record instance.Record, err error)
 	}
 }
 
-// forget removes the unconfirmed records that are too old, or else the oldest one. mu must
+// forget removes the unconfirmed records that are too old, or else the oldest record. mu must
 // be locked.
 func (r *createRequests) forget(now time.Time) {
 	var oldest requestKey
@@ -306,9 +306,9 @@ func (r *createRequests) forget(now time.Time) {
 	}
 }
 
-// checkCapacity declines a new on-demand instance that the provider would reject at
-// present: another shard may have capacity. It is called only before a record may exist,
-// because a request that may have been accepted is always accepted again.
+// checkCapacity declines a new on-demand instance that the provider would reject at present:
+// another shard may have capacity. It is called only before a record may exist, because a
+// request that may have been accepted must be accepted again.
 func (s *OperatorService) checkCapacity(record *instance.Record) error {
 	if s.Capacity == nil {
 		return nil
@@ -343,7 +343,7 @@ func (s *OperatorService) checkCapacity(record *instance.Record) error {
 		Domain: nstancev1.ErrorDomain,
 	})
 	if err != nil {
-		// Only a detail that cannot be encoded is an error, or the code OK.
+		// Encoding fails only for an invalid detail or the code OK.
 		panic(err)
 	}
 	return declined.Err()

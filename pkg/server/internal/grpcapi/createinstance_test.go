@@ -310,7 +310,7 @@ func TestCancelledCreateRequestIsUnavailable(t *testing.T) {
 	expectStatus(t, "a cancelled call", err, codes.Unavailable, "")
 }
 
-// TestOldIDIsRejected: it may be that of an instance that was deleted and forgotten.
+// TestOldIDIsRejected: the id may belong to an instance that was deleted and forgotten.
 func TestOldIDIsRejected(t *testing.T) {
 	s := newService(t)
 	id := newID(t, "knd")
@@ -323,7 +323,7 @@ func TestOldIDIsRejected(t *testing.T) {
 	}
 }
 
-// TestUnconfirmedRecordsAreLimited: the oldest are forgotten.
+// TestUnconfirmedRecordsAreLimited: the oldest records are forgotten.
 func TestUnconfirmedRecordsAreLimited(t *testing.T) {
 	var requests createRequests
 	begin := time.Now()
@@ -379,7 +379,7 @@ func TestARequestThatMayBeStoredIsNotDeclined(t *testing.T) {
 	lost, err := create("lost")
 	require.NoError(t, err)
 	assert.NotEmpty(t, lost)
-	// Of the declined request there is nothing.
+	// The declined request left no instance.
 	assert.Len(t, s.Instances.List(key("plain")), 2)
 }
 

@@ -24,8 +24,8 @@ const (
 	maxPendingErrors = 100
 )
 
-// errorWatcher queues errors for one stream. Every event is its own key, so that
-// none replaces another. A slow stream loses the oldest.
+// errorWatcher queues errors for one stream. Every event is its own key, so no event replaces
+// another. A slow stream loses the oldest events.
 type errorWatcher = watcher[*nstancev1.ErrorEvent, nstancev1.ErrorEvent]
 
 // Errors sends errors to watchers when they happen. Nothing is kept for watchers
@@ -39,9 +39,8 @@ func NewErrors() *Errors {
 	return &Errors{watchers: newWatchers[*nstancev1.ErrorEvent, nstancev1.ErrorEvent]()}
 }
 
-// ReportInstance sends the watchers of the group's tenant an error of creating or
-// deleting an instance. The id is empty when there is no such instance. It never
-// waits for a watcher.
+// ReportInstance sends the watchers of the group's tenant an error of creating or deleting an
+// instance. The id is empty if there is no such instance. It never waits for a watcher.
 func (e *Errors) ReportInstance(group instance.GroupKey, id string, err error) {
 	text := err.Error()
 	if id != "" {

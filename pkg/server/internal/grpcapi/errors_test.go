@@ -148,7 +148,7 @@ func (l *lacking) Of(*groups.Group, []instance.Instance) (missing int32, message
 }
 
 // TestShortfallEvents: each change of a shortfall is one event of the group, and refreshes
-// without a change are none. An event without a watcher in between has the last one.
+// without a change send no event. A watcher that was slow gets the latest shortfall.
 func TestShortfallEvents(t *testing.T) {
 	c, s := newStatusCache()
 	shortfall := &lacking{}
@@ -180,12 +180,12 @@ func TestShortfallEvents(t *testing.T) {
 		}
 		expectEvents(t, take())
 	}
-	// What changes together is one event.
+	// Changes at the same time are one event.
 	*shortfall = lacking{4, "out of capacity"}
 	s.instances[key("workers")] = []instance.Instance{shown("a", instance.Running)}
 	s.resize(c, "workers", 5)
 	expectEvents(t, take(), "workers of 5 lacks 4: out of capacity")
-	// A slow watcher gets the last one.
+	// A slow watcher gets the last event.
 	for missing := range int32(4) {
 		shortfall.missing = missing
 		c.Refresh(key("workers"))

@@ -16,7 +16,7 @@ import (
 )
 
 // Gate is the OperatorService of a process: it forwards calls to the service of
-// the current term, and rejects them with Unavailable while there is none. The
+// the current term, and rejects them with Unavailable between terms. The
 // code shows a client of a standby that another server may answer.
 type Gate struct {
 	// With this type a missing method is a compile error, not Unimplemented.
@@ -29,8 +29,8 @@ type Gate struct {
 
 // termGate forwards calls to the service of the current term.
 type termGate[S termService] struct {
-	// Blocked returns why this server, which leads, cannot serve before an administrator
-	// does something. It returns nil when nothing is known. It is optional.
+	// Blocked returns why this server, which leads, cannot serve until an administrator acts.
+	// It returns nil if no reason is known. It is optional.
 	Blocked func() error
 
 	// leading reports whether this server leads now: a term is over a moment after
@@ -39,7 +39,7 @@ type termGate[S termService] struct {
 	whoLeads func() string
 
 	mu sync.Mutex
-	// open is the service of the current term, nil when there is none.
+	// open is the service of the current term, or nil.
 	open *openService[S]
 }
 
@@ -106,8 +106,8 @@ func (g *termGate[S]) enter() (current *openService[S], leave func(), err error)
 	return current, current.calls.Done, nil
 }
 
-// notServing returns the error of a call without a term. Clients can distinguish one that
-// passes by itself from one that does not.
+// notServing returns the error of a call without a term. Its reason says whether the state
+// passes by itself.
 func (g *termGate[S]) notServing() error {
 	if g.Blocked != nil {
 		if err := g.Blocked(); err != nil {
@@ -245,7 +245,7 @@ type AgentGate struct {
 
 var _ nstancev1.AgentServiceServer = (*AgentGate)(nil)
 
-// NewAgentGate returns an AgentGate that is shut. The parameters are those of NewGate.
+// NewAgentGate returns an AgentGate that is shut. The parameters are as in NewGate.
 func NewAgentGate(leading func() bool, whoLeads func() string) *AgentGate {
 	return &AgentGate{termGate: termGate[*AgentService]{leading: leading, whoLeads: whoLeads}}
 }

@@ -140,7 +140,7 @@ func (s *service) add() instance.Record {
 	return record
 }
 
-// show makes the provider know an instance.
+// show makes the provider list an instance.
 func (s *service) show(id string, state instance.State) {
 	s.provider.Put(instance.VM{ID: id, ProviderID: "id-" + id, State: state})
 }

@@ -81,13 +81,13 @@ func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1
 	return &nstancev1.DeleteInstanceResponse{Status: EventDeleting}, nil
 }
 
-// AcknowledgeDrained deletes an instance of the client's tenant at once, because
-// its Node is drained. The call returns when the acknowledgement is recorded. A
-// repeated acknowledgement changes nothing.
+// AcknowledgeDrained deletes an instance of the client's tenant at once, because its Node is
+// drained. The call returns when the acknowledgement is recorded. A repeated acknowledgement
+// changes nothing.
 //
 // The server may not know of the drain: drains are in its cache only, and a new
 // leader decides again. It trusts the operator nevertheless (docs/server.md#drains):
-// a drained Node is of no use, so the instance is deleted like an unhealthy one.
+// a drained Node is of no use, so the instance is deleted like an unhealthy instance.
 func (s *OperatorService) AcknowledgeDrained(ctx context.Context, request *nstancev1.DrainAckRequest) (*emptypb.Empty, error) {
 	logger := klog.FromContext(ctx)
 	i, err := s.instance(ctx, request.GetInstanceId())
@@ -113,8 +113,8 @@ func (s *OperatorService) AcknowledgeDrained(ctx context.Context, request *nstan
 	return &emptypb.Empty{}, nil
 }
 
-// logInstance writes the line of the audit trail for a call that deletes an instance. A
-// repeated call changes nothing and has none.
+// logInstance writes the audit line for a call that deletes an instance. A repeated call
+// changes nothing and writes no line.
 func (s *OperatorService) logInstance(ctx context.Context, action audit.Action, i *instance.Instance, reason string) {
 	audit.Entry{
 		Action: action, Shard: s.Store.Config().Shard.ID, Group: i.Group, Instance: i.ID,
@@ -168,8 +168,8 @@ func instanceStatus(i *instance.Instance) string {
 // (docs/protocol.md#watches).
 func (s *OperatorService) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
 	tenant := clientFrom(stream.Context()).Tenant
-	// The watcher queues events from here on. The present state is read after
-	// that and sent first, so an older event never follows a newer one.
+	// The watcher queues events from here on. The present state is read afterwards and sent
+	// first, so an older event never follows a newer one.
 	watcher := s.InstanceEvents.watch(tenant)
 	defer s.InstanceEvents.watchers.unwatch(watcher)
 	if err := stream.SendHeader(nil); err != nil {
@@ -199,9 +199,9 @@ type instanceEventKey struct {
 	id, status string
 }
 
-// maxPendingInstanceEvents is the maximum number of events that are pending for one watcher,
-// more than a group of the largest size has.
-// No event may be lost: the watch ends, and the next one begins with all draining instances.
+// maxPendingInstanceEvents is the maximum number of pending events of one watcher, more than
+// a group of the largest size has. No event may be lost: beyond the limit the watch ends, and
+// the next watch begins with all draining instances.
 const maxPendingInstanceEvents = 50000
 
 type instanceWatcher = watcher[instanceEventKey, nstancev1.InstanceEvent]

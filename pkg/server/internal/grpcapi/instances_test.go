@@ -84,7 +84,7 @@ func TestInstanceStatus(t *testing.T) {
 	require.NoError(s.t, s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{
 		Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour),
 	}))
-	// From now on there is a deadline for its deletion.
+	// From now on its deletion has a deadline.
 	deleteAt = timestamppb.New(epoch.Add(time.Hour))
 	expect("running")
 	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
@@ -241,7 +241,7 @@ func TestInstanceEventContent(t *testing.T) {
 	expect(&nstancev1.InstanceEvent{Status: "deleting", Reason: "expired", UnhealthyAt: started, DeleteAt: deleteAt})
 	e.Deleted(i)
 	expect(&nstancev1.InstanceEvent{Status: "deleted", Reason: "expired", UnhealthyAt: started, DeleteAt: deleteAt})
-	// The reason of the deletion takes precedence over that of the drain.
+	// The reason of the deletion takes precedence over the reason of the drain.
 	i.DeleteReason = instance.ReasonRequested
 	e.Deleted(i)
 	expect(&nstancev1.InstanceEvent{Status: "deleted", Reason: "requested", UnhealthyAt: started, DeleteAt: deleteAt})
@@ -563,8 +563,8 @@ func expectDeleted(t *testing.T, who string, w grpc.ServerStreamingClient[nstanc
 	}
 }
 
-// TestInstanceWatcherThatDoesNotRead ends when too many events are pending for it. It loses
-// none silently.
+// TestInstanceWatcherThatDoesNotRead: the watch ends when too many events are pending, and
+// loses no event silently.
 func TestInstanceWatcherThatDoesNotRead(t *testing.T) {
 	e := NewInstanceEvents()
 	w := e.watch("default")

@@ -42,10 +42,10 @@ func certificateFrom(ctx context.Context) *x509.Certificate {
 	return certificate
 }
 
-// Authorize returns the interceptors that accept only clients with a role, and
-// put the client into the context of the handlers. A certificate without a valid
-// client is rejected with Unauthenticated, one with another role with
-// PermissionDenied (docs/protocol.md#authentication). Handlers log with logger.
+// Authorize returns the interceptors that accept only clients with a role, and put the client
+// into the context of the handlers. They reject a certificate without a valid client with
+// Unauthenticated, and another role with PermissionDenied (docs/protocol.md#authentication).
+// Handlers log with logger.
 func Authorize(logger klog.Logger, role string) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	unary := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		ctx, err := authorize(ctx, logger, role)
@@ -112,15 +112,15 @@ func peerClient(ctx context.Context) (pki.Client, *x509.Certificate, error) {
 	return client, certificate, err
 }
 
-// NameRequest is the interceptor that puts the request id of a call and its client into
-// the context: every line that is logged for the call has the id. It must follow that of
+// NameRequest is the interceptor that puts the request id of a call and its client into the
+// context, so that every log line of the call has the id. It must follow the interceptor of
 // Authorize.
 func NameRequest(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	return handler(audit.WithRequest(ctx, audit.Request{ID: requestID(ctx), Writer: writer(ctx)}), request)
 }
 
-// requestID returns the request id that the client has sent. One that is missing or not
-// valid is replaced by a new one, and not logged: it could forge lines of the log.
+// requestID returns the request id that the client has sent. A missing or invalid id is
+// replaced by a new id, and not logged: it could forge log lines.
 func requestID(ctx context.Context) string {
 	sent := metadata.ValueFromIncomingContext(ctx, audit.RequestIDKey)
 	if len(sent) == 1 && audit.ValidRequestID(sent[0]) {
@@ -130,7 +130,7 @@ func requestID(ctx context.Context) string {
 }
 
 // writer returns the client of a call as its certificate names it, with the serial number,
-// because several clients can have one id.
+// because several clients may have the same id.
 func writer(ctx context.Context) string {
 	client := clientFrom(ctx)
 	certificate := certificateFrom(ctx)
@@ -141,8 +141,8 @@ func writer(ctx context.Context) string {
 }
 
 // Count returns the interceptors that count calls by method and code in
-// nstance_server_rpc_total, rejected ones too. A stream is counted when it is closed; until
-// then it is in nstance_server_streams. Other calls have a duration.
+// nstance_server_rpc_total, including rejected calls. A stream is counted when it is closed;
+// until then nstance_server_streams counts it. Other calls have a duration.
 func Count(registry prometheus.Registerer) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	total := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nstance_server_rpc_total",

@@ -56,26 +56,26 @@ type stream struct {
 func (s stream) Context() context.Context { return s.ctx }
 
 func TestAuthorize(t *testing.T) {
-	one := []string{"default"}
+	tenants := []string{"default"}
 	tests := []struct {
 		name string
 		ctx  context.Context
 		code codes.Code
 		want string
 	}{
-		{"an operator", verified(certificate("test", one, "operator")), codes.OK, ""},
-		{"an agent", verified(certificate("test", one, "agent")), codes.PermissionDenied, `client "test" has role "agent", this service is for role "operator"`},
-		{"an unknown role", verified(certificate("test", one, "admin")), codes.PermissionDenied, `role "admin"`},
+		{"an operator", verified(certificate("test", tenants, "operator")), codes.OK, ""},
+		{"an agent", verified(certificate("test", tenants, "agent")), codes.PermissionDenied, `client "test" has role "agent", this service is for role "operator"`},
+		{"an unknown role", verified(certificate("test", tenants, "admin")), codes.PermissionDenied, `role "admin"`},
 		{"no peer", context.Background(), codes.Unauthenticated, "no peer"},
 		{"no TLS", connected(nil), codes.Unauthenticated, "no TLS"},
 		{"no verified certificate", connected(credentials.TLSInfo{}), codes.Unauthenticated, "no verified client certificate"},
-		{"no common name", verified(certificate("", one, "operator")), codes.Unauthenticated, "common name: must not be empty"},
-		{"an ill-formed common name", verified(certificate("a--b", one, "operator")), codes.Unauthenticated, `common name: "a--b"`},
+		{"no common name", verified(certificate("", tenants, "operator")), codes.Unauthenticated, "common name: must not be empty"},
+		{"an ill-formed common name", verified(certificate("a--b", tenants, "operator")), codes.Unauthenticated, `common name: "a--b"`},
 		{"no tenant", verified(certificate("test", nil, "operator")), codes.Unauthenticated, "has 0 organizations"},
 		{"two tenants", verified(certificate("test", []string{"default", "other"}, "operator")), codes.Unauthenticated, "has 2 organizations"},
 		{"an empty tenant", verified(certificate("test", []string{""}, "operator")), codes.Unauthenticated, "is empty"},
-		{"no role", verified(certificate("test", one, "")), codes.Unauthenticated, "is missing"},
-		{"a role that is not text", verified(certificate("test", one, "\xff")), codes.Unauthenticated, "is not text"},
+		{"no role", verified(certificate("test", tenants, "")), codes.Unauthenticated, "is missing"},
+		{"a role that is not text", verified(certificate("test", tenants, "\xff")), codes.Unauthenticated, "is not text"},
 	}
 	unary, streaming := grpcapi.Authorize(klog.Background(), pki.RoleOperator)
 	for _, tc := range tests {
@@ -101,7 +101,7 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// TestHandshake: clients that trust the server, and whose certificates it must reject.
+// TestHandshake: the clients trust the server, which must reject their certificates.
 func TestHandshake(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{})
 	operator := pki.Client{ID: "test", Tenant: "default", Role: pki.RoleOperator}
@@ -131,7 +131,7 @@ func TestHandshake(t *testing.T) {
 			require.NoError(t, err)
 			defer raw.Close()
 			config := &tls.Config{RootCAs: pkitest.Roots(server.Authority), ServerName: "localhost", NextProtos: []string{"h2"}}
-			// Also a certificate that the server has not requested.
+			// The client also sends a certificate that the server has not requested.
 			config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &test.certificate, nil }
 			conn := tls.Client(raw, config)
 			require.NoError(t, conn.HandshakeContext(t.Context()), "the client trusts the server")

@@ -19,8 +19,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// watchInstances opens a stream and waits for its header. The stream is closed when
-// at the end of the test or after a timeout.
+// watchInstances opens a stream and waits for its header. The stream is closed at the end of
+// the test or after a timeout.
 func watchInstances(t *testing.T, operator nstancev1.OperatorServiceClient) grpc.ServerStreamingClient[nstancev1.InstanceEvent] {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -32,7 +32,7 @@ func watchInstances(t *testing.T, operator nstancev1.OperatorServiceClient) grpc
 	return w
 }
 
-// until reads events until one has a status.
+// until reads events until an event has a status.
 func until(t *testing.T, w grpc.ServerStreamingClient[nstancev1.InstanceEvent], status string) *nstancev1.InstanceEvent {
 	t.Helper()
 	for {

@@ -26,7 +26,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// OperatorService is the gRPC service of that name for one term of leadership of
+// OperatorService implements the gRPC service OperatorService for one term of leadership of
 // the shard. Methods that it does not define return Unimplemented. All fields but Health and
 // Capacity are mandatory.
 type OperatorService struct {
@@ -38,10 +38,10 @@ type OperatorService struct {
 	Errors         *Errors
 	InstanceEvents *InstanceEvents
 	Configuration  Configuration
-	// Health has the reports of agents. It is nil if the server serves none.
+	// Health has the reports of agents. It is nil if the server serves no agents.
 	Health *agenthealth.Tracker
-	// Capacity reports what the provider has no capacity for. It is nil if the provider
-	// does not know that before a request.
+	// Capacity reports lacking capacity of the provider. It is nil if the provider does not
+	// know its capacity before a request.
 	Capacity provider.CapacityChecker
 	// Changed is called after a group or one of its instances was changed and
 	// before the client gets its response.
@@ -80,7 +80,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	})
 	if err != nil {
 		logger.Error(err, "Group was not changed", "group", key.Group)
-		s.Statuses.Refresh(key) // may have its revision now
+		s.Statuses.Refresh(key) // its revision may be hidden no longer
 		return nil, toStatus(err)
 	}
 	if changed {
@@ -116,9 +116,9 @@ func (s *OperatorService) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStream
 	return watcher.send(stream)
 }
 
-// WatchErrors sends the errors of the client's tenant and of the shard from now
-// on. When the client receives the header, the watch has begun. The same error of
-// a group is sent at most once in 30 s. A slow client loses the oldest.
+// WatchErrors sends the errors of the client's tenant and of the shard from now on. When the
+// client receives the header, the watch has begun. The same error of a group is sent at most
+// once in 30 s. A slow client loses the oldest errors.
 func (s *OperatorService) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.ErrorEvent]) error {
 	watcher := s.Errors.watch(clientFrom(stream.Context()).Tenant)
 	defer s.Errors.watchers.unwatch(watcher)

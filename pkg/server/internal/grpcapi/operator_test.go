@@ -31,7 +31,8 @@ func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 	operator := servertest.Start(t, servertest.Options{BootDelay: time.Hour}).Operator("default")
 	got, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3, Vars: map[string]string{"a": "b"}})
 	require.NoError(t, err)
-	// Its instances are being created, none runs. Another test checks the Node.
+	// The group's instances are being created, and no instance runs. Another test checks the
+	// Node.
 	if got.Instances == nil || got.Node == nil {
 		t.Errorf("the response lacks instances or Node: %v", got)
 	}
@@ -132,7 +133,8 @@ func TestWatchGroups(t *testing.T) {
 		watch(t, operator), watch(t, operator), watch(t, server.Operator("default")),
 	}
 	for _, w := range watches {
-		// One event for each group of the tenant, and none for other tenants.
+		// The stream begins with an event for each group of the tenant, and no event of other
+		// tenants.
 		expect(t, w, "UPSERT a 0/0", "UPSERT b 0/0")
 	}
 	scale := func(size int32) {

@@ -22,13 +22,13 @@ import (
 
 // Registrar registers operators.
 type Registrar interface {
-	// Register returns a certificate for the public key, PEM, of the operator
-	// that the nonce in token names. Its errors are those of
-	// registration.Registrar.
+	// Register returns a certificate for the public key, PEM, of the operator that the nonce
+	// in token names. Its errors are the errors of registration.Registrar.
 	Register(ctx context.Context, token string, publicKeyPEM []byte) (*x509.Certificate, error)
 }
 
-// RegistrationService is the gRPC service of that name. Its clients are anonymous.
+// RegistrationService implements the gRPC service RegistrationService. Its clients are
+// anonymous.
 type RegistrationService struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 
@@ -40,12 +40,11 @@ type RegistrationService struct {
 	Logger klog.Logger
 }
 
-// RegisterAgent returns the first certificate of an instance's agent. The code is
-// Unavailable when another server leads the shard and for storage that fails,
-// Unauthenticated for a nonce that is invalid or not of an instance that may register,
-// and InvalidArgument for a nonce of another shard, cluster or tenant, for an invalid
-// public key and for an invalid address. A server that serves no agents returns
-// Unimplemented (docs/protocol.md#registration).
+// RegisterAgent returns the first certificate of an instance's agent. The code is Unavailable
+// if another server leads the shard or the storage fails, Unauthenticated if the nonce is
+// invalid or its instance may not register, and InvalidArgument for a nonce of another shard,
+// cluster or tenant, for an invalid public key and for an invalid address. A server that
+// serves no agents returns Unimplemented (docs/protocol.md#registration).
 func (s *RegistrationService) RegisterAgent(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
 	if s.Agents == nil {
 		return s.UnimplementedRegistrationServiceServer.RegisterAgent(ctx, request)
@@ -53,11 +52,10 @@ func (s *RegistrationService) RegisterAgent(ctx context.Context, request *nstanc
 	return forward(klog.NewContext(ctx, s.Logger), &s.Agents.termGate, request, (*AgentService).register)
 }
 
-// RegisterOperator returns the first certificate of a tenant's operator. The code
-// is FailedPrecondition when another server leads the cluster, Unauthenticated for
-// a nonce that is invalid or was used, InvalidArgument for a nonce of another
-// cluster, and Internal for an invalid public key and for storage that fails
-// (docs/protocol.md#registration).
+// RegisterOperator returns the first certificate of a tenant's operator. The code is
+// FailedPrecondition if another server leads the cluster, Unauthenticated if the nonce is
+// invalid or was used, InvalidArgument for a nonce of another cluster, and Internal for an
+// invalid public key or if the storage fails (docs/protocol.md#registration).
 func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
 	ctx = klog.NewContext(ctx, s.Logger)
 	certificate, err := s.Registrar.Register(ctx, request.GetRegistrationNonceJwt(), request.GetPublicKeyPem())
@@ -77,17 +75,17 @@ func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nst
 
 // Issuer renews the certificates of clients.
 type Issuer interface {
-	// Renew returns a certificate with the same identity as the client's present
-	// one, for the same public key, PEM, or another. Its errors are those of
+	// Renew returns a certificate with the same identity as the client's present certificate,
+	// for the same public key, PEM, or another. Its errors are the errors of
 	// registration.Registrar.
 	Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error)
 }
 
-// RenewCertificate returns the client's next certificate, also while there is no
-// term: the leader of the cluster need not lead this shard. The code is
-// FailedPrecondition when another server leads the cluster, InvalidArgument for an
-// invalid public key, Unauthenticated for a certificate that is not accepted any more,
-// and Unavailable when the same call may succeed later (docs/protocol.md#certificates).
+// RenewCertificate returns the client's next certificate, also while there is no term: the
+// leader of the cluster need not lead this shard. The code is FailedPrecondition if another
+// server leads the cluster, InvalidArgument for an invalid public key, Unauthenticated for a
+// certificate that is no longer accepted, and Unavailable if the same call may succeed later
+// (docs/protocol.md#certificates).
 func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
 	client := clientFrom(ctx)
 	// The tenant becomes part of a storage key.
@@ -111,8 +109,8 @@ func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCer
 	}, nil
 }
 
-// withCode returns the gRPC status of err. Its code is that of the error in byError
-// that err wraps, at most one, or else fallback.
+// withCode returns the gRPC status of err. err wraps at most one error of byError, whose code
+// it gets, or else fallback.
 func withCode(err error, fallback codes.Code, byError map[error]codes.Code) error {
 	for target, code := range byError {
 		if errors.Is(err, target) {

@@ -55,7 +55,7 @@ func TestNameRequest(t *testing.T) {
 	}
 }
 
-// FuzzRequestID: what a client sends is logged as it is, or not at all.
+// FuzzRequestID: a request id of a client is logged unchanged, or not at all.
 func FuzzRequestID(f *testing.F) {
 	for _, seed := range []string{"", "id", "a\nb", "a=b", strings.Repeat("x", 100), "\x1b[0m"} {
 		f.Add(seed)

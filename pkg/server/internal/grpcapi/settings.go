@@ -22,9 +22,9 @@ func settingsFrom(config *nstancev1.GroupConfig) groups.Settings {
 	}
 }
 
-// setSettings reports the settings in effect, and those that were declared last. A
-// group without a declaration reports an empty one, by which the client knows that
-// the server supports declarations (docs/protocol.md#extensions).
+// setSettings reports the settings in effect, and the settings that were declared last. A
+// group without a declaration reports an empty one, by which the client knows that the server
+// supports declarations (docs/protocol.md#extensions).
 func setSettings(status *nstancev1.GroupStatus, group *groups.Group) {
 	status.Template = group.Template
 	status.InstanceType = group.InstanceType
@@ -67,7 +67,8 @@ func staleStatus(err *groups.StaleError) *status.Status {
 	return withReason(codes.FailedPrecondition, err.Error(), nstancev1.ReasonStaleRevision, metadata)
 }
 
-// withReason returns a status with a detail that distinguishes it from others of the code.
+// withReason returns a status with a detail that distinguishes it from other statuses with
+// the same code.
 func withReason(code codes.Code, message, reason string, metadata map[string]string) *status.Status {
 	plain := status.New(code, message)
 	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: nstancev1.ErrorDomain, Metadata: metadata})

@@ -49,8 +49,7 @@ func TestEverySettingIsReceivedAndReported(t *testing.T) {
 	}
 }
 
-// valueOf returns the value of a field, the invalid one when the message has no such
-// field.
+// valueOf returns the value of a field, the invalid value if the message has no such field.
 func valueOf(message proto.Message, name protoreflect.Name) protoreflect.Value {
 	m := message.ProtoReflect()
 	field := m.Descriptor().Fields().ByName(name)

@@ -35,13 +35,13 @@ type Instances interface {
 	List(instance.GroupKey) []instance.Instance
 }
 
-// Nodes returns what is certain about the Node of an instance before it exists.
+// Nodes returns the properties of an instance's Node that are certain before it exists.
 type Nodes interface {
 	ExpectedNode(provider.Spec) *corev1.Node
 }
 
 // Shortfalls returns how many managed instances a group lacks because the provider has no
-// capacity, and the reason; zero if there are none.
+// capacity, and the reason; zero if it lacks no instances.
 type Shortfalls interface {
 	Of(group *groups.Group, instances []instance.Instance) (missing int32, message string)
 }
@@ -51,15 +51,14 @@ type Shortfalls interface {
 // misses no deletion.
 type groupWatcher = watcher[string, nstancev1.GroupEvent]
 
-// StatusCache has the status of every group for lists and watches: of those that
-// exist, and of those that were deleted or lost but still have instances. Callers that
-// change a group or an instance call Refresh. Watchers get an event when the
-// status differs.
+// StatusCache has the status of every group for lists and watches: of all existing groups,
+// and of deleted or lost groups that still have instances. Callers that change a group or an
+// instance call Refresh. Watchers get an event when the status differs.
 type StatusCache struct {
 	groups    Groups
 	instances Instances
 	nodes     Nodes
-	// shortfalls is nil if none are reported.
+	// shortfalls is nil if the provider does not report shortfalls.
 	shortfalls Shortfalls
 	watchers   *watchers[string, nstancev1.GroupEvent]
 
@@ -70,7 +69,7 @@ type StatusCache struct {
 
 // cachedStatus is the status of a group.
 type cachedStatus struct {
-	// group is nil for one that was deleted or lost.
+	// group is nil if the group was deleted or lost.
 	group  *groups.Group
 	status *nstancev1.GroupStatus
 }
@@ -88,15 +87,14 @@ func NewStatusCache(groups Groups, instances Instances, nodes Nodes, shortfalls 
 	}
 }
 
-// Refresh computes the statuses of groups, all of them in one step. It never
-// waits for a watcher.
+// Refresh computes the statuses of groups in one step. It never waits for a watcher.
 func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
 	// Reading with mu locked keeps an older status from replacing a newer one.
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, key := range keys {
 		before, after := c.statuses[key], c.status(key)
-		// Comparing all fields of a group that was changed is not worth its time.
+		// Comparing all fields of a changed group would take too long.
 		equal := before.status.GetEtag() == after.status.GetEtag() && proto.Equal(before.status, after.status)
 		switch {
 		case after.status == nil:
@@ -129,8 +127,8 @@ func (c *StatusCache) status(key instance.GroupKey) cachedStatus {
 	}
 }
 
-// get returns the status of a group as it was stored by a request. That is the cached one
-// unless the group was changed again.
+// get returns the status of a group after a request that stored it: the cached status unless
+// the group was changed again.
 func (c *StatusCache) get(group *groups.Group) *nstancev1.GroupStatus {
 	c.mu.Lock()
 	cached := c.statuses[group.Key]
@@ -190,8 +188,7 @@ func (c *StatusCache) watch(tenant string) *groupWatcher {
 	return w
 }
 
-// newGroupEvent returns the event of a status, which is nil for a group that was
-// deleted.
+// newGroupEvent returns the event of a status, which is nil if the group was deleted.
 func newGroupEvent(key instance.GroupKey, status *nstancev1.GroupStatus) *nstancev1.GroupEvent {
 	if status != nil {
 		return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: status}
@@ -202,8 +199,8 @@ func newGroupEvent(key instance.GroupKey, status *nstancev1.GroupStatus) *nstanc
 	}
 }
 
-// newStatus returns the status of a group and of its instances. node is nil when
-// the provider knows nothing of it.
+// newStatus returns the status of a group and of its instances. node is nil if the provider
+// cannot predict its properties.
 func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.Node) *nstancev1.GroupStatus {
 	status := &nstancev1.GroupStatus{
 		Key:         group.Key.Group,
@@ -220,14 +217,13 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 	return status
 }
 
-// newDeletingStatus returns the status of a deleted group that still has
-// instances, all of which are being deleted. last is its last reported status. It
-// is nil when the server has started since the deletion: then only the instances
-// are known.
+// newDeletingStatus returns the status of a deleted group that still has instances, all of
+// which are being deleted. last is its last reported status. It is nil if the server has
+// started since the deletion: then only the instances are known.
 func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, instances []instance.Instance) *nstancev1.GroupStatus {
 	status := &nstancev1.GroupStatus{}
 	if last != nil {
-		// The settings are those of the deleted group.
+		// The settings stay the settings of the deleted group.
 		status = proto.CloneOf(last)
 	}
 	status.Key, status.Tenant = key.Group, key.Tenant
@@ -250,8 +246,8 @@ func newLostStatus(key instance.GroupKey, instances []instance.Instance) *nstanc
 	return status
 }
 
-// setInstances lists all instances in the extension field, and the provider ids of
-// the running ones in the field that clients without the extension read
+// setInstances lists all instances in the extension field, and the provider ids of running
+// instances in the field that clients without the extension read
 // (docs/protocol.md#extensions).
 func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) {
 	list := make([]*nstancev1.ManagedInstance, len(instances))
@@ -280,10 +276,9 @@ func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) 
 	status.ActualSize = int32(len(status.ProviderIds))
 }
 
-// usable reports whether an instance can be used. A draining instance can until it
-// is being deleted, and so can an impaired one, which the server replaces. A
-// running instance whose provider id is not recorded yet cannot: no client could
-// find its Node.
+// usable reports whether an instance can be used. A draining instance can be used until it is
+// being deleted, and so can an impaired instance, which the server replaces. A running
+// instance whose provider id is not recorded yet cannot: no client could find its Node.
 func usable(i *instance.Instance) bool {
 	return (i.State == instance.Running || i.State == instance.Impaired) && i.ProviderID != ""
 }

@@ -35,7 +35,8 @@ func largeGroup(t testing.TB, count int) (*StatusCache, *shard) {
 	return b, s
 }
 
-// TestLargeGroupFitsIntoMessage of gRPC's default maximum size, 4 MiB.
+// TestLargeGroupFitsIntoMessage of gRPC's default maximum size, 4 MiB
+// (https://pkg.go.dev/google.golang.org/grpc#MaxCallRecvMsgSize).
 func TestLargeGroupFitsIntoMessage(t *testing.T) {
 	b, _ := largeGroup(t, 10_000)
 	if size := proto.Size(b.watch("default").take()); size > 3<<20 {

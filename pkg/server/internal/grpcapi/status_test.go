@@ -30,13 +30,13 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shard is the source of a StatusCache: groups by key, the instances of each, and
-// the Node that all of them are expected to have.
+// shard is the source of a StatusCache: groups by key, the instances of each group, and the
+// expected Node of all instances.
 type shard struct {
 	groups    map[instance.GroupKey]*groups.Group
 	instances map[instance.GroupKey][]instance.Instance
 	node      *corev1.Node
-	// lost: groups that do not exist were not deleted. hides: revisions are hidden.
+	// lost: missing groups were not deleted. hides: revisions are hidden.
 	lost, hides bool
 }
 
@@ -62,7 +62,7 @@ func key(group string) instance.GroupKey {
 	return instance.GroupKey{Tenant: "default", Group: group}
 }
 
-// shown returns an instance as its provider shows it.
+// shown returns an instance as its provider lists it.
 func shown(id string, state instance.State) instance.Instance {
 	return instance.Instance{Record: instance.Record{ID: id, ProviderID: "id-" + id}, Known: true, State: state}
 }
@@ -117,8 +117,8 @@ func TestSlowWatcherGetsLatestStatuses(t *testing.T) {
 	if len(w.order) != 5 || len(w.pending) != 5 {
 		t.Errorf("%d and %d entries are pending, want one per group", len(w.order), len(w.pending))
 	}
-	// The latest status of each. A group that was created and deleted is sent as
-	// deleted, although it was never sent to this watcher.
+	// The watcher gets the latest status of each group. A group that was created and deleted
+	// is sent as deleted, although it was never sent to this watcher.
 	expectEvents(t, takeEvents(w), "TYPE_DELETE deleted 0", "TYPE_UPSERT stays 1", "TYPE_UPSERT grows 999", "TYPE_DELETE created and deleted 0", "TYPE_UPSERT recreated 2")
 	expectEvents(t, takeEvents(w))
 	s.remove(c, "recreated")
@@ -227,7 +227,7 @@ func TestLostGroup(t *testing.T) {
 	require.Empty(t, status.Revision.Uid)
 }
 
-// TestHiddenRevision is reported as none, and the rest of the group as it is.
+// TestHiddenRevision: the group is reported without its revision, and otherwise unchanged.
 func TestHiddenRevision(t *testing.T) {
 	c, s := newStatusCache()
 	group := &groups.Group{Key: key("main"), Size: 3, Revision: &groups.Revision{UID: "u", Generation: 4}}
@@ -302,8 +302,8 @@ func TestAllManagedInstancesAreListed(t *testing.T) {
 	}
 }
 
-// TestEveryReportedChangeOfInstanceIsSent and no change that is not part of the
-// status.
+// TestEveryReportedChangeOfInstanceIsSent: other changes are not part of the status, and are
+// not sent.
 func TestEveryReportedChangeOfInstanceIsSent(t *testing.T) {
 	c, s := newStatusCache()
 	s.resize(c, "workers", 1)
@@ -415,7 +415,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	s.instances[workers] = []instance.Instance{first, second}
 	deleting.ActualSize, deleting.ProviderIds = 1, []string{"id-b"}
 	expect(deleting)
-	// None runs, but one is still terminating.
+	// No instance runs, but one instance is still terminating.
 	s.instances[workers] = []instance.Instance{first}
 	deleting.ActualSize, deleting.ProviderIds = 0, nil
 	expect(deleting)

@@ -43,7 +43,7 @@ func expect(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent], wa
 	}
 }
 
-// reach reads events of one group until one equals want.
+// reach reads events of one group until an event equals want.
 func reach(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent], want string) {
 	t.Helper()
 	group := strings.Fields(want)[1]

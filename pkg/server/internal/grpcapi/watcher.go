@@ -16,14 +16,14 @@ import (
 // key is pending: an event replaces the pending event with the same key and keeps
 // its place in the queue.
 type watcher[Key comparable, Event any] struct {
-	// tenant restricts the events to those of one tenant.
+	// tenant restricts the events to the events of one tenant.
 	tenant string
 	// limit is the maximum number of pending events. Beyond it the oldest is
 	// dropped, or the watch ends if endAtLimit is set. Zero means no limit.
 	limit      int
 	endAtLimit bool
-	// skip reports whether an event is left out. It is called with mu locked.
-	// Default: none is left out.
+	// skip reports whether an event is left out. It is called with mu locked. Default: no
+	// event is left out.
 	skip func(*Event) bool
 
 	closed <-chan struct{}
@@ -76,7 +76,7 @@ func (w *watcher[Key, Event]) hasEnded() bool {
 	return w.ended
 }
 
-// take removes the oldest pending event and returns it, or nil if there is none.
+// take removes the oldest pending event and returns it, or nil.
 func (w *watcher[Key, Event]) take() *Event {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -94,7 +94,7 @@ func (w *watcher[Key, Event]) take() *Event {
 // gRPC status as the error.
 func (w *watcher[Key, Event]) next(ctx context.Context) (*Event, error) {
 	for {
-		// Checked first, so that a stream with many events stops too.
+		// ctx is checked first, so that a stream with many events stops too.
 		select {
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
@@ -174,8 +174,8 @@ func (s *watchers[Key, Event]) publish(tenant string, key Key, event *Event) {
 	}
 }
 
-// publishToAll queues an event for the watchers of all tenants, which newEvent returns for
-// each tenant.
+// publishToAll queues an event for the watchers of all tenants; newEvent returns the event
+// for each tenant.
 func (s *watchers[Key, Event]) publishToAll(newEvent func(tenant string) (Key, *Event)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

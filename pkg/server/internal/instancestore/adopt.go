@@ -25,8 +25,8 @@ func (s *Store) Unrecorded() []instance.VM {
 	return unrecorded
 }
 
-// compare returns the provider's instances that have no record, and those whose record
-// was removed, without instances whose deletion is in progress.
+// compare returns the provider's instances without a record, and the instances whose record
+// was removed. It leaves out instances that are being deleted.
 func (s *Store) compare() (unrecorded, returned []instance.VM) {
 	for _, group := range s.provider.Groups() {
 		for _, vm := range s.provider.List(group) {
@@ -43,15 +43,14 @@ func (s *Store) compare() (unrecorded, returned []instance.VM) {
 	return unrecorded, returned
 }
 
-// Adopt creates records for the provider's instances that have none, so that they
-// are neither created a second time nor terminated. A record has the group and the
-// origin that the provider has stored, and the age of the id. The provider must be
-// synced.
+// Adopt creates records for the provider's instances that have no record, so that they are
+// neither created a second time nor terminated. A record has the group and the origin that
+// the provider has stored, and the age of the id. The provider must be synced.
 //
-// An instance whose record was removed earlier gets it again, marked as returned.
+// If the record of an instance was removed earlier, it is stored again, marked as returned.
 //
-// The error joins the errors of all instances that another attempt may adopt. Those that
-// never can be, because their metadata is damaged, are logged.
+// The error joins the errors of all instances that another attempt may adopt. Instances with
+// damaged metadata can never be adopted, and are logged.
 func (s *Store) Adopt(ctx context.Context) error {
 	unrecorded, returned := s.compare()
 	errs := make([]error, len(unrecorded)+len(returned))
@@ -65,8 +64,8 @@ func (s *Store) Adopt(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// adoptReturned stores the record of a deleted instance again, without what was decided
-// about the instance before: something may run on it.
+// adoptReturned stores the record of a deleted instance again, without earlier decisions
+// about the instance: something may run on it.
 func (s *Store) adoptReturned(ctx context.Context, vm instance.VM) error {
 	defer s.lock(vm.ID)()
 	e, found := s.entry(vm.ID)
@@ -103,7 +102,7 @@ func (s *Store) adopt(ctx context.Context, vm instance.VM) error {
 	return nil
 }
 
-// recordOf returns the record that the metadata of an instance gives.
+// recordOf returns the record that the provider's metadata of an instance describes.
 func (s *Store) recordOf(vm instance.VM) (instance.Record, error) {
 	id, err := puidv7.Parse(vm.ID)
 	if err != nil {

@@ -96,7 +96,7 @@ func TestAdoptContinuesAfterAnError(t *testing.T) {
 	}
 	// The next attempt.
 	s.storage.intervene(nil, nil)
-	// The others can never be adopted, which is no error.
+	// The other instances can never be adopted, which is not an error.
 	err = s.Adopt(t.Context())
 	require.NoError(t, err)
 	s.want(bad.ID)

@@ -25,7 +25,7 @@ import (
 // record again is safe, and so is giving up: a stored record shows up as a
 // pending instance after the next start.
 func (s *Store) Add(ctx context.Context, record instance.Record) error {
-	// Normalize the time to what decoding the record returns.
+	// Drop the parts of the time that encoding the record drops.
 	record.CreatedAt = record.CreatedAt.Round(0).UTC()
 	defer s.lock(record.ID)()
 	if _, found := s.entry(record.ID); found {
@@ -42,8 +42,7 @@ func (s *Store) Add(ctx context.Context, record instance.Record) error {
 	return nil
 }
 
-// SetProviderID stores the provider's own id. It is an error to replace it with
-// another one.
+// SetProviderID stores the provider's own id. It is an error to replace it with another id.
 func (s *Store) SetProviderID(ctx context.Context, id, providerID string) error {
 	return s.change(id, "store the provider id", func(row cache.Row) error {
 		if current := row.Record.ProviderID; current == providerID {
@@ -68,14 +67,14 @@ func (s *Store) StartDrain(ctx context.Context, id string, drain instance.Drain)
 	})
 }
 
-// Acknowledge stores that the operator has drained an instance. The
-// acknowledgement always counts (docs/server.md#drains): an instance whose
-// drain was lost, because another server began it, gets one that is over.
+// Acknowledge stores that the operator has drained an instance. The acknowledgement always
+// counts (docs/server.md#drains): if the drain was lost, because another server began it, the
+// instance gets a drain that is over.
 func (s *Store) Acknowledge(ctx context.Context, id string) error {
 	return s.change(id, "acknowledge the drain", func(row cache.Row) error {
 		now := s.clock.Now()
-		// The original reason is lost. The other reasons that lead to a drain
-		// would be found again, this one might not.
+		// The original reason is lost. Other reasons for a drain would be found again, but an
+		// unhealthy instance may look healthy now.
 		drain := instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: now, DeleteAt: now, Request: audit.RequestFrom(ctx)}
 		if row.Drain != nil {
 			drain = *row.Drain
@@ -111,7 +110,7 @@ func (s *Store) RequestDeletion(ctx context.Context, id string) error {
 		if !row.Record.DeletionRequestedAt.IsZero() {
 			return nil
 		}
-		// Normalize the time to what decoding the record returns.
+		// Drop the parts of the time that encoding the record drops.
 		row.Record.DeletionRequestedAt = s.clock.Now().Round(0).UTC()
 		row.DeletionRequest = audit.RequestFrom(ctx)
 		return s.save(ctx, row)
@@ -193,16 +192,16 @@ func (s *Store) put(ctx context.Context, row cache.Row) {
 // ErrOtherKey means that an instance is registered with another key.
 var ErrOtherKey = errors.New("the instance is registered with another public key")
 
-// Register stores the registration that next returns for the present one, nil if there
-// is none. next is called again when another writer has changed the record. An error of
-// next stores nothing and is returned. After any other error it is unknown whether the
-// registration is stored: an agent that repeats its request with the same key is safe.
-// The error wraps ErrUnknown also if the instance was deleted.
+// Register stores the result of next as the registration of an instance. next gets the
+// present registration, or nil, and is called again if another writer has changed the record.
+// An error of next stores nothing and is returned. After any other error it is unknown
+// whether the registration is stored: an agent may repeat its request with the same key. The
+// error wraps ErrUnknown also if the instance was deleted.
 func (s *Store) Register(ctx context.Context, id string, next func(*instance.Registration) (instance.Registration, error)) error {
 	exists := false
 	err := s.change(id, "store the registration", func(row cache.Row) error {
 		exists = true
-		// Of two attempts that conflict the second sees what is stored.
+		// If two attempts conflict, the second reads the stored registration.
 		const attempts = 2
 		for attempt := 1; ; attempt++ {
 			registration, err := next(row.Record.Registration)
@@ -226,7 +225,7 @@ func (s *Store) Register(ctx context.Context, id string, next func(*instance.Reg
 	return err
 }
 
-// reread replaces the record of row by the stored one.
+// reread replaces the record of row by the stored record.
 func (s *Store) reread(ctx context.Context, row *cache.Row) error {
 	key, err := recordKey(s.shard, &row.Record)
 	if err != nil {
@@ -245,14 +244,14 @@ func (s *Store) reread(ctx context.Context, row *cache.Row) error {
 	return nil
 }
 
-// normalized returns the registration with the times that decoding it returns.
+// normalized returns the registration with times as they are decoded.
 func normalized(r instance.Registration) *instance.Registration {
 	r.ExpiresAt, r.RegisteredAt = r.ExpiresAt.Round(0).UTC(), r.RegisteredAt.Round(0).UTC()
 	return &r
 }
 
-// mergeRegistrations returns which of two registrations of one instance a record must
-// have: the one with the later certificate. Another key is an error, whichever was first.
+// mergeRegistrations returns the registration with the later certificate of two registrations
+// of one instance. A different key is an error, whichever was first.
 func mergeRegistrations(ours, stored *instance.Registration) (*instance.Registration, error) {
 	switch {
 	case stored == nil:
@@ -277,8 +276,8 @@ func (s *Store) setOutdated(err error) {
 	}
 }
 
-// store writes the record of row and updates the etag of row. It replaces the
-// object with the etag of row, or creates the object if that is empty.
+// store writes the record of row and updates the etag of row. It replaces the object with the
+// etag of row, or creates the object if the etag is empty.
 func (s *Store) store(ctx context.Context, row *cache.Row) error {
 	key, err := recordKey(s.shard, &row.Record)
 	if err != nil {

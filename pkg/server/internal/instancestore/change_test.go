@@ -335,7 +335,7 @@ func TestDeletedInstanceIsKeptUntilPurged(t *testing.T) {
 
 var errLost = errors.New("the answer was lost")
 
-// registration returns that of a key.
+// registration returns the registration of a key.
 func registration(key string, serial string) instance.Registration {
 	at := epoch.Add(time.Hour)
 	if serial == "2" {
@@ -344,7 +344,7 @@ func registration(key string, serial string) instance.Registration {
 	return instance.Registration{PublicKeyPEM: key, CertSerial: serial, ExpiresAt: at, RegisteredAt: epoch}
 }
 
-// register registers an instance with a key unless it has another one.
+// register registers an instance with a key unless it is registered with another key.
 func (s *shard) register(id, key, serial string) error {
 	return s.Register(s.t.Context(), id, func(present *instance.Registration) (instance.Registration, error) {
 		if present != nil && present.PublicKeyPEM != key {
@@ -392,7 +392,8 @@ func TestARegistrationIsStored(t *testing.T) {
 	assert.ErrorIs(t, s.register("unknown", "key", "1"), instancestore.ErrUnknown)
 }
 
-// TestARegistrationWhoseAnswerWasLost binds the instance, whatever comes next.
+// TestARegistrationWhoseAnswerWasLost binds the instance to its key, also if the agent never
+// calls again.
 func TestARegistrationWhoseAnswerWasLost(t *testing.T) {
 	want := registration("key", "1")
 	for name, next := range map[string]func(*shard, string){
@@ -432,8 +433,8 @@ func TestARegistrationWhoseAnswerWasLost(t *testing.T) {
 	})
 }
 
-// TestDeletionRequestIsDurable checks that every later server knows about the
-// request, whatever is left of the cache.
+// TestDeletionRequestIsDurable checks that every later server knows the request, with an
+// intact, a lost or a damaged cache.
 func TestDeletionRequestIsDurable(t *testing.T) {
 	drain := instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour)}
 	decided := map[string]func(s *shard, id string){
@@ -530,8 +531,8 @@ func TestFailedDeletionRequest(t *testing.T) {
 	}
 }
 
-// TestChangeAfterALostAnswer makes another change, or the same one at another
-// time, over a record whose write seemed to fail.
+// TestChangeAfterALostAnswer makes another change, or the same change at another time, over a
+// record whose write seemed to fail.
 func TestChangeAfterALostAnswer(t *testing.T) {
 	request := func(s *shard, id string) error { return s.RequestDeletion(t.Context(), id) }
 	confirm := func(s *shard, id string) error { return s.SetProviderID(t.Context(), id, "cloud:///1") }

@@ -26,8 +26,8 @@ const (
 	crashStep = "NSTANCE_TEST_CRASH_STEP"
 )
 
-// testRecord is the only instance of the crash tests. Its id is fixed, so that
-// parent and child use the same one.
+// testRecord is the only instance of the crash tests. Its id is fixed, so that parent and
+// child use the same id.
 var testRecord = instance.Record{
 	ID: "knc06bgm7733st2576nx5jht4ecjw", Tenant: group.Tenant, Group: group.Group,
 	InfraConfigHash: "sha256:1", CreatedAt: epoch,
@@ -81,7 +81,7 @@ func TestCrashingChild(t *testing.T) {
 	t.Fatalf("no step is %q", step)
 }
 
-// found is what a server finds when it starts.
+// found is the state of the instance when a server starts.
 type found struct {
 	// exists and deleted are both false when the instance is unknown.
 	exists, deleted bool
@@ -106,7 +106,7 @@ func find(s *shard) found {
 	return f
 }
 
-// withoutDecisions returns what is left of f without the cache.
+// withoutDecisions returns f without the decisions, which only the cache has.
 func (f found) withoutDecisions() found {
 	if f.deleted {
 		return found{}
@@ -115,9 +115,8 @@ func (f found) withoutDecisions() found {
 	return f
 }
 
-// TestCrash kills a server at every step of an instance's lifecycle, and starts
-// another one with the cache that is left, without a cache and with a damaged
-// one.
+// TestCrash kills a server at every step of an instance's lifecycle, and starts another
+// server with the remaining cache, without a cache and with a damaged cache.
 func TestCrash(t *testing.T) {
 	running := found{exists: true, state: instance.Running, known: true, providerID: true}
 	with := func(f found, edit func(*found)) found {
@@ -166,7 +165,7 @@ func TestCrash(t *testing.T) {
 		}, false},
 	}
 	for _, step := range steps {
-		// One child serves all three cases: what it leaves is copied.
+		// One child serves all three cases: its files are copied.
 		left := t.TempDir()
 		crash(t, left, step.step)
 		for _, c := range caches {

@@ -28,9 +28,9 @@ const readers = 16
 // without it the instance would be created a second time. A cache that cannot
 // be read counts as empty.
 //
-// A record that is damaged prevents no other one from being used. It is replaced by the row
-// of the cache or, if the provider lists the instance, by what Adopt finds. One of a newer
-// format is an error.
+// A damaged record does not prevent the use of other records. It is replaced by the row of
+// the cache or, if the provider lists the instance, by the record that Adopt creates. A
+// record of a newer format is an error.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{
 		storage:  o.Storage,
@@ -95,13 +95,13 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		case !row.DeletedAt.IsZero():
 			s.index.put(&row)
 		case row.DeleteReason != "":
-			// Its deletion was decided, and the server stopped before it could
-			// store that the instance was deleted.
+			// The deletion was decided, and the server stopped before it could store that the
+			// instance was deleted.
 			row.ETag, row.DeletedAt = "", s.clock.Now()
 			s.index.put(&row)
 			put = append(put, row)
 		default:
-			// Its deletion was not decided. If the provider lists it, it is
+			// The deletion was not decided. If the provider lists the instance, it is
 			// adopted.
 			remove = append(remove, row.Record.ID)
 		}
@@ -133,8 +133,8 @@ func (s *Store) cached(ctx context.Context) map[string]cache.Row {
 	return byKey
 }
 
-// read returns new rows with the records that have the keys. It omits records
-// that no longer exist.
+// read returns new rows with the records under the keys. It omits records that no longer
+// exist.
 func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, error) {
 	rows, damages := make([]cache.Row, len(keys)), make([]error, len(keys))
 	ctx, stop := context.WithCancelCause(ctx)
@@ -147,7 +147,7 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 		if err == nil {
 			rows[i].ETag = object.ETag
 			rows[i].Record, damages[i] = decode(s.shard, keys[i], object.Data)
-			// It is not damaged, and must not be replaced.
+			// A newer record is not damaged, and must not be replaced.
 			if newer, is := errors.AsType[*storage.NewerFormatError](damages[i]); is {
 				err = newer
 			}
@@ -172,8 +172,7 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 	return byKey, nil
 }
 
-// decode decodes the object under key and checks that it is the record that
-// belongs there.
+// decode decodes the object under key and checks that the record belongs to the key.
 func decode(shard, key string, data []byte) (instance.Record, error) {
 	record, err := instance.UnmarshalRecord(data)
 	if err != nil {

@@ -68,7 +68,7 @@ func TestDamagedRecord(t *testing.T) {
 	}
 }
 
-// TestDamagedRecordInTheCache checks that the row of the cache replaces it.
+// TestDamagedRecordInTheCache checks that the row of the cache replaces a damaged record.
 func TestDamagedRecordInTheCache(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
@@ -185,7 +185,7 @@ func TestStorageOverridesCache(t *testing.T) {
 		if len(rows) != 5 {
 			t.Errorf("the cache has %d rows, want 3 instances and 2 tombstones", len(rows))
 		}
-		// The second time, the cache has all of this.
+		// At the second start, the cache has all rows.
 		s.clock.SetTime(epoch.Add(2 * time.Hour))
 		s.restart()
 		if diff := cmp.Diff(map[string]int{"List": 1}, s.storage.count()); diff != "" {
@@ -268,7 +268,7 @@ func TestFieldsOfALaterVersionAreKept(t *testing.T) {
 	})
 }
 
-// TestFormatOfALaterVersion is refused, whatever the cache has: a record that counts as
+// TestFormatOfALaterVersion is refused, even if the cache has a row: a record that counts as
 // damaged would be replaced.
 func TestFormatOfALaterVersion(t *testing.T) {
 	s := newShard(t, t.TempDir())

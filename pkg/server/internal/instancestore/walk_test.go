@@ -41,7 +41,7 @@ func (m model) change(id string, edit func(*instance.Instance)) {
 	m[id] = i
 }
 
-// loseCache removes what only the cache has: decisions and deleted instances.
+// loseCache removes the state that only the cache has: decisions and deleted instances.
 func (m model) loseCache() {
 	for id, i := range m {
 		if !i.DeletedAt.IsZero() {

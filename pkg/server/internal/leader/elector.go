@@ -4,14 +4,14 @@
 // Package leader elects one leader among servers that share an object storage,
 // and prevents a server that does not lead from writing.
 //
-// The lock is one object. Its leader rewrites it at every interval. A server
-// that has seen it unchanged for a whole timeout acquires it, on condition that
-// it is still unchanged. Each server measures time with its own monotonic
-// clock, starting from what it did or saw itself. A leader stops when two
-// thirds of the timeout have passed since it began its last successful write,
-// which is before any other server can have waited for the whole timeout. So
-// clocks need to agree only on the approximate length of a second. They do not
-// on a suspended machine, whose monotonic clock stops: do not suspend servers.
+// The lock is one object. Its leader rewrites it at every interval. A server that has seen it
+// unchanged for a whole timeout acquires it, on condition that it is still unchanged. Each
+// server measures time with its own monotonic clock, starting from its own reads and writes.
+// A leader stops when two thirds of the timeout have passed since it began its last
+// successful write, which is before any other server can have waited for the whole timeout.
+// So clocks need to agree only on the approximate length of a second. They do not on a
+// suspended machine, whose monotonic clock stops
+// (https://pkg.go.dev/time#hdr-Monotonic_Clocks): do not suspend servers.
 //
 // Leaders renew at one interval, of which a timeout has at least three. They do
 // not slow down in quiet times, because a slower leader would look dead to the
@@ -46,7 +46,7 @@ type Options struct {
 	// that starts and finds no lock then waits a timeout: the lock may have been deleted
 	// while another server leads. It is optional.
 	Used func(ctx context.Context) (bool, error)
-	// Address is the host:port at which other servers reach this one.
+	// Address is the host:port at which other servers reach this server.
 	Address  string
 	Election config.Election
 }
@@ -67,11 +67,10 @@ type Elector struct {
 	// leadershipID is the id in the lock that this server wrote last.
 	leadershipID string
 
-	// Only Run uses the fields below. etag is that of the lock that this server
-	// last wrote.
+	// Only Run uses the fields below. etag is the etag of the lock that this server last
+	// wrote.
 	etag string
-	// unconfirmed are the renewals since then that failed or whose answer was
-	// lost.
+	// unconfirmed are the renewals since then that failed or whose response was lost.
 	unconfirmed [][]byte
 }
 
@@ -93,7 +92,7 @@ func New(options Options) *Elector {
 // releases the lock and returns the error of lead.
 //
 // After ctx is done the lock is not renewed, so that a server that cannot stop
-// is replaced like a dead one: lead must finish its writes before the lease
+// is replaced like a dead server: lead must finish its writes before the lease
 // expires.
 //
 // Without election lead is called once.
@@ -154,7 +153,7 @@ func (e *Elector) LeadershipID() string {
 	return e.leadershipID
 }
 
-// leadingLocked is Leading with mu locked.
+// leadingLocked is Leading for callers that hold mu.
 func (e *Elector) leadingLocked() bool {
 	return !e.renewed.IsZero() && time.Now().Before(e.renewed.Add(e.leaseDuration()))
 }

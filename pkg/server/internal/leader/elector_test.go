@@ -185,7 +185,7 @@ func TestReleasedLockIsFree(t *testing.T) {
 		pass(interval + time.Second)
 		before, _ := readLock(t, store)
 
-		// It waits for its own work, which may use the rest of the lease.
+		// The server waits for its own work, which may use the rest of the lease.
 		first.stop()
 		synctest.Wait()
 		if lock, _ := readLock(t, store); lock != before {
@@ -323,8 +323,8 @@ func TestHandler(t *testing.T) {
 		expectResponse(t, first, http.StatusOK, lock)
 		expectResponse(t, second, http.StatusServiceUnavailable, lock)
 
-		// A leader that lost the storage still knows the last leader, and that
-		// there is none now.
+		// A leader that lost the storage still returns the last leader, and reports that it
+		// does not lead any more.
 		first.link.set(down)
 		second.link.set(down)
 		pass(lease)

@@ -29,10 +29,10 @@ func (e *Elector) Context(ctx context.Context) (context.Context, context.CancelF
 	return context.WithDeadlineCause(ctx, e.leaseEnd(), ErrNotLeading)
 }
 
-// Follow returns a context for calls that only the leader may make, that may last longer
-// than a lease, and that are safe to repeat. It lasts as long as the leadership is renewed:
-// each renewal moves its end. When this server does not lead, the context is already done.
-// The cause of both is ErrNotLeading.
+// Follow returns a context for calls that only the leader may make, that may last longer than
+// a lease, and that are safe to repeat. It lasts as long as the leadership is renewed: each
+// renewal moves its end. If this server does not lead, the context is already done. The cause
+// of both is ErrNotLeading.
 func (e *Elector) Follow(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !e.options.Election.Enabled {
 		return context.WithCancel(ctx)
@@ -42,7 +42,7 @@ func (e *Elector) Follow(ctx context.Context) (context.Context, context.CancelFu
 		cancel(ErrNotLeading)
 	}
 	go func() {
-		// It returns at once when ctx is done.
+		// waitForExpiry returns at once when ctx is done.
 		if err := e.waitForExpiry(ctx); ctx.Err() == nil {
 			cancel(err)
 		}

@@ -139,8 +139,7 @@ func TestPausedWriterWritesNothing(t *testing.T) {
 	})
 }
 
-// TestOtherErrorsOfWrites checks that unrelated errors are not reported as lost
-// leadership.
+// TestOtherErrorsOfWrites checks that unrelated errors are not reported as lost leadership.
 func TestOtherErrorsOfWrites(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		f.behind.set(down)

@@ -171,15 +171,15 @@ const (
 	down
 	// hanging: calls wait until the fault is over or their context is done.
 	hanging
-	// paused: calls wait until the fault is over, even if their context is done
-	// earlier, like those of a stopped process.
+	// paused: calls wait until the fault is over, even if their context is done earlier, like
+	// the calls of a stopped process.
 	paused
 	// mute: calls are carried out but seem to fail.
 	mute
 	// late: calls fail with their context and are carried out after that.
 	late
-	// cut: the process is dead. Waiting calls are never carried out, but late
-	// ones, which are in progress, are. No other fault follows this one.
+	// cut: the process is dead. Waiting calls are never carried out, but late calls, which
+	// are in progress, are. No other fault follows.
 	cut
 )
 

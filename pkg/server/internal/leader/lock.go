@@ -54,8 +54,8 @@ func encodeLock(lock Lock) ([]byte, error) {
 	return data, nil
 }
 
-// parseLock rejects what no server writes. A lock without the field leaderID
-// was not released but edited by hand, and its leader may be alive.
+// parseLock rejects locks that no server writes. A lock without the field leaderID was not
+// released but edited by hand, and its leader may be alive.
 func parseLock(data []byte) (Lock, error) {
 	var read struct {
 		LeaderID     *string   `json:"leaderID"`
@@ -78,8 +78,8 @@ func parseLock(data []byte) (Lock, error) {
 // server acquired first.
 const conflictDelay = 100 * time.Millisecond
 
-// observedLock is what a server that does not lead knows about the lock. The
-// zero value stands for a lock that does not exist.
+// observedLock is the lock as a server that does not lead has observed it. The zero value
+// stands for a lock that does not exist.
 type observedLock struct {
 	// etag is empty when there is no lock.
 	etag string
@@ -88,7 +88,7 @@ type observedLock struct {
 	// at is when this version of the lock was first seen. It is taken after the
 	// answer arrived, so the leader wrote the lock earlier.
 	at time.Time
-	// seen is true once the lock was looked for.
+	// seen is true once this server has tried to read the lock.
 	seen bool
 }
 
@@ -109,10 +109,10 @@ func (e *Elector) isUsed(ctx context.Context) bool {
 // hasLed reports whether this process has led.
 func (e *Elector) hasLed() bool { return e.LeadershipID() != "" }
 
-// isFree reports whether the lock may be acquired. A leader stops after two
-// thirds of the timeout, and the next one waits for all of it, counted from
-// when it saw the last change. The last third is the grace period between two
-// leaders, so none is added after acquiring (docs/server.md#leader-election).
+// isFree reports whether the lock may be acquired. A leader stops after two thirds of the
+// timeout, and the next leader waits for all of it, counted from when it saw the last change.
+// The last third is the grace period between two leaders, so acquiring adds no other
+// (docs/server.md#leader-election).
 func (o *observedLock) isFree(timeout time.Duration) bool {
 	return !o.taken || time.Since(o.at) >= timeout
 }
@@ -157,7 +157,7 @@ func (e *Elector) acquire(ctx context.Context) bool {
 	}
 }
 
-// readLock returns the object of the lock, the zero value if there is none.
+// readLock returns the object of the lock, or the zero value.
 func (e *Elector) readLock(ctx context.Context) (storage.Object, error) {
 	call, cancel := e.callContext(ctx)
 	defer cancel()
@@ -197,7 +197,7 @@ func (e *Elector) observe(ctx context.Context, o *observedLock) error {
 	lock, err := parseLock(object.Data)
 	if err != nil {
 		// No server renews the lock while it is unreadable.
-		logger.Error(err, "Cannot decode the lock, another server may lead")
+		logger.Error(err, "Failed to decode the lock, another server may lead")
 		o.taken = true
 		e.setObserved(Lock{})
 		return nil
@@ -244,8 +244,8 @@ func (e *Elector) tryAcquire(ctx context.Context, etag string) error {
 	return nil
 }
 
-// nextLeadershipID returns the current leadership id if this server was the
-// last leader, and else a new one.
+// nextLeadershipID returns the current leadership id if this server was the last leader, and
+// else a new id.
 func (e *Elector) nextLeadershipID() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()

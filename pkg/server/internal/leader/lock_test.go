@@ -17,9 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/internal/leader"
 )
 
-// TestClocksOfOtherServers uses a lock whose leader has a wrong wall clock: the
-// lock is valid for a timeout since it was first seen, whatever time it
-// contains.
+// TestClocksOfOtherServers uses a lock whose leader has a wrong wall clock: the lock is valid
+// for a timeout since it was first seen. The time in it does not count.
 func TestClocksOfOtherServers(t *testing.T) {
 	for _, updated := range []string{"0001-01-01T00:00:00Z", "1999-12-31T23:59:59.5+02:00", "9999-01-01T00:00:00Z"} {
 		t.Run(updated, func(t *testing.T) {
@@ -96,8 +95,8 @@ func TestLeadershipID(t *testing.T) {
 		leadershipID = expectLeadershipID(t, second, 1, leadershipID, false)
 		second.stop()
 		<-second.done
-		// It is killed before it could use the lock, and restarts: it has not
-		// led since the other server.
+		// The server is killed before it could use the lock, and restarts: it has not led
+		// since the other server.
 		first = start(t, store, "one", nil)
 		pass(time.Second)
 		taken := expectLeadershipID(t, first, 1, leadershipID, false)
@@ -138,7 +137,7 @@ func TestUnreadableLock(t *testing.T) {
 					t.Errorf("leads %v, the leader is %v", elector.Leading(), lock)
 				}
 				log := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-				if strings.Count(log, "\n") != 1 || !strings.Contains(log, "Cannot decode the lock") {
+				if strings.Count(log, "\n") != 1 || !strings.Contains(log, "Failed to decode the lock") {
 					t.Errorf("the log is\n%s", log)
 				}
 				pass(1)
@@ -162,7 +161,7 @@ func TestDeletedLock(t *testing.T) {
 		first := start(t, store, "one", nil)
 		pass(time.Second)
 		second := start(t, store, "two", nil)
-		// The second server reads before the first one renews.
+		// The second server reads before the first server renews.
 		pass(4*interval - time.Second/2)
 		require.NoError(t, store.Delete(t.Context(), key))
 		pass(interval)
@@ -202,8 +201,8 @@ func TestDeletedLockAtTheStart(t *testing.T) {
 	})
 }
 
-// TestTwoServersWithOneID checks that the first server notices the second one.
-// The second takes the lock for one of its own previous run.
+// TestTwoServersWithOneID checks that the first server notices the second. The second takes
+// the lock for a lock of its own previous run.
 func TestTwoServersWithOneID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)

@@ -118,8 +118,8 @@ func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
 	return terms, last
 }
 
-// waitLeader waits until a term writes that is not one of those before it, and
-// whose server is named in the lock.
+// waitLeader waits until a term writes that is not in before, and whose server is named in
+// the lock.
 func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
 	t.Helper()
 	runtest.Eventually(t, "another server leads", func() bool {
@@ -156,11 +156,10 @@ func (o observer) writable(t *testing.T, term string, attempt int) bool {
 	return true
 }
 
-// TestProcesses pauses leaders that are in the middle of writing, as a debugger
-// or a lack of memory does. A standby takes over, and the old leader resumes
-// and tries to write: through the fence, and in place of what it has seen last.
-// Everything must remain as the new leader left it. Finally the leader is
-// killed.
+// TestProcesses pauses leaders that are in the middle of writing, as a debugger or a lack of
+// memory does. A standby takes over, and the old leader resumes and tries to write: through
+// the fence, and over the last version that it has seen. All objects must remain as the new
+// leader left them. Finally the leader is killed.
 func TestProcesses(t *testing.T) {
 	dir := t.TempDir()
 	store, err := file.Open(dir)
@@ -199,7 +198,7 @@ func TestProcesses(t *testing.T) {
 		over, writes := old.waitForTermEnd(t, term)
 		if over.Before(resumed) {
 			// On a busy machine its term was over before it was stopped. It may have written
-			// afterwards already, in place of what was still its own.
+			// afterwards already, over a version that was still its own.
 			continue
 		}
 		longest = max(longest, lock.LastUpdated.Sub(stopped.LastUpdated))

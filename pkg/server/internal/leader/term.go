@@ -29,8 +29,8 @@ func (e *Elector) retryDelay(failures int) time.Duration {
 	return min(retryDelays[min(failures, len(retryDelays))-1], e.options.Election.Interval)
 }
 
-// runTerm leads for one term. The error is the one that lead returned on its
-// own, or wraps ErrNotLeading when leadership was lost.
+// runTerm leads for one term. The error is the error that lead returned on its own, or wraps
+// ErrNotLeading if leadership was lost.
 func (e *Elector) runTerm(ctx context.Context, lead func(ctx context.Context) error) error {
 	logger := klog.FromContext(ctx)
 	logger.Info("Started leading")

@@ -13,9 +13,8 @@ import (
 	"nstance.dev/operator/pkg/server/internal/leader"
 )
 
-// TestStorageOutage checks that a leader that cannot renew stops before another
-// server may take over, that no server leads during the outage, and that one
-// leads afterwards.
+// TestStorageOutage checks that a leader that cannot renew stops before another server may
+// take over, that no server leads during the outage, and that a server leads afterwards.
 func TestStorageOutage(t *testing.T) {
 	for name, fault := range map[string]fault{"down": down, "hanging": hanging, "paused": paused} {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +95,7 @@ func TestRetries(t *testing.T) {
 		s.link.set(working)
 		pass(time.Second)
 		expectTerms(t, s, 1, true)
-		// The next attempt is an interval after the successful one.
+		// The next attempt is an interval after the successful attempt.
 		before, _ = s.link.count()
 		pass(interval - 1)
 		if calls, _ := s.link.count(); calls != before {
@@ -120,7 +119,7 @@ func TestLeaseBeginsBeforeTheWrite(t *testing.T) {
 		s.link.set(working) // The renewal that was begun 2 s ago succeeds.
 		synctest.Wait()
 		s.link.set(down)
-		// The next one is an interval after the beginning of that one, too.
+		// The next renewal is an interval after the beginning of that renewal, too.
 		before, _ := s.link.count()
 		pass(interval - 2*time.Second - 1)
 		if calls, _ := s.link.count(); calls != before {

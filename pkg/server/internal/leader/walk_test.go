@@ -26,10 +26,9 @@ const (
 	checkInterval = time.Second
 )
 
-// TestAtMostOneLeader lets five servers pause, lose the storage or its answers,
-// crash, stop and restart, and continuously checks who leads and who writes
-// through its fence. After all faults are cleared, one server leads and keeps
-// leading.
+// TestAtMostOneLeader lets five servers pause, lose the storage or its answers, crash, stop
+// and restart, and continuously checks which server leads and which writes through its fence.
+// After all faults are cleared, one server leads and keeps leading.
 func TestAtMostOneLeader(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(4, 20)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

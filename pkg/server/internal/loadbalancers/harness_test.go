@@ -74,7 +74,7 @@ func (w *world) configure(keys ...string) {
 	w.config = c
 }
 
-// lead begins a term, after the end of the one before.
+// lead ends the current term, and begins another.
 func (w *world) lead() {
 	w.stop()
 	ctx, cancel := context.WithCancel(klog.NewContext(w.t.Context(), logr.Discard()))
@@ -123,7 +123,7 @@ func (w *world) lead() {
 	w.pass(time.Second)
 }
 
-// pass lets time pass, and waits until nothing happens.
+// pass lets time pass, and waits until all goroutines are idle.
 func (w *world) pass(d time.Duration) {
 	w.syncer.Enqueue()
 	time.Sleep(d)

@@ -25,7 +25,7 @@ const (
 	stateDeregistering = "deregistering"
 )
 
-// Metrics are those of all terms of the process.
+// Metrics are the metrics of load balancers. They outlive the terms of the process.
 type Metrics struct {
 	calls *prometheus.CounterVec
 }
@@ -89,14 +89,15 @@ func (s *Syncer) Collect(metrics chan<- prometheus.Metric) {
 }
 
 // countTargets counts the instances at the parts of an entry by state. An instance is
-// registered when it is at all parts, and deregistering when it is so at each that has it.
+// registered if it is registered at all parts, and deregistering if it is deregistering at
+// each part that has it.
 func countTargets(entry string, parts []*part) map[string]int {
 	states := map[string]map[string]int{}
 	for _, p := range parts {
 		for id, t := range p.targets {
 			state := t.metricState()
 			if state == "" || t.entries != nil && !p.dropped() && !slices.Contains(t.entries, entry) {
-				continue // is there for another entry
+				continue // a target for another entry
 			}
 			if states[id] == nil {
 				states[id] = map[string]int{}
@@ -118,7 +119,7 @@ func countTargets(entry string, parts []*part) map[string]int {
 	return counts
 }
 
-// metricState returns the state of a target at one part, empty if it is none.
+// metricState returns the state of a target at one part, empty if it is not a target.
 func (t *target) metricState() string {
 	switch {
 	case t.is(provider.Draining), t.deregistered:

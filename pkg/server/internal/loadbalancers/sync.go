@@ -25,22 +25,23 @@ const (
 	maxRetryDelay = time.Minute
 )
 
-// target is what is known of an instance at one part.
+// target is the state of an instance at one part.
 type target struct {
 	group instance.GroupKey
-	// entries are those for which it was wanted last, nil if it never was.
+	// entries are the entries that wanted the instance last, nil if no entry ever did.
 	entries []string
 	// possible is true if the instance may be a target: it was listed, or its registration
 	// was requested, or it is being deleted and was not deregistered yet. It becomes false
-	// when a list that follows a deregistration does not have it.
+	// when a list after a deregistration lacks it.
 	possible bool
-	// listed is true if the last list has it, and state is what it says.
+	// listed is true if the last list has it, in this state.
 	listed bool
 	state  provider.TargetState
 	// registered is true if a registration, and deregistered if a deregistration, has
 	// succeeded since the last list.
 	registered, deregistered bool
-	// retryAt is when the next call may be made, and failures how many have failed in a row.
+	// retryAt is when the next call may be made, and failures the number of failed calls in a
+	// row.
 	retryAt  time.Time
 	failures int
 }
@@ -60,13 +61,13 @@ func (t *target) needsDeregistration() bool {
 type round struct {
 	*Syncer
 	part *part
-	// balancer and label are those of the part when the round began.
+	// balancer and label are the values of the part when the round began.
 	balancer provider.LoadBalancer
 	label    string
 }
 
-// sync makes the targets of one part equal to what is wanted, as far as one list and a few
-// calls can. It returns when to do that again, zero for never.
+// sync makes the targets of one part equal to the wanted targets, as far as one list and a
+// few calls can. It returns when to sync again, zero for never.
 func (s *Syncer) sync(ctx context.Context, name string) time.Duration {
 	s.mu.Lock()
 	p := s.parts[name]
@@ -92,7 +93,7 @@ func (s *Syncer) sync(ctx context.Context, name string) time.Duration {
 	return s.next(name, p, len(toRegister)+len(toDeregister) > 0)
 }
 
-// list reads the targets. It adds the groups with an instance that waits no longer.
+// list reads the targets. It adds the groups with an instance that no longer waits.
 func (r *round) list(ctx context.Context, changed map[instance.GroupKey]bool) {
 	var targets []provider.Target
 	err := r.call(ctx, operationList, func(ctx context.Context) (err error) {
@@ -148,7 +149,7 @@ type ownTarget struct {
 	state provider.TargetState
 }
 
-// own returns the targets that are instances with a record, by id. Those of others are left
+// own returns the targets that are instances with a record, by id. Other targets are left
 // alone.
 func (s *Syncer) own(targets []provider.Target) map[string]ownTarget {
 	own := map[string]ownTarget{}
@@ -256,8 +257,8 @@ func (s *Syncer) compare(p *part) (toRegister, toDeregister []instance.VM) {
 	now := time.Now()
 	for _, id := range slices.Sorted(maps.Keys(instances)) {
 		i := instances[id]
-		// The list of a group and the entries may change together. Nothing is unwanted
-		// because of one that is newer than the other.
+		// The list of a group and the entries may change together. No target is deregistered
+		// while the parts and the configuration differ.
 		current := s.isCurrent()
 		keys, certain := s.wantedBalancers(&i)
 		current = current && s.isCurrent()
@@ -270,7 +271,7 @@ func (s *Syncer) compare(p *part) (toRegister, toDeregister []instance.VM) {
 			t = &target{group: i.Key()}
 			p.targets[id] = t
 		case t == nil && intent == deregister && len(entries) > 0 && !s.neverReported(&i):
-			// The leader before may have registered it.
+			// The previous leader may have registered it.
 			t = &target{group: i.Key(), possible: true}
 			p.targets[id] = t
 		}
@@ -292,7 +293,7 @@ func (s *Syncer) compare(p *part) (toRegister, toDeregister []instance.VM) {
 	return toRegister, toDeregister
 }
 
-// vm returns an instance as the provider reports it, or else as its record has it.
+// vm returns an instance as the provider reports it, or else from its record.
 func (s *Syncer) vm(i *instance.Instance) instance.VM {
 	if vm, known := s.VM(i.ID); known {
 		return vm

@@ -39,8 +39,8 @@ func (w *world) setEntries(all entries, list ...string) {
 	}
 }
 
-// Entries that share what they list: an instance stays a target of it without a call as long
-// as the entries of its group have it.
+// If entries share a target group, an instance stays its target without a call as long as the
+// entries of its group list it.
 func TestEntriesThatShareATargetGroup(t *testing.T) {
 	type state struct {
 		entries entries
@@ -120,8 +120,8 @@ func TestEntriesThatShareATargetGroup(t *testing.T) {
 	}
 }
 
-// An instance that drains while its entry changes is deregistered from what the entry had,
-// and is not terminated before the delay is over.
+// If an entry changes while an instance drains, the instance is deregistered from the target
+// groups of the earlier entry, and is not terminated before the delay is over.
 func TestAnEntryThatChangesWhileAnInstanceDrains(t *testing.T) {
 	for name, after := range map[string]entries{
 		"grows": {"x": {"web", "api"}}, "is another": {"x": {"api"}}, "has another key": {"y": {"web"}}, "is removed": {},
@@ -195,7 +195,7 @@ func TestEntryAndListChangeTogether(t *testing.T) {
 					assert.Empty(t, calls)
 					w.pass(time.Hour)
 				}
-				// Another entry is not taken for the one that was dropped.
+				// Another entry is not mistaken for the dropped entry.
 				change(w, func() { w.setEntries(entries{"y": {"api"}}, "y") })
 				time.Sleep(time.Hour)
 				synctest.Wait()
@@ -226,8 +226,8 @@ func TestTerminationWaitsForAnEntryThatIsNotEnqueued(t *testing.T) {
 	})
 }
 
-// The metrics of an entry count an instance as registered when it is with all that the entry
-// lists, and do not count what is there for another entry.
+// The metrics of an entry count an instance as registered when it is registered with all
+// target groups of the entry, and do not count targets of another entry.
 func TestMetricsOfEntriesThatShareATargetGroup(t *testing.T) {
 	run(t, func(w *world) {
 		w.setEntries(entries{"x": {"web"}, "y": {"web", "api"}}, "x")
@@ -274,7 +274,7 @@ func TestMetricsOfEntriesThatShareATargetGroup(t *testing.T) {
 // instance.
 func (w *world) countCalls() map[string]int {
 	calls := map[string]int{}
-	// A round locks it before it calls.
+	// A round locks the mutex before it calls.
 	w.syncer.mu.Lock()
 	defer w.syncer.mu.Unlock()
 	w.balancer.Called = func(operation, endpoint string, ids []string) error {
@@ -296,7 +296,7 @@ func (w *world) want(keys ...string) {
 }
 
 // A change of the list of a group changes the targets of the load balancers that it adds or
-// removes, and calls nothing for the others: neither at once, nor later, nor in the next term.
+// removes, and makes no calls for others: neither at once, nor later, nor in the next term.
 func TestAChangedListOfAGroup(t *testing.T) {
 	for _, tc := range []struct {
 		name          string
@@ -337,8 +337,8 @@ func TestAChangedListOfAGroup(t *testing.T) {
 	}
 }
 
-// TestAChangedListWhileAnInstanceDrains: the instance is deregistered from what the list had
-// and from what it has, and is not terminated before both delays are over.
+// TestAChangedListWhileAnInstanceDrains: the instance is deregistered from the load balancers
+// of both lists, and is not terminated before both delays are over.
 func TestAChangedListWhileAnInstanceDrains(t *testing.T) {
 	for name, lists := range map[string][2][]string{
 		"one is added":   {{"web"}, {"web", "api"}},
@@ -388,8 +388,8 @@ func TestAChangedListWhileAnInstanceDrains(t *testing.T) {
 	}
 }
 
-// A list that changes to and fro while calls are made ends with what it has at last, and
-// with one call for each change.
+// If a list changes to and fro while calls are made, the targets follow the last list, with
+// one call for each change.
 func TestAListThatChangesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -26,22 +26,22 @@ const (
 	workers = 4
 	// gatherDelay is how long a change waits for others, which share its calls.
 	gatherDelay = 300 * time.Millisecond
-	// confirmInterval is the time from a call to the next list, busyInterval that between
-	// two lists while a target is being registered or deregistered, and idleInterval that
-	// while nothing is in progress.
+	// confirmInterval is the time from a call to the next list, busyInterval the time between
+	// two lists while a target is being registered or deregistered, and idleInterval the time
+	// between two lists while nothing is in progress.
 	confirmInterval = time.Second
 	busyInterval    = 5 * time.Second
 	idleInterval    = time.Minute
 )
 
-// Instances has the instances with a record. Get also returns deleted ones for a while.
+// Instances has the instances with a record. Get also returns deleted instances for a while.
 type Instances interface {
 	Keys() []instance.GroupKey
 	List(key instance.GroupKey) []instance.Instance
 	Get(id string) (instance.Instance, bool)
 }
 
-// Groups has which load balancers the instances of a group are registered with.
+// Groups returns the load balancers of the instances of a group.
 type Groups interface {
 	Get(key instance.GroupKey) (*groups.Group, bool)
 	// Deleted reports whether a group was deleted, and Unconfirmed whether its settings may
@@ -58,8 +58,8 @@ type Options struct {
 	VM        func(id string) (instance.VM, bool)
 	Instances Instances
 	Groups    Groups
-	// Agents is true if the instances run agents: one is registered when its agent has
-	// reported. Without agents the provider's report counts.
+	// Agents is true if the instances run agents: an instance is registered when its agent
+	// has reported. Without agents the provider's report counts.
 	Agents bool
 	// CallContext returns the context of one call, so that only the leader makes it.
 	CallContext provider.CallContextFunc
@@ -72,15 +72,15 @@ type Options struct {
 	Metrics    *Metrics
 }
 
-// Syncer makes the targets of load balancers equal to what is wanted, during one term. It
-// knows nothing of earlier terms: the targets are read from the provider. It is safe for
+// Syncer makes the targets of load balancers equal to the wanted targets, during one term. It
+// has no state of earlier terms: it reads the targets from the provider. It is safe for
 // concurrent use.
 type Syncer struct {
 	Options
-	// queue has the names of the parts to synchronize. No two workers work on the same.
+	// queue has the names of the parts to synchronize. No two workers work on the same part.
 	queue workqueue.TypedDelayingInterface[string]
 
-	// mu guards the fields below, and those of the parts. It is never locked during a
+	// mu guards the fields below, and the fields of the parts. It is never locked during a
 	// call.
 	mu    sync.Mutex
 	parts map[string]*part
@@ -88,19 +88,19 @@ type Syncer struct {
 	configured *config.Config
 }
 
-// part is what is known of one part of the load balancers: entries of the configuration may
-// list several, and share some.
+// part is the state of one part of the load balancers, such as one target group: entries of
+// the configuration may list several parts, and share some.
 type part struct {
-	// balancer is what calls get: an entry that lists this part only.
+	// balancer is passed to the provider's calls: an entry that lists this part only.
 	balancer provider.LoadBalancer
-	// entries are the keys of the entries that list it, in order. If there are none any
+	// entries are the keys of the entries that list it, in order. If no entry lists it any
 	// more, its targets are deregistered.
 	entries []string
-	// label is what metrics and messages call it without an entry.
+	// label is its name in metrics and messages while no entry lists it.
 	label string
 	// listed is true once the targets were listed in this term.
 	listed bool
-	// due is when to list them again, and failures how often that has failed in a row.
+	// due is when to list them again, and failures how often listing has failed in a row.
 	due      time.Time
 	failures int
 	// targets are the instances that are or may be targets, by id.
@@ -110,7 +110,7 @@ type part struct {
 // dropped reports whether no entry lists the part any more.
 func (p *part) dropped() bool { return len(p.entries) == 0 }
 
-// labels are what metrics call the part.
+// labels are the values of the metric label for the part.
 func (p *part) labels() []string {
 	if p.dropped() {
 		return []string{p.label}
@@ -164,8 +164,8 @@ func (s *Syncer) Enqueue() {
 	}
 }
 
-// update adds the parts that are new in the configuration, and marks those that it does not
-// have any more. It returns the names of all.
+// update adds the parts that are new in the configuration, and marks the parts that it no
+// longer has. It returns the names of all parts.
 func (s *Syncer) update() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +183,7 @@ func (s *Syncer) update() []string {
 				s.parts[name] = p
 			}
 			if p.dropped() {
-				// No entry has a key with a space, and so this label.
+				// No entry has a key with a space, so this label is unique.
 				p.balancer, p.label = provider.LoadBalancer{Key: key, Settings: settings}, key+" (before)"
 			}
 			p.entries = append(p.entries, key)
@@ -197,7 +197,7 @@ func (s *Syncer) update() []string {
 	return slices.Collect(maps.Keys(s.parts))
 }
 
-// isCurrent reports whether the parts are those of the configuration in force.
+// isCurrent reports whether the parts come from the configuration in force.
 func (s *Syncer) isCurrent() bool {
 	configured := s.Groups.Config()
 	s.mu.Lock()
@@ -205,9 +205,9 @@ func (s *Syncer) isCurrent() bool {
 	return configured == s.configured
 }
 
-// Waits reports whether an instance that is being deleted is a target of a load balancer,
-// or may be one: its deregistration delay is not over, or the targets are not known. Then
-// it must not be terminated before the deadline of its drain.
+// Waits reports whether an instance that is being deleted is, or may be, a target of a load
+// balancer: its deregistration delay is not over, or the targets are not known. Then it must
+// not be terminated before the deadline of its drain.
 func (s *Syncer) Waits(i *instance.Instance) bool {
 	if s.neverReported(i) {
 		return false
@@ -247,7 +247,7 @@ func (s *Syncer) work(ctx context.Context) bool {
 	return true
 }
 
-// intent is what is wanted of an instance as a target of one load balancer.
+// intent is the change of an instance as a target of one load balancer.
 type intent int
 
 const (
@@ -259,8 +259,8 @@ const (
 	deregister
 )
 
-// intentOf returns what is wanted of an instance at a load balancer. wanted is true if the
-// configuration has it there, and certain is false if that may be outdated.
+// intentOf returns the change of an instance at a load balancer. wanted is true if the
+// configuration wants it there, and certain is false if that may be outdated.
 //
 // An instance is registered on a good report only. After that it stays a target as long as
 // it exists: a load balancer has health checks of its own, and an instance that is really

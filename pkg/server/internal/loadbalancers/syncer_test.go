@@ -163,7 +163,7 @@ func TestWithoutAListTerminationWaits(t *testing.T) {
 		assert.False(t, w.waits("a"))
 		assert.Positive(t, w.takeChanged())
 
-		// Another failure does not make what is known unknown.
+		// Another failure does not lose the known targets.
 		failing = true
 		w.pass(time.Hour)
 		assert.False(t, w.waits("a"))
@@ -171,8 +171,8 @@ func TestWithoutAListTerminationWaits(t *testing.T) {
 	})
 }
 
-// A former leader may have registered an instance with a load balancer that its group does
-// not list any more. Until the targets were listed, nothing is known of that.
+// A former leader may have registered an instance with a load balancer that its group no
+// longer lists. The next leader does not know before it has listed the targets.
 func TestBeforeTheFirstListTerminationWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
@@ -206,8 +206,8 @@ func TestANewTermReadsTheTargets(t *testing.T) {
 		w.set("elsewhere", reporting)
 		w.pass(time.Minute)
 		w.stop()
-		// What the next leader finds: targets by provider id, of others, and of a load
-		// balancer that the group does not have.
+		// The next leader finds targets by provider id, foreign targets, and targets of a
+		// load balancer that the group does not list.
 		w.balancer.Remove("web", "new")
 		w.balancer.Remove("web", "kept")
 		w.balancer.Put("web", provider.Target{ProviderID: "vm-kept"})
@@ -242,7 +242,7 @@ func TestTheGroupHasAnotherLoadBalancer(t *testing.T) {
 		w.pass(time.Second)
 		w.expect(targetStates{"a": provider.Draining})
 		assert.Equal(t, targetStates{"a": provider.Registered}, w.balancer.States("api"))
-		// It is back before the delay is over.
+		// The load balancer is back before the delay is over.
 		w.wanted = []string{"web"}
 		w.pass(time.Second)
 		w.expect(targetStates{"a": provider.Registered})
@@ -265,7 +265,7 @@ func TestTheConfigurationDropsALoadBalancer(t *testing.T) {
 	})
 }
 
-// One instance that the cloud rejects keeps no other from being registered. Its calls are
+// If the cloud rejects one instance, the others are registered nevertheless. Its calls are
 // repeated with a growing delay.
 func TestOneInstanceIsRejected(t *testing.T) {
 	run(t, func(w *world) {

@@ -21,10 +21,10 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// TestWalk changes instances, group, configuration and leader at random, while calls fail
-// and responses are lost. No instance is registered before its first good report. None is
-// free for its termination while a load balancer has it as a target. In the end the targets
-// are what is wanted.
+// TestWalk changes instances, group, configuration and leader at random, while calls fail and
+// responses are lost. No instance is registered before its first good report, or may be
+// terminated while a load balancer has it as a target. In the end the targets are the wanted
+// targets.
 func TestWalk(t *testing.T) {
 	for _, seed := range tier.Seeds(t, tier.Pick(20, 100)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -79,7 +79,7 @@ func walk(t *testing.T, random *rand.Rand) {
 				set(id, draining)
 			}
 		case 6, 7:
-			// What the reconciler does.
+			// This is the reconciler's part.
 			if found && i.Drain != nil && i.DeletedAt.IsZero() && !w.waits(id) {
 				for _, endpoint := range w.balancer.Endpoints {
 					assert.NotContains(t, w.balancer.States(endpoint), id, "step %d: an instance that does not wait", step)
@@ -96,7 +96,7 @@ func walk(t *testing.T, random *rand.Rand) {
 		case 10:
 			w.balancer.LoseResponses(random.IntN(3))
 		case 11:
-			// The leader changes, or begins anew. It does not know what the configuration had.
+			// The leader changes, or begins anew. It does not know the earlier configuration.
 			w.configure("web", "api")
 			w.lead()
 		case 12:
@@ -131,7 +131,7 @@ func walk(t *testing.T, random *rand.Rand) {
 	w.mu.Unlock()
 	got := w.balancer.States("web")
 	for id := range maps.Clone(got) {
-		// One that is not healthy stays what it was.
+		// An instance that is not healthy keeps its registration.
 		if i, found := w.Get(id); found && !i.BeingDeleted() && i.DeletedAt.IsZero() && !w.syncer.isGood(&i) {
 			delete(got, id)
 		}

@@ -11,9 +11,9 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// causeOf returns the request that the deletion of an instance follows from, the zero value
-// if the server decided on it by itself. After a change of leader only the generation is
-// known of the request that set a size or a configuration.
+// causeOf returns the request that led to the deletion of an instance, the zero value if the
+// server decided on it by itself. If another leader has seen the request that set the size or
+// the configuration, only its generation is known.
 func (r *reconciliation) causeOf(i *instance.Instance, reason string) audit.Request {
 	if reason == instance.ReasonRequested {
 		return i.DeletionRequest
@@ -38,7 +38,7 @@ func (r *reconciliation) causeOf(i *instance.Instance, reason string) audit.Requ
 	return cause
 }
 
-// log writes the line of the audit trail for a step of the deletion of an instance.
+// log writes the audit line for a step of the deletion of an instance.
 func (r *reconciliation) log(ctx context.Context, action audit.Action, i *instance.Instance, a action, to string) {
 	cause := r.causeOf(i, a.reason)
 	entry := audit.Entry{

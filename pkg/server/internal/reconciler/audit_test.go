@@ -38,7 +38,7 @@ func audited(t *testing.T) (*server, *audittest.Log) {
 }
 
 // TestTerminationsNameTheRequest: an instance that is drained for one request is terminated
-// for it, also if another one follows.
+// for the same request, even if another request follows.
 func TestTerminationsNameTheRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, log := audited(t)

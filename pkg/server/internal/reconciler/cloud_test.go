@@ -30,7 +30,7 @@ type cloud struct {
 	subnets         map[string]string
 	// groups are the groups of all instances that ever existed.
 	groups map[string]instance.GroupKey
-	// reject returns an error for calls that are to fail.
+	// reject returns an error for calls that should fail.
 	reject func(call call) error
 	// watch is called with Mu locked after every change.
 	watch   func()

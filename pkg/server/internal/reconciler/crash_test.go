@@ -18,11 +18,10 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// TestCrashBetweenAnyTwoSteps scales a group, rotates and loses instances while
-// the server crashes before its first call to storage or cloud, its second, and
-// so on. Another server continues, with the cache and without. The cloud never
-// has more than one surplus instance, no needed instance is deleted, and in the
-// end exactly the desired ones exist.
+// TestCrashBetweenAnyTwoSteps scales a group, rotates and loses instances while the server
+// crashes before its first call to storage or cloud, its second, and so on. Another server
+// continues, with the cache and without. The cloud never has more than one surplus instance,
+// no needed instance is deleted, and in the end exactly the desired instances exist.
 func TestCrashBetweenAnyTwoSteps(t *testing.T) {
 	for _, cached := range []bool{true, false} {
 		for step := 1; ; step++ {
@@ -162,11 +161,11 @@ func (c *crash) proceed(key instance.GroupKey) {
 	}
 }
 
-// No record says which instance replaces which. TestReplacementSurvivesACrash replaces an
-// impaired instance while the server crashes before its first call to storage or cloud, its
-// second, and so on. The next server has the cache or not, and the storage with the record
-// of the replacement or, restored, without. There is one replacement in all cases, and the
-// impaired instance alone is drained, and deleted after that.
+// TestReplacementSurvivesACrash replaces an impaired instance while the server crashes before
+// its first call to storage or cloud, its second, and so on. No record says which instance
+// replaces which. The next server has the cache or not, and the storage with the record of
+// the replacement or, restored, without. There is one replacement in all cases, and only the
+// impaired instance is drained, and deleted after that.
 func TestReplacementSurvivesACrash(t *testing.T) {
 	for _, cached := range []bool{true, false} {
 		for _, restored := range []bool{true, false} {

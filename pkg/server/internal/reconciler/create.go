@@ -68,8 +68,8 @@ func (r *reconciliation) createRecorded(ctx context.Context, a action) error {
 
 // createInPools creates an instance in the first subnet with capacity.
 func (r *reconciliation) createInPools(ctx context.Context, record *instance.Record) error {
-	// An on-demand instance may have its own pool.
-	// The record may be older than the configuration from which the instance is created.
+	// An on-demand instance may have its own pool. The record may be older than the
+	// configuration from which the instance is created.
 	created := *record
 	created.InfraConfigHash = r.group.InfraConfigHash
 	record = &created
@@ -104,7 +104,7 @@ func (r *reconciliation) createManaged(do func() error) error {
 	if r.createFailed {
 		return nil
 	}
-	r.createFailed = true // also if do panics
+	r.createFailed = true // even if do panics
 	err := r.rateLimited(do)
 	r.createFailed = err != nil
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *reconciliation) rateLimited(do func() error) error {
 		return nil
 	}
 	succeeded := false
-	defer func() { done(time.Now(), succeeded) }() // also if do panics
+	defer func() { done(time.Now(), succeeded) }() // even if do panics
 	err := do()
 	if succeeded = err == nil; succeeded {
 		r.created++
@@ -148,7 +148,7 @@ func (r *reconciliation) createInSubnet(ctx context.Context, record *instance.Re
 	}
 	klog.FromContext(ctx).V(2).Info("Created instance at the provider", "instance", record.ID, "type", spec.Type.Name, "subnet", subnet)
 	if _, known := r.Provider.Get(record.ID); known {
-		// The instance that it replaces can be deleted.
+		// The instance that the new instance replaces can be deleted.
 		r.outcome.more = true
 	} else {
 		r.outcome.within(maxBackoff)
@@ -167,7 +167,8 @@ func (r *reconciliation) spec(ctx context.Context, record *instance.Record, subn
 // subnet returns the first subnet with capacity, in the listed order of pools
 // and subnets (docs/server.md#groups).
 func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, error) {
-	// The capacity of one subnet may be unknown. It matters only if no other has any.
+	// The capacity of a subnet may be unknown. That matters only if no other subnet has
+	// capacity.
 	var unknown error
 	for _, pool := range pools {
 		for _, subnet := range r.config.Shard.SubnetPools[pool] {
@@ -193,8 +194,8 @@ func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, er
 	return "", provider.OutOfCapacity("no subnet of pool %s has capacity left", strings.Join(pools, ", "))
 }
 
-// failed reports that an instance could not be created. The id is empty when
-// there is no record.
+// failed reports that an instance could not be created. The id is empty if there is no
+// record.
 func (r *reconciliation) failed(id string, err error) error {
 	err = fmt.Errorf("create an instance: %w", err)
 	r.Failed(r.key, id, err)
@@ -272,21 +273,21 @@ func (l *createLimiter) done(at time.Time, succeeded bool) {
 	}
 }
 
-// minOnDemandDelay and maxOnDemandDelay bound the delay after an on-demand instance that could
-// not be created, before another one like it is tried.
+// minOnDemandDelay and maxOnDemandDelay bound the delay after a failed on-demand instance,
+// before another instance like it is tried.
 const (
 	minOnDemandDelay = time.Second
 	maxOnDemandDelay = 30 * time.Second
 )
 
-// onDemandBackoff contains what on-demand instances have in common that could not be created
-// last. Without it each new request would try all those again that wait for capacity.
+// onDemandBackoff remembers which kinds of on-demand instances could not be created last.
+// Without it each new request would try all waiting requests again.
 type onDemandBackoff struct {
 	mu     sync.Mutex
 	byKind map[onDemandKind]onDemandFailure
 }
 
-// onDemandKind is what decides whether an on-demand instance can be created.
+// onDemandKind has the properties on which the creation of an on-demand instance depends.
 type onDemandKind struct {
 	group                                    instance.GroupKey
 	template, instanceType, subnetPool, vars string
@@ -329,8 +330,8 @@ func (b *onDemandBackoff) done(kind onDemandKind, now time.Time, err error) {
 	b.byKind[kind] = onDemandFailure{at: now, delay: min(max(minOnDemandDelay, 2*b.byKind[kind].delay), maxOnDemandDelay)}
 }
 
-// createOnDemand calls do for an instance, unless one like it has failed a moment ago. The
-// last attempt, after which the instance is given up, does not wait.
+// createOnDemand calls do for an instance, unless an instance like it has failed a moment
+// ago. The last attempt, after which the instance is given up, does not wait.
 func (r *reconciliation) createOnDemand(i *instance.Instance, do func() error) error {
 	kind, now := kindOf(&i.Record), time.Now()
 	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
@@ -339,7 +340,7 @@ func (r *reconciliation) createOnDemand(i *instance.Instance, do func() error) e
 		r.outcome.within(wait)
 		return nil
 	}
-	// Each kind has its own type and pool, so a failure says nothing about the others.
+	// Each kind has its own type and pool, so a failure of one kind does not affect others.
 	return r.rateLimited(func() error {
 		err := do()
 		r.onDemandBackoff.done(kind, time.Now(), err)

@@ -76,7 +76,7 @@ func TestCreateRateLimit(t *testing.T) {
 				taken = append(taken, c.at)
 			}
 		}
-		// The desired total is nine, of which one existed and is replaced.
+		// The desired total is nine. One of them existed and is replaced.
 		if len(taken) != 9 {
 			t.Fatalf("%d instances were created, want 9", len(taken))
 		}
@@ -104,7 +104,7 @@ func TestCreateLimiter(t *testing.T) {
 	const ms = time.Millisecond
 	first := begin(0, 0)
 	begin(10*ms, time.Second)
-	// A rejected creation delays no other one.
+	// A rejected creation does not delay another creation.
 	first(planTime.Add(20*ms), false)
 	second := begin(20*ms, 0)
 	second(planTime.Add(50*ms), true)
@@ -132,7 +132,7 @@ func TestNoRecordIfCreationIsImpossible(t *testing.T) {
 	})
 }
 
-// TestSubnetOfUnknownCapacity: the others are tried.
+// TestSubnetOfUnknownCapacity: the other subnets are tried.
 func TestSubnetOfUnknownCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
@@ -506,7 +506,8 @@ func TestManyFailuresDoNotDelayOthers(t *testing.T) {
 	})
 }
 
-// TestManyOnDemandRequestsWithoutCapacity: each new request tries one, not all that wait.
+// TestManyOnDemandRequestsWithoutCapacity: each new request tries one instance, not all that
+// wait.
 func TestManyOnDemandRequestsWithoutCapacity(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
@@ -516,7 +517,7 @@ func TestManyOnDemandRequestsWithoutCapacity(t *testing.T) {
 			s.onDemand(workersKey, func(*instance.Record) {})
 		}
 		assert.LessOrEqual(t, len(s.cloud.takeCalls()), 10)
-		// Another kind is tried at once.
+		// Another kind of instance is tried at once.
 		s.onDemand(workersKey, func(record *instance.Record) { record.InstanceType = "large" })
 		s.wantCalls("create default/workers")
 		s.cloud.rejectCalls(func(call) error { return nil })

@@ -32,7 +32,7 @@ type failures struct {
 
 // failed is a series of failures with one configuration.
 type failed struct {
-	// configHashes are those of the group.
+	// configHashes are the hashes of the group's configuration.
 	configHashes string
 	count        int
 	at           time.Time
@@ -45,7 +45,7 @@ func configHashes(group *groups.Group) string {
 	return group.InfraConfigHash + group.RuntimeConfigHash
 }
 
-// add records a failure. Those of instances that were created together count once.
+// add records a failure. Failures of instances that were created together count once.
 func (f *failures) add(group *groups.Group, now time.Time) (until time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -87,8 +87,8 @@ func (f *failures) createAfter(group *groups.Group, instances []instance.Instanc
 	return current.until
 }
 
-// neverRegistered reports an instance that is given up because its agent has not
-// registered, and delays the next one.
+// neverRegistered reports an instance that is given up because its agent has not registered,
+// and delays the next instance.
 func (r *reconciliation) neverRegistered(ctx context.Context, i *instance.Instance) {
 	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
 	err := fmt.Errorf("instance %s runs, and its agent has not registered within %s: it is deleted", i.ID, timeout)
@@ -101,29 +101,29 @@ func (r *reconciliation) neverRegistered(ctx context.Context, i *instance.Instan
 	r.Failed(r.key, i.ID, err)
 }
 
-// Shortfalls contains the groups that the provider has no capacity or quota for. It is a
-// state and has no clock: a further attempt that fails for the same reason changes nothing.
-// A new leader starts without shortfalls and finds them with its first attempts. The zero
-// value is empty.
+// Shortfalls contains the groups for which the provider has no capacity or quota. It is a
+// state and has no clock: a further attempt that fails for the same reason changes nothing. A
+// new leader starts without shortfalls and finds them with its first attempts. The zero value
+// is empty.
 type Shortfalls struct {
 	mu      sync.Mutex
 	byGroup map[instance.GroupKey]shortfall
 }
 
-// shortfall is the lack of capacity that the last attempts for a group have met.
+// shortfall is the lack of capacity that the last attempts for a group have encountered.
 type shortfall struct {
-	// infraConfigHash is that of the group. With another one, other capacity is needed.
+	// infraConfigHash is the hash of the group. Another hash needs another capacity.
 	infraConfigHash string
 	message         string
-	// known are the instances that the provider listed at that time. Another one disproves
+	// known are the instances that the provider listed at that time. A new instance disproves
 	// the shortfall.
 	known map[string]bool
 }
 
-// Of returns how many of these managed instances of a group are missing because the
-// provider has no capacity, and the reason; zero if there is none. An instance counts from
-// the moment when its provider id is recorded: a cloud may accept a request and reject it
-// later, again and again.
+// Of returns how many of these managed instances of a group are missing because the provider
+// has no capacity, and the reason; zero without a shortfall. An instance counts from the
+// moment when its provider id is recorded: a cloud may accept a request and reject it later,
+// again and again.
 func (s *Shortfalls) Of(group *groups.Group, instances []instance.Instance) (missing int32, message string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -148,7 +148,8 @@ func (s *Shortfalls) Of(group *groups.Group, instances []instance.Instance) (mis
 }
 
 // attempted records the result of an attempt to create a managed instance. Only a lack of
-// capacity is a shortfall. Other errors do not end one: they say nothing about capacity.
+// capacity is a shortfall. Other errors do not end a shortfall: they tell nothing about
+// capacity.
 func (s *Shortfalls) attempted(group *groups.Group, instances []instance.Instance, err error) {
 	lack, ok := provider.AsCapacityError(err)
 	if !ok || s == nil {
@@ -168,7 +169,7 @@ func (s *Shortfalls) attempted(group *groups.Group, instances []instance.Instanc
 	s.byGroup[group.Key] = shortfall{infraConfigHash: group.InfraConfigHash, message: lack.Error(), known: known}
 }
 
-// remove removes the shortfall of a group that does not exist any more.
+// remove removes the shortfall of a group that no longer exists.
 func (s *Shortfalls) remove(key instance.GroupKey) {
 	if s == nil {
 		return

@@ -58,7 +58,7 @@ func TestShortfallIsAState(t *testing.T) {
 		if want := []string{"2: out of capacity: " + full}; fmt.Sprint(seen) != fmt.Sprint(want) {
 			t.Errorf("the shortfalls were %q, want %q", seen, want)
 		}
-		// One instance more disproves it, and the next attempt fails again.
+		// Another instance disproves it, and the next attempt fails again.
 		s.cloud.limit(map[string]int{"subnet-1": 2, "subnet-2": 0})
 		s.pass(maxBackoff)
 		s.wantShortfall("2: out of capacity: " + full)
@@ -79,7 +79,7 @@ func TestShortfallIsAState(t *testing.T) {
 
 // Every change of a shortfall is reported, so that it can be sent: when an attempt fails,
 // when an instance disproves it, and when there is capacity again. The attempts in between
-// report the same one.
+// report the same shortfall.
 func TestChangesOfAShortfallAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
@@ -117,8 +117,8 @@ func TestChangesOfAShortfallAreReported(t *testing.T) {
 	})
 }
 
-// Another leader finds a shortfall with its first attempt, and a group that was deleted has
-// none.
+// Another leader finds a shortfall with its first attempt, and a deleted group has no
+// shortfall.
 func TestShortfallOfAnotherLeader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())

@@ -48,10 +48,10 @@ func (r *Reconciler) Adopt(ctx context.Context) error {
 	return nil
 }
 
-// adopt gives the provider's instances a record. An instance without one shows that the
-// storage is older than the instance, or has lost a record. The stored settings of its
-// group may then be outdated too. That is stored before the record, from which it cannot
-// be seen any more.
+// adopt creates records for the provider's unrecorded instances. An instance without a record
+// shows that the storage is older than the instance, or has lost a record. The stored
+// settings of its group may then be outdated too. That is stored before the record, because
+// afterwards nothing shows it.
 func (r *Reconciler) adopt(ctx context.Context) error {
 	var keys []instance.GroupKey
 	for _, vm := range r.Instances.Unrecorded() {
@@ -118,9 +118,9 @@ func (r *Reconciler) enqueueAll(keys []instance.GroupKey) {
 	}
 }
 
-// forgetDeletedGroups forgets that groups were deleted once they have had no instances
-// for as long as deleted instances are remembered: the creation of an instance may have
-// been in progress when its group was deleted.
+// forgetDeletedGroups removes the marks of deleted groups once they have had no instances for
+// as long as deleted instances are remembered: the creation of an instance may have been in
+// progress when its group was deleted.
 func (r *Reconciler) forgetDeletedGroups(ctx context.Context) {
 	retention := r.Groups.Config().Shard.GarbageCollection.DeletedRecordRetention
 	used := r.Instances.Keys()

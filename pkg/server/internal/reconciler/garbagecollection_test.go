@@ -45,9 +45,8 @@ func TestInstancesWithoutARecordCount(t *testing.T) {
 		_, _, err := s.groups.Upsert(t.Context(), workersKey, sizeOf(1))
 		require.NoError(t, err)
 		id := s.addStray(workersKey)
-		// They are known before the first group is reconciled. Their
-		// configuration is unknown, so they are replaced once an operator has
-		// confirmed the group.
+		// The instances are known before the first group is reconciled. Their configuration
+		// is unknown, so they are replaced once an operator has confirmed the group.
 		s.lead()
 		s.wantCalls()
 		s.want()
@@ -77,8 +76,8 @@ func TestChangesAreReported(t *testing.T) {
 		s.scale(noDrainKey, 0)
 		s.settle()
 		wantShown(noDrainKey)
-		// An instance that is adopted while one is missing needs no action: it takes its
-		// place.
+		// If an instance is adopted while another is missing, it takes the place of the
+		// missing instance, and no action is needed.
 		s.run(otherKey, 3)
 		s.scale(otherKey, 1)
 		s.cloud.limit(map[string]int{"subnet-1": 0, "subnet-2": 0})
@@ -123,7 +122,7 @@ func TestGarbageIsCollectedRegularly(t *testing.T) {
 		s.cloud.takeCalls()
 		s.takeEvents()
 
-		// A deleted instance reappears, and an unknown one appears.
+		// A deleted instance reappears, and an unknown instance appears.
 		s.cloud.put(instance.VM{ID: deleted, Group: noDrainKey, State: instance.Running})
 		stray := s.addStray(otherKey)
 		s.pass(2 * time.Minute)
@@ -132,7 +131,7 @@ func TestGarbageIsCollectedRegularly(t *testing.T) {
 		}
 		assert.ElementsMatch(t, []string{"deleting " + deleted + " returned", "draining " + stray + " scale-down"}, s.takeEvents())
 
-		// It is kept for an hour after its deletion.
+		// The instance is kept for an hour after its deletion.
 		s.settle()
 		s.pass(50 * time.Minute)
 		if _, found := s.instances.Get(deleted); !found {

@@ -33,8 +33,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// The groups of the tests. The drain timeout of workers is 5 minutes, that of
-// nodrain is zero.
+// The groups of the tests. The drain timeout of workers is 5 minutes, and of nodrain zero.
 var (
 	workersKey = instance.GroupKey{Tenant: "default", Group: "workers"}
 	otherKey   = instance.GroupKey{Tenant: "default", Group: "other"}
@@ -77,16 +76,16 @@ type server struct {
 	cloud   *cloud
 	// withAgents is true if instances run agents.
 	withAgents bool
-	// targets knows the targets of load balancers; nil if there are none.
+	// targets knows the targets of load balancers; it may be nil.
 	targets Targets
-	// log collects what the next term logs; nil for the log of the process.
+	// log collects the log lines of the next term; nil for the log of the process.
 	log *audittest.Log
 	// beforeCall is called before every call to storage or cloud.
 	beforeCall func()
-	// unrecorded is called before every look at instances without a record.
+	// unrecorded is called before instances without a record are looked up.
 	unrecorded func()
 
-	// agents follows the agents; nil if instances run none.
+	// agents follows the agents; nil if instances run no agents.
 	agents *agenthealth.Tracker
 
 	cache      *cache.DB

@@ -20,15 +20,16 @@ const (
 	// lossWindow is the time in which no more than a share of a group, and of all groups
 	// together, is given up because the provider does not list it.
 	lossWindow = 15 * time.Minute
-	// lossShare is that share, as a divisor, and minLosses how many instances may be given up
-	// in any case.
+	// lossShare is that share, as a divisor, and minLosses the number of instances that may
+	// be given up in any case.
 	lossShare = 3
 	minLosses = 2
-	// acceptInterval is how often to look whether an administrator has accepted the losses.
+	// acceptInterval is how often the reconciler checks whether an administrator has accepted
+	// the losses.
 	acceptInterval = 10 * time.Second
 )
 
-// AcceptedLosses is what administrators have confirmed.
+// AcceptedLosses has the confirmations of administrators.
 type AcceptedLosses interface {
 	// IsAccepted reports whether an administrator has confirmed since the last Reset that the
 	// missing instances of a group are lost.
@@ -37,46 +38,46 @@ type AcceptedLosses interface {
 	Reset(context.Context, instance.GroupKey) error
 }
 
-// losses limit how many instances of a group, and of the shard, are given up at once: many
-// that are missing at the same time may be a mistake of the provider, or of its configuration
+// losses limit how many instances of a group, and of the shard, are given up at once: if many
+// are missing at the same time, the provider or its configuration may be at fault
 // (docs/server.md#missing-instances). A new leader starts without losses.
 type losses struct {
 	mu      sync.Mutex
 	byGroup map[instance.GroupKey]*groupLosses
 }
 
-// groupLosses are those of one group.
+// groupLosses are the losses of one group.
 type groupLosses struct {
 	// givenUp has the instances that were given up in the window.
 	givenUp map[string]givenUp
-	// keptSince is when the missing instances began to be left alone, or a share of them was
-	// given up. It is zero if no instance is left alone.
+	// keptSince is when the reconciler began to leave missing instances alone, or gave up a
+	// share of them. It is zero if it leaves no instance alone.
 	keptSince time.Time
 	// waitingSince is when missing instances began to wait for others that the provider looks
-	// for, zero if none waits.
+	// for, zero if no instance waits.
 	waitingSince time.Time
 }
 
 // givenUp is an instance that was given up.
 type givenUp struct {
 	at time.Time
-	// accepted is true if an administrator has confirmed that it is lost: that is no mistake of
-	// the provider.
+	// accepted is true if an administrator has confirmed that it is lost: then the provider
+	// is not at fault.
 	accepted bool
 }
 
-// isLost reports whether an instance is missing and was not seen being terminated. One without
-// a provider id never ran: the provider has rejected it. One that has returned was given up
-// before.
+// isLost reports whether an instance is missing and was not seen being terminated. An
+// instance without a provider id never ran: the provider has rejected it. A returned instance
+// was given up before.
 func isLost(i *instance.Instance) bool { return i.State == instance.Missing && mayBeLost(i) }
 
-// mayBeLost reports whether an instance that is missing would be lost.
+// mayBeLost reports whether an instance would be lost if it were missing.
 func mayBeLost(i *instance.Instance) bool {
 	return !i.BeingDeleted() && !i.Stopped && i.ProviderID != "" && !i.Returned
 }
 
 // update returns the missing instances of a group that are left alone, and how many are
-// missing if there were none before. others returns the instances of the other groups.
+// missing if no instance was left alone before. others returns the instances of the other groups.
 func (l *losses) update(key instance.GroupKey, instances []instance.Instance, others func() map[instance.GroupKey][]instance.Instance, now time.Time, accepted bool) (kept map[string]bool, began string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -99,7 +100,7 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, ot
 		if current.waitingSince.IsZero() {
 			current.waitingSince = now
 		}
-		// Those that the provider looks for may be missing too.
+		// Instances that the provider still looks for may be missing too.
 		if count.isMany(0) || shard.isMany(0) || now.Sub(current.waitingSince) >= lossWindow {
 			current.keptSince = now
 			began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
@@ -130,14 +131,14 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, ot
 
 // lossCount counts the instances of a group, or of all groups of the shard.
 type lossCount struct {
-	// missing are those that were not given up, and unlisted is how many others the provider
-	// looks for.
+	// missing are the instances that were not given up, and unlisted is how many others the
+	// provider looks for.
 	missing  []string
 	unlisted int
-	// givenUp is how many were given up in the window, without those that an administrator has
-	// confirmed.
+	// givenUp is how many were given up in the window, without instances whose loss an
+	// administrator has confirmed.
 	givenUp int
-	// total is how many instances there are, with those that are missing and not given up.
+	// total is the number of instances, including missing instances that were not given up.
 	total int
 }
 
@@ -153,11 +154,11 @@ func (c lossCount) isMany(others int) bool {
 // count counts the instances of the group.
 func (g *groupLosses) count(instances []instance.Instance, now time.Time) lossCount {
 	var c lossCount
-	for id, one := range g.givenUp {
+	for id, lost := range g.givenUp {
 		switch {
-		case now.Sub(one.at) >= lossWindow:
+		case now.Sub(lost.at) >= lossWindow:
 			delete(g.givenUp, id)
-		case !one.accepted:
+		case !lost.accepted:
 			c.givenUp++
 		}
 	}
@@ -177,7 +178,7 @@ func (g *groupLosses) count(instances []instance.Instance, now time.Time) lossCo
 	return c
 }
 
-// countShard counts the instances of all groups: those of one group were counted. mu must be
+// countShard adds the instances of all other groups to the count of one group. mu must be
 // locked.
 func (l *losses) countShard(c lossCount, others map[instance.GroupKey][]instance.Instance, now time.Time) lossCount {
 	for key, instances := range others {
@@ -210,8 +211,7 @@ func (l *losses) keeps(key instance.GroupKey) bool {
 	return current != nil && !current.keptSince.IsZero()
 }
 
-// keepLost returns the missing instances that are left alone, and reports them when they
-// begin to be.
+// keepLost returns the missing instances that are left alone, and reports them once.
 func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time.Time) (kept map[string]bool) {
 	if observed.deleted {
 		return nil
@@ -230,7 +230,7 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 	}
 	kept, began := r.losses.update(r.key, observed.instances, r.others, now, accepted)
 	if r.Losses != nil && (accepted || began != "") {
-		// A confirmation is of the instances that are missing now.
+		// A confirmation concerns only the instances that are missing now.
 		if err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Losses.Reset(ctx, r.key) }); err != nil {
 			logger.Error(err, "Failed to remove the confirmation of losses")
 		}
@@ -258,22 +258,22 @@ func (r *reconciliation) others() map[instance.GroupKey][]instance.Instance {
 	return all
 }
 
-// confirmations decide how long the managed instances of a group are left alone because
-// some of them were missing when this server began to lead: an operator may send another
-// size (docs/server.md#lost-objects).
+// confirmations decide how long the managed instances of a group are left alone because some
+// of them were missing when this server began to lead: an operator may send another size
+// (docs/server.md#lost-objects).
 type confirmations struct {
 	mu sync.Mutex
 	// first has the groups that existed when this server began to lead.
 	first map[instance.GroupKey]*firstState
 }
 
-// firstState is what is known about the beginning of a group.
+// firstState is the state of a group when this server began to lead.
 type firstState struct {
-	// etag is that of the group when this server began to lead. An operator that has sent
-	// another size has changed it.
+	// etag is the etag of the group at that time. An operator that has sent another size has
+	// changed it.
 	etag string
-	// missing is when an instance was first known to be missing from the beginning. Some
-	// providers take a while to confirm that.
+	// missing is when an instance was first confirmed to be missing from the beginning. Some
+	// providers take a while to confirm it.
 	missing time.Time
 }
 

@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// acceptedLosses is what an administrator of a test has accepted.
+// acceptedLosses are the losses that a test has accepted.
 type acceptedLosses struct{ keys sync.Map }
 
 func (a *acceptedLosses) IsAccepted(_ context.Context, key instance.GroupKey) (bool, error) {
@@ -118,8 +118,8 @@ func TestManyMissingInstancesAreLeftAlone(t *testing.T) {
 
 func noOthers() map[instance.GroupKey][]instance.Instance { return nil }
 
-// TestSmallGroupWithoutMissingInstances: those that were given up while the group was large
-// exceed the share of the small group, but nothing is missing.
+// TestSmallGroupWithoutMissingInstances: the instances that were given up while the group was
+// large exceed the share of the small group, but no instance is missing.
 func TestSmallGroupWithoutMissingInstances(t *testing.T) {
 	running := func(n int) []instance.Instance {
 		return slices.Repeat([]instance.Instance{{Record: instance.Record{ID: "running", ProviderID: "running"}, State: instance.Running}}, n)
@@ -140,7 +140,8 @@ func TestSmallGroupWithoutMissingInstances(t *testing.T) {
 	assert.Equal(t, "1 of 10 instances of group default/workers, and 1 of 10 of the shard", began)
 }
 
-// TestAnIncompleteListTerminatesNothing: the instances come back, none was replaced.
+// TestAnIncompleteListTerminatesNothing: the instances come back, and no instance was
+// replaced.
 func TestAnIncompleteListTerminatesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
@@ -164,7 +165,7 @@ func TestAnIncompleteListTerminatesNothing(t *testing.T) {
 	})
 }
 
-// TestAcceptedLosses are replaced at once, and only those.
+// TestAcceptedLosses are replaced at once, and no other losses.
 func TestAcceptedLosses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := vanished(t, 10, 9)
@@ -182,7 +183,7 @@ func TestAcceptedLosses(t *testing.T) {
 	})
 }
 
-// TestLossesInSteps are limited as those at once are.
+// TestLossesInSteps are limited like losses at once.
 func TestLossesInSteps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
@@ -197,8 +198,8 @@ func TestLossesInSteps(t *testing.T) {
 	})
 }
 
-// members returns instances of a group of which the first ones are missing, and the next ones
-// are unlisted.
+// members returns instances of a group. The first ones are missing, and the next ones are
+// unlisted.
 func members(group string, total, missing, unlisted int) []instance.Instance {
 	all := make([]instance.Instance, total)
 	for n := range all {
@@ -215,7 +216,7 @@ func members(group string, total, missing, unlisted int) []instance.Instance {
 }
 
 // TestMissingInstancesWaitForThoseThatAreUnlisted: while the provider looks for others, the
-// first that are missing may be two of many.
+// first missing instances may be two of many.
 func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 	for name, tc := range map[string]struct {
 		missing, unlisted int
@@ -257,7 +258,8 @@ func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 	left, _ = new(losses).update(workersKey, stopped, noOthers, begin, false)
 	assert.Empty(t, left)
 
-	// What was found again does not keep the others, and what is missing as well does.
+	// Instances that were found again do not keep the others, and further missing instances
+	// do.
 	l, now := new(losses), time.Now()
 	kept, began := l.update(workersKey, members("", 10, 2, 8), noOthers, now, false)
 	assert.Len(t, kept, 2)
@@ -266,7 +268,7 @@ func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 	assert.Empty(t, kept, "the others were found")
 }
 
-// without returns the groups but one.
+// without returns the groups except one group.
 func without(all map[instance.GroupKey][]instance.Instance, key instance.GroupKey) map[instance.GroupKey][]instance.Instance {
 	others := maps.Clone(all)
 	delete(others, key)
@@ -314,8 +316,8 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 			kept += len(k)
 			// The others are replaced.
 			for i := range left[key(n)] {
-				if one := &left[key(n)][i]; one.State == instance.Missing && !k[one.ID] {
-					*one = members("replacement-of-"+one.ID, 1, 0, 0)[0]
+				if member := &left[key(n)][i]; member.State == instance.Missing && !k[member.ID] {
+					*member = members("replacement-of-"+member.ID, 1, 0, 0)[0]
 				}
 			}
 		}
@@ -328,7 +330,7 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 	assert.Equal(t, 12, update(now.Add(2*lossWindow-time.Second)))
 	assert.Equal(t, 6, update(now.Add(2*lossWindow)))
 
-	// What other groups have given up counts too.
+	// Losses of other groups count too.
 	l, all = new(losses), groups(0, 0)
 	for n := range 3 {
 		all[key(n)] = members(key(n).Group, 2, 2, 0)
@@ -343,7 +345,7 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 	accepted, _ := l.update(workersKey, own, others(all), now, true)
 	assert.Empty(t, accepted, "an administrator has confirmed")
 
-	// What was confirmed leaves the share to others.
+	// Confirmed losses leave the share to others.
 	l = new(losses)
 	large := members("large", 20, 15, 0)
 	kept, _ = l.update(workersKey, large, noOthers, now, true)

@@ -33,8 +33,8 @@ func (s *server) hash(key instance.GroupKey) string {
 	return group.InfraConfigHash
 }
 
-// TestInstancesOfALostGroupStay until an operator creates or deletes the group, also the
-// ones that have a record.
+// TestInstancesOfALostGroupStay until an operator creates or deletes the group, even if they
+// have a record.
 func TestInstancesOfALostGroupStay(t *testing.T) {
 	for name, decide := range map[string]func(*server){
 		"created": func(s *server) { s.scale(otherKey, 3) },
@@ -97,7 +97,8 @@ func TestUnconfirmedGroupDoesNotShrink(t *testing.T) {
 		assert.True(t, found)
 		assert.Equal(t, onDemand, i.ID)
 
-		// What nothing runs on is replaced as far as the size demands it, as ever.
+		// An instance on which nothing runs is replaced as far as the size demands it, as
+		// ever.
 		s.cloud.vanish(recorded[0])
 		s.settle()
 		s.wantCalls("delete default/workers")
@@ -215,8 +216,8 @@ func withCollection() *config.Config {
 	return c
 }
 
-// giveUp lets the cloud leave out an instance until it was given up and replaced, and
-// returns it as it was.
+// giveUp lets the cloud leave out an instance until it was given up and replaced, and returns
+// its earlier state.
 func (s *server) giveUp(id string) instance.VM {
 	s.t.Helper()
 	vm, found := s.cloud.Get(id)
@@ -241,7 +242,8 @@ func TestReturnedInstanceIsDrained(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := start(t, withCollection())
 				ids := s.run(workersKey, 3)
-				// It is the youngest, so that the surplus of the group would be another one.
+				// The instance is the youngest, so that the surplus of the group would be
+				// another instance.
 				lost := ids[2]
 				vm := s.giveUp(lost)
 				require.Len(t, s.cloud.ids(workersKey), 3, "replaced")
@@ -300,7 +302,7 @@ func TestReturnedOnDemandInstanceIsDrained(t *testing.T) {
 	})
 }
 
-// A returned instance does not count for the size: the group is not short of it.
+// A returned instance does not count for the size: the group does not need it.
 func TestReturnedInstanceDoesNotCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, withCollection())

@@ -38,7 +38,7 @@ type Metrics struct {
 	drainsStarted  *prometheus.CounterVec
 	drainsFinished *prometheus.CounterVec
 	panics         prometheus.Counter
-	// terminatedTargets counts terminations that did not wait any longer.
+	// terminatedTargets counts terminations that stopped waiting for the deregistration.
 	terminatedTargets prometheus.Counter
 }
 

@@ -23,8 +23,8 @@ type state struct {
 	unconfirmed bool
 	// size is the desired number of managed instances.
 	size int
-	// removeFirst contains the ids of the instances to delete first when there
-	// are too many. Ids that are not of managed instances have no effect.
+	// removeFirst contains the ids of the instances to delete first when there are too many.
+	// Ids of other instances than managed ones have no effect.
 	removeFirst map[string]bool
 	// replaced is true when an instance of removeFirst was deleted and replaced
 	// before its removal was requested.
@@ -44,37 +44,33 @@ type state struct {
 	// they are terminated at once.
 	drainTimeout time.Duration
 	expiry       config.Expiry
-	// registrationTimeout is how long an instance may be unknown to its
-	// provider, and how long one that runs may take to register its agent. Zero
-	// means forever.
+	// registrationTimeout is how long an instance may be unknown to its provider, and how
+	// long the agent of a running instance may take to register. Zero means forever.
 	registrationTimeout time.Duration
-	// createAfter is when the next instance may be created because the agent of the
-	// last one has not registered. Then one is created at a time. It is zero if there
-	// was no such failure.
+	// createAfter is when the next instance may be created because the agent of the last
+	// instance has not registered. Then instances are created one at a time. It is zero if
+	// there was no such failure.
 	createAfter time.Time
 	// attempted contains, by instance id, when this server last tried to create
 	// an instance that the provider still does not list.
 	attempted map[string]time.Time
-	// instances are all instances with a record, including on-demand ones, in
+	// instances are all instances with a record, including on-demand instances, in
 	// any order.
 	instances []instance.Instance
 	// deregisterUntil contains, by instance id, until when the termination of an instance
 	// waits because it is a target of a load balancer.
 	deregisterUntil map[string]time.Time
-	// providerIDs contains, by instance id, the provider ids that no record has
-	// yet.
+	// providerIDs contains, by instance id, the provider ids that are not in a record yet.
 	providerIDs map[string]string
 }
 
-// plan returns the actions for a group in order of priority
-// (docs/server.md#reconciliation), and when the next one is due if nothing
-// changes before. A zero time means never.
+// plan returns the actions for a group in order of priority (docs/server.md#reconciliation),
+// and when the next action is due if nothing changes before. A zero time means never.
 //
-// A replacement is created first and exceeds the size until the other instance
-// is deleted. The plan that creates it does not delete the other one: a later
-// plan does, which finds too many instances and deletes the worst. So a plan
-// depends only on the observed state, and another server can continue at any
-// point.
+// A replacement is created first and exceeds the size until the other instance is deleted.
+// The plan that creates it does not delete the other instance: a later plan finds too many
+// instances and deletes the worst. So a plan depends only on the observed state, and another
+// server can continue at any point.
 func plan(s state, now time.Time) (actions []action, next time.Time) {
 	p := newPlanner(s, now)
 	if s.lost || s.waiting {
@@ -83,7 +79,7 @@ func plan(s state, now time.Time) (actions []action, next time.Time) {
 		return p.actions, p.nextDeadline()
 	}
 	if s.unconfirmed {
-		// Only what nothing runs on is deleted, until an operator confirms the size.
+		// Until an operator confirms the size, only instances on which nothing runs are deleted.
 		p.replaceDown()
 	} else {
 		p.replaceNoticed()
@@ -114,14 +110,14 @@ type planner struct {
 	// created is how many instances this plan creates.
 	created int
 	// total is how many managed instances are not being terminated, including those created
-	// and draining ones that are replaced. Surplus instances that drain do not count: the
+	// and draining instances that are replaced. Surplus instances that drain do not count: the
 	// group can grow again meanwhile.
 	total int
 	// leaving is how many managed instances are being deleted, and unhealthy
 	// how many of them need a replacement because they are unhealthy.
 	leaving, unhealthy int
 	// failed is true if a managed instance is given up because its agent has not registered.
-	// The next plan knows when another one may be created.
+	// The next plan decides when the next instance may be created.
 	failed bool
 	// onDemand are the on-demand instances that are not being deleted, oldest
 	// first.
@@ -192,8 +188,8 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 		}
 		return true
 	case i.Drain != nil:
-		// An acknowledgement always counts (docs/server.md#drains), once the instance gets
-		// no requests of a load balancer any more.
+		// An acknowledgement always counts (docs/server.md#drains), once load balancers have
+		// stopped sending requests to the instance.
 		over := i.Drain.Acknowledged || !p.now.Before(i.Drain.DeleteAt)
 		if over && !p.awaitsDeregistration(i) || i.Down() {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
@@ -210,8 +206,8 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 	return false
 }
 
-// present returns how many managed instances are not being deleted, without those that
-// this plan creates.
+// present returns how many managed instances are not being deleted, without the instances
+// that this plan creates.
 func (p *planner) present() int { return len(p.staying) + len(p.absent) }
 
 func (p *planner) do(a action) {
@@ -239,8 +235,8 @@ func (p *planner) mayCreate() bool {
 	return !p.now.Before(p.createAfter) && p.created == 0 && !slices.ContainsFunc(p.staying, isPending)
 }
 
-// startDeletion plans the deletion of an instance. An instance that does not
-// run needs no drain. One that its provider will terminate drains until then.
+// startDeletion plans the deletion of an instance. An instance that does not run needs no
+// drain. If its provider will terminate it, it drains until then.
 func (p *planner) startDeletion(i *instance.Instance, reason string) {
 	immediate := i.Down() || i.State == instance.Pending || p.drainTimeout == 0
 	if immediate {
@@ -262,7 +258,7 @@ func (p *planner) startDeletion(i *instance.Instance, reason string) {
 }
 
 // deleteReturned plans the deletion of an instance that was deleted and is listed again. It
-// was given up because its provider did not list it: another one has its place, and its
+// was given up because its provider did not list it: another instance has its place, and its
 // Pods still run.
 func (p *planner) deleteReturned(i *instance.Instance) {
 	if !i.OnDemand {
@@ -316,7 +312,7 @@ const reasonScaleUp = "scale-up"
 // action is one step of a plan.
 type action struct {
 	verb verb
-	// id identifies the instance. It is empty for a new one.
+	// id identifies the instance. It is empty for a new instance.
 	id string
 	// reason is why to create, drain or terminate the instance.
 	reason string

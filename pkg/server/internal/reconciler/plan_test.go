@@ -386,7 +386,7 @@ func noticed(minutes int) func(*instance.Instance) {
 	}
 }
 
-// failedUntil makes the group one whose last instance has not registered.
+// failedUntil describes a group whose last instance has not registered.
 func failedUntil(minutes int) func(*state) {
 	return func(s *state) { s.createAfter = planTime.Add(time.Duration(minutes) * time.Minute) }
 }
@@ -455,7 +455,7 @@ func removing(ids ...string) func(*state) {
 	}
 }
 
-// replaced marks one of them as deleted and replaced.
+// replaced marks one of the instances to remove as deleted and replaced.
 func replaced(s *state) { s.replaced = true }
 
 func TestPlanRemoveFirst(t *testing.T) {

@@ -101,8 +101,8 @@ func (w *world) rest() error {
 	return fmt.Errorf("does not settle: size %d, instances %s", s.size, describe(s.instances))
 }
 
-// shrink deletes requested instances of a stable group, while servers crash and
-// others take over. Exactly those instances must be deleted, and none created.
+// shrink deletes requested instances of a stable group, while servers crash and others take
+// over. Exactly these instances must be deleted, and no instance created.
 func (w *world) shrink() error {
 	w.removeFirst = map[string]bool{}
 	var stay []string
@@ -181,10 +181,10 @@ type planChecker struct {
 	state
 	now  time.Time
 	byID map[string]*instance.Instance
-	// terminated are the instances that are being terminated, and leaving all
-	// that are being deleted.
+	// terminated are the instances that are being terminated, and leaving all instances that
+	// are being deleted.
 	terminated, leaving map[string]bool
-	// surplus are those of them that this plan deletes without a replacement.
+	// surplus are the leaving instances that this plan deletes without a replacement.
 	surplus map[string]bool
 	// youngest is true when the youngest healthy instances are to be deleted.
 	youngest bool
@@ -282,7 +282,7 @@ func (c *planChecker) rankOf(a action, i *instance.Instance) int {
 	case i.Agent.Notice != nil:
 		return 1
 	case c.abandoned(i) && c.rank > 2:
-		// It was no surplus instance when those were selected.
+		// It was no surplus instance when the surplus instances were selected.
 		return 4
 	case i.Down() && c.staying() <= c.size+c.created:
 		// It is not a surplus instance: it is replaced.
@@ -423,7 +423,7 @@ func (c *planChecker) checkCreation(a action) error {
 	}
 	forced := a.reason == instance.ReasonExpired && c.overdue() > 0
 	if a.reason == instance.ReasonSpot {
-		// It replaces one that its provider terminates, whatever else drains.
+		// It replaces an instance that its provider terminates, even while others drain.
 		if c.staying() >= c.size {
 			return fmt.Errorf("%d of %d stay", c.staying(), c.size)
 		}
@@ -471,8 +471,8 @@ func (c *planChecker) checkDelay() error {
 	return nil
 }
 
-// anyAbandoned reports whether there is an instance that is replaced because it has an
-// older configuration and is still coming up.
+// anyAbandoned reports whether an instance is replaced because it has an older configuration
+// and is still coming up.
 func (c *planChecker) anyAbandoned() bool {
 	for _, i := range c.byID {
 		if !i.OnDemand && c.abandoned(i) {
@@ -503,7 +503,7 @@ func (c *planChecker) staying() int {
 	return staying
 }
 
-// overdue counts those of them that have reached the forced age.
+// overdue counts the staying instances that have reached the forced age.
 func (c *planChecker) overdue() int {
 	overdue := 0
 	for _, i := range c.byID {

@@ -43,7 +43,7 @@ func TestRandomChanges(t *testing.T) {
 						}
 						onDemand[s.onDemand(key, func(*instance.Record) {})] = key
 					case what == 5:
-						// The next server knows the storage and the cloud.
+						// The next server has only the storage and the cloud.
 						s.stop()
 						if random.IntN(2) == 0 {
 							s.loseCache()

@@ -207,8 +207,8 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 	if first && (a.verb == terminate || a.reason == instance.ReasonRequested) {
 		r.log(ctx, audit.TerminateInstance, &before, a, "terminated")
 	}
-	// The decision may have been made elsewhere without an event. Operators
-	// ignore repeated events.
+	// The decision may have been made elsewhere without an event. Operators ignore repeated
+	// events.
 	r.notify(a.id, r.Events.Deleting)
 	err := r.call(ctx, callDelete, func(ctx context.Context) error { return r.Provider.Delete(ctx, a.id) })
 	if err != nil {
@@ -217,8 +217,8 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 		return err
 	}
 	if before.Known {
-		// The provider reports when the instance is deleted. The request is
-		// repeated if the instance is not even terminating by then.
+		// The provider reports when the instance is deleted. The request is repeated if the
+		// instance is not even terminating by then.
 		r.outcome.within(maxBackoff)
 	} else {
 		r.outcome.more = true

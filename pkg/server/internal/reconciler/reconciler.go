@@ -32,9 +32,9 @@ const (
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 30 * time.Second
 	// confirmTimeout is how long a new leader waits before it replaces the instances of a
-	// group that were missing from the beginning, from the moment when the provider has
-	// confirmed that one is. If the storage was restored, an operator may have a smaller
-	// size, which it sends when it connects.
+	// group that were missing from the beginning, counted from when the provider has
+	// confirmed the first missing instance. If the storage was restored, an operator may have
+	// a smaller size, which it sends when it connects.
 	confirmTimeout = 15 * time.Second
 )
 
@@ -48,15 +48,15 @@ type Groups interface {
 	// Deleted reports whether a group was deleted. A group that neither exists nor was
 	// deleted is missing from the storage.
 	Deleted(instance.GroupKey) bool
-	// DeletedDrainTimeout returns the drain timeout of a deleted group, and false if it had
-	// none of its own.
+	// DeletedDrainTimeout returns the drain timeout of a deleted group, and false if the
+	// group had no drain timeout of its own.
 	DeletedDrainTimeout(instance.GroupKey) (time.Duration, bool)
-	// DeletedBy returns the request that deleted a group, the zero value if it is not known.
+	// DeletedBy returns the request that deleted a group, the zero value if unknown.
 	DeletedBy(instance.GroupKey) audit.Request
 	// Unconfirmed reports whether the settings of a group may be outdated.
 	Unconfirmed(instance.GroupKey) bool
-	// DeletedGroups returns the groups of which Deleted is true, and ForgetDeleted
-	// removes some of them.
+	// DeletedGroups returns the groups for which Deleted is true, and ForgetDeleted removes
+	// some of them.
 	DeletedGroups() []instance.GroupKey
 	ForgetDeleted(context.Context, []instance.GroupKey) error
 	// MarkUnconfirmed stores that groups are unconfirmed.
@@ -80,9 +80,9 @@ type Instances interface {
 	// Remove removes the record of an instance that the provider no longer
 	// lists.
 	Remove(ctx context.Context, id string) error
-	// Unrecorded returns the provider's instances that have no record.
+	// Unrecorded returns the provider's instances without a record.
 	Unrecorded() []instance.VM
-	// Adopt creates records for the provider's instances that have none. Those that were
+	// Adopt creates records for the provider's unrecorded instances. Instances that were
 	// deleted before are marked as returned.
 	Adopt(ctx context.Context) error
 	// Purge removes the instances that were deleted before a time.
@@ -122,18 +122,18 @@ type Options struct {
 	// longer leads.
 	CallContext func(context.Context) (context.Context, context.CancelFunc)
 	Metrics     *Metrics
-	// Losses has what administrators have accepted. It is optional.
+	// Losses has the losses that administrators have accepted. It is optional.
 	Losses AcceptedLosses
-	// Shortfalls receives which groups lack capacity. It is optional.
+	// Shortfalls receives the groups that lack capacity. It is optional.
 	Shortfalls *Shortfalls
 	// Targets has the instances that are targets of load balancers. It is optional.
 	Targets Targets
 }
 
-// Reconciler reconciles groups when they are enqueued or when an action falls
-// due. All decisions are stored with the instances, so that every term can
-// start with a new Reconciler (docs/server.md#reconciliation). In memory it
-// keeps only its recent attempts to create instances, and which of them failed.
+// Reconciler reconciles groups when they are enqueued or when an action falls due. All
+// decisions are stored with the instances, so that every term can start with a new Reconciler
+// (docs/server.md#reconciliation). In memory it keeps only its recent attempts to create
+// instances, and their failures.
 type Reconciler struct {
 	Options
 	queue         workqueue.TypedRateLimitingInterface[instance.GroupKey]
@@ -145,7 +145,7 @@ type Reconciler struct {
 	terminations  terminations
 	requests      requests
 	logged        logged
-	// onDemandBackoff delays on-demand instances that are like one that has failed.
+	// onDemandBackoff delays on-demand instances after a similar instance has failed.
 	onDemandBackoff onDemandBackoff
 	// unusedSince is when each deleted group was first seen without instances.
 	unusedSince map[instance.GroupKey]time.Time
@@ -234,10 +234,10 @@ func (r *Reconciler) changed(key instance.GroupKey) {
 
 var errPanic = errors.New("the shard server has panicked, its log has the details")
 
-// protect calls do, and returns an error if that panics. A fault that one group or one
-// instance triggers must not end the process, and then that of the next leader, which
-// does the same: no group of the shard would be reconciled any more. What do has
-// written is durable, and what it has left out is planned again, as after a crash.
+// protect calls do, and returns an error if it panics. A fault of one group or one instance
+// must not end the process, and then the next leader, where it would happen again: no group
+// of the shard would be reconciled any more. Writes of do are durable, and missing steps are
+// planned again, as after a crash.
 func (r *Reconciler) protect(ctx context.Context, do func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {

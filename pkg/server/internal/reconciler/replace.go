@@ -12,12 +12,12 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// replaceOverdue creates a replacement for every instance that has reached the
-// forced age and has none.
+// replaceOverdue creates a replacement for every instance that has reached the forced age and
+// has no replacement.
 //
-// The forced age is guaranteed, which one surplus instance at a time could not
-// achieve while another one drains. So this is the only case that exceeds size
-// + 1: the alternatives are to miss the age or to fall below the size.
+// The forced age is guaranteed, which one surplus instance at a time could not achieve while
+// another instance drains. So this is the only case that exceeds size + 1: the alternatives
+// are to miss the age or to fall below the size.
 func (p *planner) replaceOverdue() {
 	// Surplus instances are replacements, which are due later.
 	replaced := max(0, p.present()-p.size)
@@ -26,12 +26,12 @@ func (p *planner) replaceOverdue() {
 	}
 }
 
-// impairedShare is how many impaired instances are replaced at a time, as a divisor of the
-// size. It is one in any case.
+// impairedShare is the share of the size, as a divisor, of which impaired instances are
+// replaced at a time. At least one is.
 const impairedShare = 10
 
-// replaceUnhealthy creates replacements for unhealthy instances: for those that run, as far
-// as the size and a tenth of it allow.
+// replaceUnhealthy creates replacements for unhealthy instances. Instances that still run are
+// replaced as far as the size and a tenth of it allow.
 func (p *planner) replaceUnhealthy() {
 	p.replaceDown()
 	limit := p.size + max(1, p.size/impairedShare)
@@ -112,11 +112,10 @@ func isUncreated(i *instance.Instance) bool {
 	return i.State == instance.Pending && !i.Known
 }
 
-// registrationTimedOut reports whether to give up an instance: the provider
-// does not list it, and the last attempt to create it came after the timeout.
-// Age alone is not enough, because the creation may have waited for its turn or
-// for a leader, and an instance that was promised to an operator must be tried.
-// A zero timeout never passes.
+// registrationTimedOut reports whether to give up an instance: the provider does not list it,
+// and the last attempt to create it came after the timeout. Age alone is not enough, because
+// the creation may have waited for its turn or for a leader, and a promised instance must be
+// tried. A zero timeout never passes.
 func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted time.Time) bool {
 	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
 }
@@ -144,8 +143,8 @@ func isDeletedAsUnhealthy(i *instance.Instance) bool {
 	return i.DeleteReason == instance.ReasonUnhealthy || i.Drain != nil && i.Drain.Reason == instance.ReasonUnhealthy
 }
 
-// isReplaced reports whether an instance that is being or was deleted has a
-// replacement. Only surplus instances have none; a returned one is surplus too.
+// isReplaced reports whether an instance that is being or was deleted has a replacement. Only
+// surplus instances have no replacement; a returned instance is surplus too.
 func isReplaced(i *instance.Instance) bool {
 	reason := i.DeleteReason
 	if i.Drain != nil {
@@ -159,8 +158,8 @@ func oldestFirst(a, b *instance.Instance) int {
 	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
 }
 
-// problem is a reason to replace a staying managed instance. Of surplus
-// instances, those with the lowest value are deleted first.
+// problem is a reason to replace a staying managed instance. Surplus instances with the
+// lowest value are deleted first.
 type problem int
 
 const (
@@ -169,8 +168,8 @@ const (
 	candidate problem = iota
 	// down: nothing runs on it.
 	down
-	// abandoned: its agent is still awaited, and it was created with another
-	// configuration, which may be why.
+	// abandoned: its agent is still awaited, and it was created with another configuration,
+	// which may be the reason.
 	abandoned
 	// overdue: it has reached the forced age.
 	overdue
@@ -180,9 +179,9 @@ const (
 	drifted
 	// eligible: it has reached the eligible age.
 	eligible
-	// uncreated: it does not exist at the provider yet, or its agent is still
-	// awaited. Without other problems it is deleted before the existing ones,
-	// because that costs nothing.
+	// uncreated: it does not exist at the provider yet, or its agent is still awaited.
+	// Without other problems it is deleted before existing instances, because that costs
+	// nothing.
 	uncreated
 	noProblem
 )

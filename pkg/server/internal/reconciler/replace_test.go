@@ -94,7 +94,7 @@ func (f *fleet) start(id string) {
 	}()
 }
 
-// settle lets the cloud work, and starts the agents of instances that run.
+// settle lets the cloud finish its work, and starts the agents of instances that run.
 func (f *fleet) settle() {
 	f.t.Helper()
 	for range 3 {
@@ -131,7 +131,7 @@ func (f *fleet) pass(d time.Duration, check func()) {
 	}
 }
 
-// serving returns how many instances of a group run and report.
+// serving returns the number of instances of a group that run and report.
 func (f *fleet) serving(key instance.GroupKey) int {
 	serving := 0
 	for _, i := range f.instances.List(key) {
@@ -173,7 +173,7 @@ func (s *server) failuresOf(text string) []failure {
 	return slices.DeleteFunc(slices.Clone(s.failures), func(f failure) bool { return !strings.Contains(f.text, text) })
 }
 
-// withArgs changes what instances are created from.
+// withArgs changes the arguments from which instances are created.
 func withArgs(value string) func(*config.Config) {
 	return func(c *config.Config) {
 		worker := c.Templates["worker"]
@@ -346,7 +346,7 @@ func TestAnInstanceHasTheHashItWasCreatedFrom(t *testing.T) {
 		s.pass(time.Hour)
 		assert.Equal(t, group.InfraConfigHash, current(), "after a restart")
 		assert.Empty(t, s.cloud.takeCalls(), "it has not drifted")
-		// With the earlier configuration it has.
+		// The server returns to the earlier configuration, which the instance has.
 		s.reconfigure(func(*config.Config) {})
 		s.settle()
 		assert.Contains(t, describeCalls(s.cloud.takeCalls()), "create default/workers")

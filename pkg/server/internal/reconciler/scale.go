@@ -10,14 +10,13 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// scaleDown deletes surplus instances, which exist because the size is smaller
-// or because they have been replaced: first the deletion candidates of the
-// operator, then those with the worst problem, and the oldest among equals.
+// scaleDown deletes surplus instances, which exist because the size is smaller or because
+// they have been replaced: first the deletion candidates of the operator, then instances with
+// the worst problem, and the oldest among equals.
 //
-// If a candidate was replaced before its removal was requested, its replacement
-// is the surplus instance, and no other may be deleted for it. Only its age
-// distinguishes the replacement, so the youngest among equals is deleted in
-// this case.
+// If a candidate was replaced before its removal was requested, its replacement is the
+// surplus instance, and no other may be deleted for it. Only its age distinguishes the
+// replacement, so the youngest among equals is deleted in this case.
 //
 // Surplus instances are drained like all others that run, because it is unknown
 // whether their workloads tolerate a termination. A deleted group is the case
@@ -27,8 +26,8 @@ func (p *planner) scaleDown() {
 	if surplus <= 0 {
 		return
 	}
-	// The size may be smaller since before the storage was restored: those that were never
-	// there are the surplus.
+	// The size may have been smaller since before the storage was restored: the instances
+	// that were missing from the beginning are the surplus.
 	p.absent = slices.DeleteFunc(p.absent, func(i *instance.Instance) bool {
 		if surplus == 0 || i.Found {
 			return false
@@ -44,15 +43,14 @@ func (p *planner) scaleDown() {
 			serving++
 		}
 	}
-	// Healthy instances wait only while an unhealthy one is being drained or
-	// terminated. An instance that was down leaves no record after its deletion,
-	// and its replacement then looks like one from scaling up. Waiting for those
-	// replacements too would block a group that was scaled up and down again for
-	// as long as the provider takes, possibly forever. So the oldest instances
-	// are deleted.
+	// Healthy instances wait only while an unhealthy instance is being drained or terminated.
+	// An instance that was down leaves no record after its deletion, and its replacement then
+	// looks like an instance from scaling up. Waiting for those replacements too would block
+	// a group that was scaled up and down again for as long as the provider takes, possibly
+	// forever. So the oldest instances are deleted.
 	wait := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
 	var staying []*instance.Instance
-	// No other instance is deleted instead of one that has to wait.
+	// If an instance has to wait, no other is deleted instead.
 	waiting := false
 	for n, i := range p.staying {
 		problem := p.surplusProblemOf(i)
@@ -96,8 +94,8 @@ func (p *planner) compareSurplus(a, b *instance.Instance) int {
 }
 
 // scaleUp creates missing instances. Instances that drain and are replaced still count, so
-// that size + 1 is not exceeded by others than surplus ones. One plan creates no more than
-// one reconciliation can, and one more, so that there is another.
+// that only surplus instances exceed size + 1. One plan creates at most one instance more
+// than one reconciliation can, so that another reconciliation follows.
 func (p *planner) scaleUp() {
 	missing := min(p.size-p.present()-p.created, p.size+1-p.total)
 	for range min(missing, maxCreations+1) {
@@ -105,13 +103,13 @@ func (p *planner) scaleUp() {
 	}
 }
 
-// isAlive reports whether the provider lists an instance on which something
-// runs or will run. Of one with an agent that is not known before the agent has reported.
+// isAlive reports whether the provider lists an instance on which something runs or will run.
+// If it has an agent, the agent must have reported.
 func isAlive(i *instance.Instance) bool {
 	return !i.Down() && !isUncreated(i) && !isComingUp(i)
 }
 
-// isServing reports whether an instance counts for the size, so that another one can be
+// isServing reports whether an instance counts for the size, so that another instance can be
 // deleted for it.
 func isServing(i *instance.Instance) bool {
 	return isAlive(i) && i.Agent.State != instance.AgentUnknown
@@ -127,9 +125,9 @@ func isPending(i *instance.Instance) bool {
 }
 
 // deleteOnDemand deletes on-demand instances that are down, will be terminated by their
-// provider, or have reached their age. They have no replacements, wait for nothing, and outlive their
-// group. Only an uncreated one does not, because its group's settings are
-// needed to create it.
+// provider, or have reached their age. They have no replacements, wait for nothing, and
+// outlive their group. An uncreated instance does not outlive it, because its group's
+// settings are needed to create it.
 func (p *planner) deleteOnDemand() {
 	p.onDemand = slices.DeleteFunc(p.onDemand, func(i *instance.Instance) bool {
 		switch {

@@ -55,7 +55,7 @@ func TestOnlyRemoveFirstInstancesAreDeleted(t *testing.T) {
 		s.shrink(workersKey, 2, ids[3], ids[0])
 		s.pass(24 * time.Hour)
 		s.wantCalls()
-		// None of them is replaced when the group grows again.
+		// No deletion candidate is replaced when the group grows again.
 		s.takeEvents()
 		s.scale(workersKey, 3)
 		s.settle()
@@ -103,9 +103,8 @@ func TestRemoveFirstAfterReplacement(t *testing.T) {
 	}
 }
 
-// TestCrashDuringRemoveFirst crashes the server before its first call to
-// storage or cloud, its second, and so on. Another one continues, with the
-// cache and without.
+// TestCrashDuringRemoveFirst crashes the server before its first call to storage or cloud,
+// its second, and so on. Another server continues, with the cache and without.
 func TestCrashDuringRemoveFirst(t *testing.T) {
 	for _, key := range []instance.GroupKey{workersKey, noDrainKey} {
 		for _, cached := range []bool{true, false} {

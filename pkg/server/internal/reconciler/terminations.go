@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// minStuckTimeout is the least time after which an instance that is still terminating
-	// does not block the rotation and expiry of its group any more.
+	// minStuckTimeout is the least time after which an instance that is still terminating no
+	// longer blocks the rotation and expiry of its group.
 	minStuckTimeout = 10 * time.Minute
 	// stuckReportInterval is how often such an instance is reported.
 	stuckReportInterval = time.Hour
@@ -28,14 +28,14 @@ type terminations struct {
 	byGroup map[instance.GroupKey]map[string]*termination
 }
 
-// termination is that of one instance.
+// termination is the state of one terminating instance.
 type termination struct {
 	since, reported time.Time
 }
 
-// update returns the instances of a group that have been terminating for longer than
-// timeout, those of them to report now, and when the next one will have. A zero duration
-// means never.
+// update returns the instances of a group that have been terminating for longer than timeout,
+// the subset to report now, and when the next instance will exceed it. A zero duration means
+// never.
 func (t *terminations) update(key instance.GroupKey, instances []instance.Instance, now time.Time, timeout time.Duration) (
 	stuck map[string]bool, report []string, next time.Duration,
 ) {
@@ -101,8 +101,8 @@ type Targets interface {
 	Waits(i *instance.Instance) bool
 }
 
-// requests are when this server first saw that the deletion of an instance was requested.
-// The time in the record may be that of the clock of another server.
+// requests are when this server first saw that the deletion of an instance was requested. The
+// time in the record may come from the clock of another server.
 type requests struct {
 	mu    sync.Mutex
 	since map[string]time.Time
@@ -129,10 +129,10 @@ func (r *requests) remove(id string) {
 	delete(r.since, id)
 }
 
-// deregistrations returns until when the termination of each instance waits because it is
-// a target of a load balancer, at the longest: until the deadline of its drain. An instance
-// whose deletion a client has requested does not drain, and has the same time. An instance
-// on which nothing runs has no connections to end.
+// deregistrations returns until when the termination of each instance waits because it is a
+// target of a load balancer: at most until the deadline of its drain. If a client requested
+// the deletion, the instance does not drain, but waits equally long. An instance on which
+// nothing runs has no connections to end.
 func (r *reconciliation) deregistrations(instances []instance.Instance, drainTimeout time.Duration, now time.Time) map[string]time.Time {
 	until := map[string]time.Time{}
 	if r.Targets == nil {
@@ -145,7 +145,7 @@ func (r *reconciliation) deregistrations(instances []instance.Instance, drainTim
 		case i.Drain != nil && (i.DeleteReason == "" || i.DeleteReason == instance.ReasonRequested):
 			end = i.Drain.DeleteAt
 			if end.Equal(i.Drain.StartedAt) {
-				// It was lost, and acknowledged before it was decided on again.
+				// The drain was lost, and acknowledged before it was decided on again.
 				end = end.Add(drainTimeout)
 			}
 		case i.DeleteReason == instance.ReasonRequested:

@@ -242,7 +242,7 @@ func TestInstanceThatDoesNotTerminate(t *testing.T) {
 	})
 }
 
-// fakeTargets has all instances as targets but those that are removed.
+// fakeTargets has all instances as targets except removed ones.
 type fakeTargets struct {
 	mu      sync.Mutex
 	removed map[string]bool
@@ -332,8 +332,8 @@ func TestTerminationWaitsUntilTheDeadline(t *testing.T) {
 	})
 }
 
-// A client that requests a deletion drains the Node before or not at all. The instance has
-// as long as a drain would take, also with another leader.
+// A client that requests a deletion drains the Node before or not at all. The instance has as
+// much time as a drain would take, even if the leader changes.
 func TestRequestedDeletionWaitsForLoadBalancers(t *testing.T) {
 	for name, removed := range map[string]bool{"deregistered": true, "still a target": false} {
 		t.Run(name, func(t *testing.T) {
@@ -365,8 +365,8 @@ func TestRequestedDeletionWaitsForLoadBalancers(t *testing.T) {
 	}
 }
 
-// Nothing runs on an instance that is down: it has no connections to end. One without a
-// drain timeout has no time.
+// Nothing runs on an instance that is down: it has no connections to end. An instance without
+// a drain timeout has no time to wait.
 func TestTerminationThatDoesNotWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := startWithTargets(t)

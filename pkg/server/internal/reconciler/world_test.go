@@ -29,8 +29,8 @@ type world struct {
 	vms map[string]instance.State
 	// rejecting is true while the provider rejects create requests.
 	rejecting bool
-	// agents have what is known of the agents of instances that run, by instance id. It
-	// is nil if instances run none.
+	// agents are the states of the agents of running instances, by instance id. It is nil if
+	// instances run no agents.
 	agents map[string]instance.Agent
 	// balancers decides which instances that drain are targets of load balancers.
 	balancers *rand.Rand
@@ -248,7 +248,7 @@ func (w *world) become(id string, states ...instance.State) {
 	}
 }
 
-// settle starts a VM that is pending, and deletes one that is terminating.
+// settle starts a pending VM, and deletes a terminating VM.
 func (w *world) settle(id string) {
 	switch state, known := w.vms[id]; {
 	case known && state == instance.Pending:
@@ -258,7 +258,7 @@ func (w *world) settle(id string) {
 	}
 }
 
-// applyAgent adds what is known of the agent of an instance, as the store does.
+// applyAgent adds the state of the agent of an instance, as the store does.
 func (w *world) applyAgent(i *instance.Instance) {
 	if w.agents == nil || !i.Known {
 		return

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package clusterkeys creates and reads the keys of a cluster: that of its certificate
-// authority and that of its registration nonces (docs/server.md#keys).
+// Package clusterkeys creates and reads the keys of a cluster: the key of its certificate
+// authority and the key of its registration nonces (docs/server.md#keys).
 package clusterkeys
 
 import (
@@ -23,9 +23,9 @@ const (
 	nonceSecret     = storage.NonceSecret
 )
 
-// Secrets are the objects that are encrypted in the storage.
+// Secrets stores the keys. secrets.Store implements it.
 type Secrets interface {
-	// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
+	// Get returns a secret. The error wraps storage.ErrNotFound if it does not exist.
 	Get(ctx context.Context, name string) ([]byte, error)
 	// Create stores a secret that must not exist. The error wraps
 	// storage.ErrConflict if it exists.
@@ -62,10 +62,10 @@ func Load(ctx context.Context, store storage.Store, secrets Secrets) (*Keys, err
 	return &Keys{Authority: authority, Nonce: nonceKey}, nil
 }
 
-// Ensure creates missing keys and returns all. The leader of the cluster calls it,
-// but concurrent calls are safe: each step creates an object that must not exist,
-// and uses the existing one after a conflict. After a crash between the steps, the
-// next call creates the rest.
+// Ensure creates missing keys and returns all. The leader of the cluster calls it, but
+// concurrent calls are safe: each step creates an object that must not exist, and uses the
+// existing object after a conflict. After a crash between the steps, the next call creates
+// the rest.
 func Ensure(ctx context.Context, store storage.Store, secrets Secrets, clusterID string) (*Keys, error) {
 	// The private key is created first. The certificate is always created from the
 	// stored key, so no trusted certificate belongs to a key that was not stored.
@@ -81,9 +81,9 @@ func Ensure(ctx context.Context, store storage.Store, secrets Secrets, clusterID
 	return Load(ctx, store, secrets)
 }
 
-// ensureAuthorityKey creates no new key if there is a certificate: its key was
-// lost, and clients that trust the certificate would trust no server any more. The
-// certificate is read first, because it is created after the key.
+// ensureAuthorityKey creates no new key if there is a certificate: its key was lost, and
+// clients that trust the certificate would trust no server any more. The certificate is read
+// first, because it is created after the key.
 func ensureAuthorityKey(ctx context.Context, store storage.Store, secrets Secrets) error {
 	_, certErr := store.Get(ctx, storage.AuthorityKey)
 	if certErr != nil && !errors.Is(certErr, storage.ErrNotFound) {
@@ -157,8 +157,8 @@ func read(ctx context.Context, secrets Secrets, name string) (ed25519.PrivateKey
 	return key, nil
 }
 
-// Import stores an authority that was created elsewhere as that of the cluster. An
-// authority that the cluster already has is kept.
+// Import stores an authority that was created elsewhere as the authority of the cluster. If
+// the cluster already has an authority, it is kept.
 func Import(ctx context.Context, store storage.Store, secrets Secrets, authority *pki.Authority) error {
 	key, err := authority.KeyPEM()
 	if err != nil {

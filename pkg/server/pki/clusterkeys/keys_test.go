@@ -104,8 +104,8 @@ func killedStorage(store storage.Store, calls int, effective bool) storage.Store
 	}}
 }
 
-// TestEnsureKilledAtEachStep expects the next Ensure to create what is missing, and
-// to replace nothing that another process may have read.
+// TestEnsureKilledAtEachStep expects the next Ensure to create missing keys, and not to
+// replace keys that another process may have read.
 func TestEnsureKilledAtEachStep(t *testing.T) {
 	for _, effective := range []bool{false, true} {
 		for calls := 1; ; calls++ {

@@ -16,12 +16,13 @@ import (
 	"github.com/aws/smithy-go"
 )
 
-// LoadConfig returns the configuration of clients. Endpoint, region and credentials come
-// from the standard AWS_* environment variables and the other sources of the SDK. No
-// credentials are looked up before the first request.
+// LoadConfig returns the configuration of clients. Endpoint, region and credentials come from
+// the standard AWS_* environment variables and the other sources of the SDK
+// (https://docs.aws.amazon.com/sdkref/latest/guide/creds-config-files.html). No credentials
+// are looked up before the first request.
 func LoadConfig(ctx context.Context) (aws.Config, error) { return LoadConfigOf(ctx, "") }
 
-// LoadConfigOf is LoadConfig for a region, unless that is empty.
+// LoadConfigOf is LoadConfig for a region, unless the region is empty.
 func LoadConfigOf(ctx context.Context, region string) (aws.Config, error) {
 	c, err := config.LoadDefaultConfig(ctx)
 	if err != nil {
@@ -45,7 +46,7 @@ func code(err error) string {
 }
 
 // withoutValue returns an error of a call that sends a secret. The message of a service may
-// quote what was sent, so that only its code is kept, and the message if access is denied.
+// quote the request, so only its code is kept, and the message if access is denied.
 func withoutValue(err error) error {
 	name := code(err)
 	if name == "" || strings.HasPrefix(name, "AccessDenied") {

@@ -15,7 +15,8 @@ import (
 	"nstance.dev/operator/pkg/server/deadline"
 )
 
-// kmsHints are the meanings of codes whose messages are empty or quote the request.
+// kmsHints explain the codes whose messages are empty or quote the request, see
+// https://docs.aws.amazon.com/kms/latest/APIReference/API_Decrypt.html.
 var kmsHints = map[string]string{
 	"InvalidCiphertextException":  "it was encrypted with another encryption context, or was changed",
 	"IncorrectKeyException":       "another key has encrypted it",
@@ -31,7 +32,7 @@ var kmsHints = map[string]string{
 }
 
 // DecryptKey returns the plaintext of a key. The SDK repeats requests that are throttled or
-// fail. The client is a local variable, and so the linker drops the methods that are not
+// fail. The client is a local variable, so that the linker drops methods that are never
 // called.
 func DecryptKey(ctx context.Context, c aws.Config, key *config.KMSKey) ([]byte, error) {
 	client := kms.NewFromConfig(c, func(o *kms.Options) { o.HTTPClient = deadline.HTTPClient(o.HTTPClient.Do) })

@@ -87,7 +87,7 @@ func TestKMSRefuses(t *testing.T) {
 	}
 }
 
-// TestKMSFaults: what may pass is repeated, twice at most, and what is denied is not.
+// TestKMSFaults: a transient error is repeated, twice at most, and a denied request is not.
 func TestKMSFaults(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
@@ -124,7 +124,7 @@ func TestKMSFaults(t *testing.T) {
 	}
 }
 
-// TestKMSDoesNotListen: an endpoint that refuses connections is an error that has its address.
+// TestKMSDoesNotListen: if an endpoint refuses connections, the error has its address.
 func TestKMSDoesNotListen(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -24,18 +24,20 @@ import (
 const (
 	parameterNotFound = "ParameterNotFound"
 	parameterExists   = "ParameterAlreadyExists"
-	// maxParameterValue is the limit of a standard parameter, in bytes.
+	// maxParameterValue is the limit of a standard parameter, in bytes, see
+	// https://docs.aws.amazon.com/systems-manager/latest/APIReference/API_PutParameter.html.
 	maxParameterValue = 4096
-	// maxParameterName and maxParameterLevels are limits of the service for a name with its prefix.
+	// maxParameterName and maxParameterLevels are the service's limits for a name with its
+	// prefix.
 	maxParameterName   = 900
 	maxParameterLevels = 15
 )
 
-// parameterNames are those that the service accepts.
+// parameterNames matches the names that the service accepts.
 var parameterNames = regexp.MustCompile(`^[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*$`)
 
-// ParameterStore is a secrets.Store in Parameter Store. It has the methods of the client that it
-// calls, and not the client: the linker would keep all methods of one that an interface can
+// ParameterStore is a secrets.Store in Parameter Store. It has only the methods of the client
+// that it calls, and not the client: the linker would keep all methods that an interface can
 // reach.
 type ParameterStore struct {
 	prefix string
@@ -47,8 +49,8 @@ type ParameterStore struct {
 
 var _ secrets.Store = (*ParameterStore)(nil)
 
-// NewParameterStore returns the parameters below prefix, which begins and ends with a slash. It sends no
-// request.
+// NewParameterStore returns the parameters below prefix, which begins and ends with a slash.
+// It sends no request.
 func NewParameterStore(c aws.Config, prefix string) *ParameterStore {
 	client := ssm.NewFromConfig(c, func(o *ssm.Options) { o.HTTPClient = deadline.HTTPClient(o.HTTPClient.Do) })
 	return &ParameterStore{
@@ -111,7 +113,7 @@ func withoutParameter(err error) error {
 	return withoutValue(err)
 }
 
-// check returns why the service cannot store a secret.
+// check returns the reason why the service cannot store a secret.
 func (s *ParameterStore) check(name string, data []byte) error {
 	full := s.prefix + name
 	switch {
@@ -147,8 +149,8 @@ func (s *ParameterStore) List(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list the parameters %s* of AWS Parameter Store: %w", s.prefix, err)
 		}
-		for _, one := range page.Parameters {
-			if name, ours := strings.CutPrefix(aws.ToString(one.Name), s.prefix); ours {
+		for _, parameter := range page.Parameters {
+			if name, ours := strings.CutPrefix(aws.ToString(parameter.Name), s.prefix); ours {
 				found = append(found, name)
 			}
 		}

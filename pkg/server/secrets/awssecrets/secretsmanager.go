@@ -22,18 +22,19 @@ import (
 const (
 	secretNotFound = "ResourceNotFoundException"
 	secretExists   = "ResourceExistsException"
-	// maxSecretValue is the limit of the service, in bytes.
+	// maxSecretValue is the limit of the service, in bytes, see
+	// https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_limits.html.
 	maxSecretValue = 65536
 	// maxSecretName is less than the limit of the service, in bytes.
 	maxSecretName = 500
 )
 
-// secretNames are those that the service accepts.
+// secretNames matches the names that the service accepts.
 var secretNames = regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]+$`)
 
-// SecretsManager is a secrets.Store in AWS Secrets Manager. It has the methods of the client that it
-// calls, and not the client: the linker would keep all methods of one that an interface can
-// reach.
+// SecretsManager is a secrets.Store in AWS Secrets Manager. It has only the methods of the
+// client that it calls, and not the client: the linker would keep all methods that an
+// interface can reach.
 type SecretsManager struct {
 	prefix string
 	get    func(context.Context, *secretsmanager.GetSecretValueInput, ...func(*secretsmanager.Options)) (*secretsmanager.GetSecretValueOutput, error)
@@ -45,7 +46,7 @@ type SecretsManager struct {
 
 var _ secrets.Store = (*SecretsManager)(nil)
 
-// NewSecretsManager returns the secrets whose secretNames begin with prefix. It sends no request.
+// NewSecretsManager returns the secrets whose names begin with prefix. It sends no request.
 func NewSecretsManager(c aws.Config, prefix string) *SecretsManager {
 	client := secretsmanager.NewFromConfig(c, func(o *secretsmanager.Options) { o.HTTPClient = deadline.HTTPClient(o.HTTPClient.Do) })
 	return &SecretsManager{
@@ -81,8 +82,9 @@ func (s *SecretsManager) getValue(ctx context.Context, name string) ([]byte, err
 	return output.SecretBinary, nil
 }
 
-// Create implements secrets.Store. The SDK repeats a request whose response was lost with
-// the same token, which is no conflict for the service.
+// Create implements secrets.Store. If the response of a request was lost, the SDK repeats it
+// with the same ClientRequestToken, so that the service reports no conflict
+// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_CreateSecret.html).
 func (s *SecretsManager) Create(ctx context.Context, name string, data []byte) error {
 	if err := s.createSecret(ctx, name, data); err != nil {
 		return fmt.Errorf("store secret %s%s of AWS Secrets Manager: %w", s.prefix, name, err)
@@ -117,7 +119,7 @@ func (s *SecretsManager) Set(ctx context.Context, name string, data []byte) erro
 	return nil
 }
 
-// check returns why the service cannot store a secret.
+// check returns the reason why the service cannot store a secret.
 func (s *SecretsManager) check(name string, data []byte) error {
 	switch {
 	case !secretNames.MatchString(name) || len(s.prefix)+len(name) > maxSecretName:
@@ -131,7 +133,9 @@ func (s *SecretsManager) check(name string, data []byte) error {
 // Delete implements secrets.Store. The secret cannot be recovered: its name can be used
 // again at once.
 func (s *SecretsManager) Delete(ctx context.Context, name string) error {
-	// The service accepts the deletion of a secret that does not exist.
+	// With ForceDeleteWithoutRecovery the service accepts the deletion of a secret that does
+	// not exist
+	// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html).
 	_, err := s.getValue(ctx, name)
 	if err == nil {
 		_, err = s.remove(ctx, &secretsmanager.DeleteSecretInput{SecretId: aws.String(s.prefix + name), ForceDeleteWithoutRecovery: aws.Bool(true)})
@@ -154,9 +158,9 @@ func (s *SecretsManager) List(ctx context.Context) ([]string, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list the secrets %s* of AWS Secrets Manager: %w", s.prefix, err)
 		}
-		for _, one := range page.SecretList {
+		for _, secret := range page.SecretList {
 			// The filter of the service does not distinguish upper and lower case.
-			if name, ours := strings.CutPrefix(aws.ToString(one.Name), s.prefix); ours && name != "" {
+			if name, ours := strings.CutPrefix(aws.ToString(secret.Name), s.prefix); ours && name != "" {
 				found = append(found, name)
 			}
 		}

@@ -17,7 +17,7 @@ import (
 )
 
 // Open returns the secrets of a cluster whose storage is store. It caches nothing. It looks
-// up credentials only of the services that c names, and calls them only to read keys.
+// up credentials only for the services that c names, and calls them only to read keys.
 func Open(ctx context.Context, c config.Secrets, store storage.Store) (secrets.Store, error) {
 	if c.Provider == config.SecretsInStorage {
 		return openEncrypted(ctx, c, store)

@@ -19,7 +19,7 @@ import (
 )
 
 // TestNoCredentials: secrets in the storage need no credentials of a cloud, and a service
-// none before its first call, which shows that the test would see it.
+// needs them only for its first call, which shows that the test would see it.
 func TestNoCredentials(t *testing.T) {
 	connections := secretstest.WatchCredentials(t)
 	t.Setenv("KEY", "0123456789abcdef0123456789abcdef")
@@ -78,7 +78,7 @@ func TestKeyOfKMS(t *testing.T) {
 	assert.Equal(t, "hunter2", string(got))
 	assert.Equal(t, 1, k.Faults.Count())
 
-	// Another key replaces it, and the old one reads.
+	// Another key replaces it, and the old key decrypts.
 	inKMS.OldEncryptionKeys, inKMS.EncryptionKey = []config.KeySource{inKMS.EncryptionKey}, encrypt("fedcba9876543210fedcba9876543210")
 	store, err = backend.Open(t.Context(), inKMS, objects)
 	require.NoError(t, err)

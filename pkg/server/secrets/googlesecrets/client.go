@@ -21,7 +21,7 @@ const (
 	// DefaultEndpoint is the address of the service.
 	DefaultEndpoint = "https://secretmanager.googleapis.com"
 	scope           = "https://www.googleapis.com/auth/cloud-platform"
-	// attempts is how often a request is made that may succeed later.
+	// attempts is the maximum number of requests for a call after errors that may pass.
 	attempts = 4
 	// firstDelay is the delay before the second attempt. It doubles with each.
 	firstDelay = 250 * time.Millisecond
@@ -37,14 +37,15 @@ func newClient(endpoint string, transport http.RoundTripper, delay time.Duration
 	return client{api: googleapi.New(endpoint+"/v1", transport), delay: delay}
 }
 
-// is reports whether err is a response of the service with a status. An error page of
-// something between has none.
+// is reports whether err is a response of the service with a status. The error page of a
+// proxy has no status.
 func is(err error, code int, status string) bool {
 	response, ok := googleapi.AsError(err)
 	return ok && response.Status == code && response.StatusName == status
 }
 
-// call makes a request with a method of the service, and repeats it after errors that pass.
+// call makes a request with a method of the service, and repeats it after errors that may
+// pass.
 func (c *client) call(ctx context.Context, name, method, path string, query url.Values, body, response any) error {
 	request := googleapi.Call{
 		Name: "secretmanager.projects.secrets." + name, Method: method, Path: strings.Split(path, "/"), Query: query, Body: body,
@@ -62,7 +63,7 @@ func (c *client) call(ctx context.Context, name, method, path string, query url.
 	}
 }
 
-// passes reports whether a request with that error may succeed later.
+// passes reports whether the same request may succeed later.
 func passes(err error) bool {
 	response, ok := googleapi.AsError(err)
 	return !ok || response.Status == http.StatusTooManyRequests || response.Status >= http.StatusInternalServerError
@@ -84,7 +85,7 @@ func (c *client) callOnce(ctx context.Context, request googleapi.Call, response 
 }
 
 // withoutSecrets returns an error without texts that may quote a request with a secret, or
-// that are not of the service.
+// that do not come from the service.
 func withoutSecrets(err error, request googleapi.Call) error {
 	response, ok := googleapi.AsError(err)
 	if !ok || response.StatusName != "" && (request.Body == nil || response.StatusName == statusDenied) {

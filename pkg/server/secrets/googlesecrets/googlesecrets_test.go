@@ -46,7 +46,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// TestSecretsOfTheServersAreTheirFirstVersion: a later version, of whatever writer, changes
+// TestSecretsOfTheServersAreTheirFirstVersion: a later version of another writer changes
 // nothing.
 func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
 	url, _ := secretstest.StartGoogle(t)
@@ -77,7 +77,7 @@ func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
 	assert.Equal(t, "first", string(got))
 }
 
-// TestErrorsThatQuoteTheRequest: whatever responds, no error has a value.
+// TestErrorsThatQuoteTheRequest: no error has the value, even if the response quotes it.
 func TestErrorsThatQuoteTheRequest(t *testing.T) {
 	const quoted = "c2VjcmV0" // "secret" in base64
 	for name, body := range map[string]string{

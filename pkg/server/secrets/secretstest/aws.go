@@ -57,8 +57,8 @@ func rejected(code, format string, args ...any) error {
 
 // awsService speaks the protocol JSON 1.1 of AWS.
 type awsService struct {
-	// target begins the name of an operation in the header, and name is that of the service
-	// in signatures.
+	// target begins the name of an operation in the header, and name is the name of the
+	// service in signatures.
 	target, name string
 	operations   map[string]func(body []byte) (any, error)
 }
@@ -112,7 +112,7 @@ func respondAWS(result any, err error) response {
 	return got
 }
 
-// decodeAWS reads a request, and rejects members that are not known.
+// decodeAWS decodes a request, and rejects unknown members.
 func decodeAWS(body []byte, request any) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
@@ -123,7 +123,7 @@ func decodeAWS(body []byte, request any) error {
 }
 
 // page returns a part of a list of count entries, as its begin and end, and the token of the
-// next one.
+// next page.
 func page(t testing.TB, token string, count, size int) (begin, end int, next string) {
 	t.Helper()
 	if token != "" {
@@ -146,11 +146,11 @@ type secretsManager struct {
 type managedSecret struct {
 	binary []byte
 	text   *string
-	// token is that of the request that has created the secret.
+	// token is the token of the request that has created the secret.
 	token string
 }
 
-// StartSecretsManager starts a server that responds as AWS Secrets Manager does, for the
+// StartSecretsManager starts a server that responds like AWS Secrets Manager, for the
 // operations that the product needs. It stops with the test.
 func StartSecretsManager(t testing.TB) (url string, faults *Faults) {
 	t.Helper()
@@ -280,7 +280,7 @@ type parameterStore struct {
 	parameters map[string]string
 }
 
-// StartParameterStore starts a server that responds as AWS Parameter Store does, for the
+// StartParameterStore starts a server that responds like AWS Parameter Store, for the
 // operations that the product needs. It stops with the test.
 func StartParameterStore(t testing.TB) (url string, faults *Faults) {
 	t.Helper()

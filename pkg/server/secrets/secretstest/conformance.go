@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package secretstest tests the stores of secrets, and has servers that respond as the
-// services do that store them. They were written from the documentation, and refuse what
-// it does not have.
+// Package secretstest tests the stores of secrets, and imitates the services that store them.
+// The imitations were written from the documentation, and reject requests that it does not
+// describe.
 package secretstest
 
 import (
@@ -43,7 +43,7 @@ type Backend struct {
 	MaxValue int
 }
 
-// Test tests a store. newBackend returns an empty one for each test.
+// Test tests a store. newBackend returns an empty store for each test.
 func Test(t *testing.T, newBackend func(*testing.T) Backend) {
 	TestWithoutFaults(t, newBackend)
 	runCases(t, newBackend, []testCase{
@@ -56,7 +56,7 @@ func Test(t *testing.T, newBackend func(*testing.T) Backend) {
 	})
 }
 
-// TestWithoutFaults tests a store of a service that makes no mistakes when told to.
+// TestWithoutFaults tests a store of a service that cannot inject faults.
 func TestWithoutFaults(t *testing.T, newBackend func(*testing.T) Backend) {
 	runCases(t, newBackend, []testCase{
 		{"secrets are stored, replaced, listed and deleted", testLifecycle},
@@ -79,7 +79,7 @@ func runCases(t *testing.T, newBackend func(*testing.T) Backend, cases []testCas
 	}
 }
 
-// names are those of secrets that files of instances are made of.
+// names are names of secrets that files of instances contain.
 var names = []string{"another.env", "plain", "tokens/database.json", "tokens/x/y-z_1.pem"}
 
 func testLifecycle(t *testing.T, b Backend) {
@@ -178,7 +178,7 @@ func testSize(t *testing.T, b Backend) {
 	}
 }
 
-// testRace expects that every server reads the value of the one that has succeeded, at once.
+// testRace expects that every server reads the value of the successful call at once.
 func testRace(t *testing.T, b Backend) {
 	for round := range 20 {
 		cluster := fmt.Sprintf("c%d", round)
@@ -226,7 +226,8 @@ func testDone(t *testing.T, b Backend) {
 // always is more requests than any call makes.
 const always = 1 << 30
 
-// testErrors: a server that takes an error for a missing secret creates a second authority.
+// testErrors: if a server took an error for a missing secret, it would create a second
+// authority.
 func testErrors(t *testing.T, b Backend) {
 	s := b.Open("a")
 	require.NoError(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("x")))
@@ -248,7 +249,7 @@ func testErrors(t *testing.T, b Backend) {
 	}
 }
 
-// testRepeated expects that two faults that pass are no failure.
+// testRepeated expects that two transient faults are no failure.
 func testRepeated(t *testing.T, b Backend) {
 	s := b.Open("a")
 	for _, fault := range []Kind{Lost, Unavailable, Throttled} {
@@ -289,8 +290,8 @@ func testConfidential(t *testing.T, b Backend) {
 	}
 }
 
-// testKeys has each request of a server fail that creates the keys of a cluster. The next
-// server finishes, and nothing that was read changes.
+// testKeys creates the keys of a cluster, with a fault in each request of a server. The next
+// server finishes, and no key that was read changes.
 func testKeys(t *testing.T, b Backend) {
 	for kind, fault := range kinds {
 		for from := 0; ; from++ {
@@ -330,7 +331,7 @@ func testKeys(t *testing.T, b Backend) {
 }
 
 // testPermissions compares the table of docs/server.md#keys with the calls of servers, and
-// with those that only nstance-admin makes.
+// with the calls that only nstance-admin makes.
 func testPermissions(t *testing.T, b Backend) {
 	document, err := os.ReadFile("../../../../docs/server.md")
 	require.NoError(t, err)
@@ -338,7 +339,7 @@ func testPermissions(t *testing.T, b Backend) {
 	require.NotNil(t, row)
 	ofServers, ofAdmin, found := strings.Cut(string(row[1]), "for nstance-admin also")
 	require.True(t, found)
-	// A key of one's own is not part of the tests.
+	// The tests do not cover a customer-managed key.
 	ofAdmin, _, _ = strings.Cut(ofAdmin, "of a key of your own")
 
 	s := b.Open("a")
@@ -346,8 +347,8 @@ func testPermissions(t *testing.T, b Backend) {
 	require.ErrorIs(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("second")), storage.ErrConflict)
 	_, err = s.Get(t.Context(), storage.AuthoritySecret)
 	require.NoError(t, err)
-	// Of two servers that create a secret at the same time, one adds a version that it has to
-	// remove again, where the service has versions. A lost response looks the same.
+	// If two servers create a secret at the same time, one of them adds a version that it has
+	// to remove again, where the service has versions. A lost response looks the same.
 	b.Faults.Set(Lost, 2, 1)
 	_ = s.Create(t.Context(), storage.NonceSecret, []byte("first"))
 	b.Faults.Set(Lost, 0, 0)
@@ -360,9 +361,9 @@ func testPermissions(t *testing.T, b Backend) {
 	require.NoError(t, err)
 	require.NoError(t, s.Delete(t.Context(), names[0]))
 	var others []string
-	for _, one := range b.Faults.Permissions() {
-		if !slices.Contains(servers, one) {
-			others = append(others, one)
+	for _, permission := range b.Faults.Permissions() {
+		if !slices.Contains(servers, permission) {
+			others = append(others, permission)
 		}
 	}
 	assert.Equal(t, documentedPermissions(ofAdmin), others, "of nstance-admin")

@@ -30,7 +30,7 @@ const (
 	// requests.
 	Unavailable
 	Throttled
-	// ErrorPage is a page of something between, with the status 404.
+	// ErrorPage is an error page of a proxy, with the status 404.
 	ErrorPage
 	// Denied is a missing permission.
 	Denied
@@ -46,18 +46,18 @@ var kinds = map[string]Kind{
 	"denied": Denied, "quoting": Quoting, "garbled": Garbled,
 }
 
-// Faults are those of the requests of a service.
+// Faults are injected into the requests of a service.
 type Faults struct {
 	mu       sync.Mutex
 	requests int
 	from, to int
 	kind     Kind
-	// permissions are those that all requests have needed.
+	// permissions are the permissions that the requests so far have needed.
 	permissions map[string]bool
 }
 
-// Set makes the requests from a number on, which is 0 for the next one, have a fault, count
-// of them.
+// Set gives count requests a fault, beginning with the request number from; 0 is the next
+// request.
 func (f *Faults) Set(kind Kind, from, count int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,7 +71,8 @@ func (f *Faults) Count() int {
 	return f.requests
 }
 
-// Permissions returns those that the requests since the last time have needed, in order.
+// Permissions returns the permissions that the requests since the last call have needed, in
+// order.
 func (f *Faults) Permissions() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -89,7 +90,7 @@ func (f *Faults) next(permission string) (Kind, bool) {
 	return f.kind, f.from < f.requests && f.requests <= f.to
 }
 
-// service responds as one service does.
+// service imitates one service.
 type service interface {
 	// serve handles a request. The mutex of the service is locked.
 	serve(request *http.Request, body []byte) response
@@ -99,7 +100,7 @@ type service interface {
 	fail(kind Kind, body []byte) response
 }
 
-// response is that of a service.
+// response is the response of a service.
 type response struct {
 	code        int
 	contentType string
@@ -146,11 +147,11 @@ func start(t testing.TB, s service) (url string, faults *Faults) {
 	return server.URL, faults
 }
 
-// quote is the message of a rejection that has the request in it.
+// quote is the message of a rejection that quotes the request.
 func quote(body []byte) string { return fmt.Sprintf("the value %s is not accepted", body) }
 
 // WatchCredentials makes a listener of the test the source of all credentials, and the
-// service that they are for. It returns how many connections there were.
+// service that they are for. It returns the number of connections so far.
 func WatchCredentials(t testing.TB) (connections *atomic.Int32) {
 	t.Helper()
 	connections = new(atomic.Int32)

@@ -36,8 +36,8 @@ type googleVersion struct {
 	destroyed bool
 }
 
-// StartGoogle starts a server that responds as version 1 of the REST API of Google Secret
-// Manager does, for the methods that the product needs. It stops with the test.
+// StartGoogle starts a server that responds like version 1 of the REST API of Google Secret
+// Manager, for the methods that the product needs. It stops with the test.
 func StartGoogle(t testing.TB) (url string, faults *Faults) {
 	t.Helper()
 	return start(t, &googleSecrets{t: t, secrets: map[string]*[]googleVersion{}})
@@ -107,7 +107,7 @@ const (
 	permissionList    = "secretmanager.secrets.list"
 )
 
-// permission returns "" for a request of no method.
+// permission returns "" for a request of an unknown method.
 func (*googleSecrets) permission(request *http.Request) string {
 	parts := googleSecret.FindStringSubmatch(request.URL.Path)
 	if parts == nil {

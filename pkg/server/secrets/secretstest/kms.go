@@ -12,9 +12,9 @@ import (
 	"testing"
 )
 
-// KMS responds as AWS Key Management Service does, for the operations that the product needs.
+// KMS responds like AWS Key Management Service, for the operations that the product needs.
 type KMS struct {
-	// URL is its address, and Faults are those of its requests.
+	// URL is its address, and Faults are injected into its requests.
 	URL    string
 	Faults *Faults
 
@@ -22,11 +22,11 @@ type KMS struct {
 	// keys have the state of each key by its ARN, and aliases the ARN by alias.
 	keys    map[string]string
 	aliases map[string]string
-	// ciphertexts are those that it has made.
+	// ciphertexts are the ciphertexts that it has made.
 	ciphertexts map[string]ciphertext
 }
 
-// ciphertext is what a ciphertext stands for.
+// ciphertext is the plaintext of a ciphertext, with its key and context.
 type ciphertext struct {
 	arn       string
 	context   map[string]string
@@ -112,12 +112,12 @@ func (k *KMS) decrypt(body []byte) (any, error) {
 	case KeyPendingDeletion:
 		return nil, rejected("KMSInvalidStateException", "%s is pending deletion.", arn)
 	}
-	one, known := k.ciphertexts[string(request.CiphertextBlob)]
+	encrypted, known := k.ciphertexts[string(request.CiphertextBlob)]
 	switch {
-	case known && one.arn != arn:
+	case known && encrypted.arn != arn:
 		return nil, rejected("IncorrectKeyException", "The key ID in the request does not identify a CMK that can perform this operation.")
-	case !known, !maps.Equal(one.context, request.EncryptionContext):
+	case !known, !maps.Equal(encrypted.context, request.EncryptionContext):
 		return nil, rejected("InvalidCiphertextException", "")
 	}
-	return map[string]any{"KeyId": arn, "Plaintext": one.plaintext, "EncryptionAlgorithm": "SYMMETRIC_DEFAULT"}, nil
+	return map[string]any{"KeyId": arn, "Plaintext": encrypted.plaintext, "EncryptionAlgorithm": "SYMMETRIC_DEFAULT"}, nil
 }

@@ -65,7 +65,7 @@ func StartMoto(t testing.TB) (address string) {
 	return oneAtATime(t, moto)
 }
 
-// oneAtATime passes requests on to moto one after the other: moto has no locks, so that of
+// oneAtATime passes requests on to moto one after the other: moto has no locks, so of
 // two creations at the same time both may succeed.
 func oneAtATime(t testing.TB, moto string) (address string) {
 	t.Helper()
@@ -82,7 +82,7 @@ func oneAtATime(t testing.TB, moto string) (address string) {
 	return server.URL
 }
 
-// ResetMoto removes everything that moto has.
+// ResetMoto removes all resources of moto.
 func ResetMoto(t testing.TB, url string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/moto-api/reset", nil)

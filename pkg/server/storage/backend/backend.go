@@ -25,7 +25,7 @@ const (
 	GCS = "gcs"
 )
 
-// Known are all of them.
+// Known are all values of --storage.
 var Known = []string{File, GCS, S3}
 
 // Open returns the storage for the flags --storage, --bucket and --prefix. Errors

@@ -5,10 +5,10 @@
 // edit: the object config/a.jsonc is the file config/a.jsonc below the folder of
 // the storage.
 //
-// A write creates and syncs a temporary file and renames it, so that a crash at
-// any time leaves either the complete old object or the complete new one. A write
-// checks what it replaces with locks of the file and its folder, so that several
-// processes can share a storage wherever flock works.
+// A write creates and syncs a temporary file and renames it, so that a crash at any time
+// leaves either the complete old object or the complete new object. A write checks the
+// version that it replaces with locks of the file and its folder, so that several processes
+// can share a storage wherever flock works.
 package file
 
 import (
@@ -30,7 +30,7 @@ import (
 type Store struct {
 	dir string
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu sync.Mutex
 	// durable has the paths of the folders that are known to survive a power
 	// failure.
@@ -126,7 +126,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, mode lockMod
 	}
 	opened, err := s.locked(ctx, folder, mode, func() error {
 		return change(path, func() error {
-			// The last check: no code between it and the rename can block.
+			// This is the last check: no code between it and the rename can block.
 			if err := deadline.Check(ctx); err != nil {
 				return err
 			}
@@ -170,8 +170,8 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	// Also when there was no file: the process that deleted it may have crashed
-	// before syncing the folder.
+	// The folder is synced even if there was no file: the process that deleted it may have
+	// crashed before syncing the folder.
 	return opened.Sync()
 }
 
@@ -197,7 +197,7 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 	if err != nil {
 		return nil, err
 	}
-	// The order of folders is not that of keys: "a-b" is before "a/b".
+	// Folders and keys have different orders: "a-b" is before "a/b".
 	slices.Sort(keys)
 	infos := make([]storage.Info, 0, len(keys))
 	for _, key := range keys {
@@ -248,8 +248,8 @@ func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, erro
 	return keys, nil
 }
 
-// entries returns the entries of a folder, or none if there is no folder. It locks
-// the folder, because a file system may omit a file that is being replaced.
+// entries returns the entries of a folder, nil if it does not exist. It locks the folder,
+// because a file system may omit a file that is being replaced.
 func (s *Store) entries(ctx context.Context, folder string) ([]fs.DirEntry, error) {
 	path := s.path(folder)
 	var entries []fs.DirEntry

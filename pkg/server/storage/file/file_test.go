@@ -218,8 +218,8 @@ func TestLockedByAnother(t *testing.T) {
 	}
 }
 
-// TestLockFileIsReplaced replaces the lock file, as restoring a backup does, while the
-// store has the former one open: from then on all lock the new one.
+// TestLockFileIsReplaced replaces the lock file, as restoring a backup does, while the store
+// has the former file open: from then on all processes lock the new file.
 func TestLockFileIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -278,8 +278,9 @@ func TestPausedBeforeRename(t *testing.T) {
 	}
 }
 
-// TestPausedWhileReplacing pauses a process while it replaces an object, as a signal may at any
-// time. Other processes replace the other objects of the folder meanwhile, but not this one.
+// TestPausedWhileReplacing pauses a process while it replaces an object, as a signal may at
+// any time. Other processes replace the other objects of the folder meanwhile, but not the
+// same object.
 func TestPausedWhileReplacing(t *testing.T) {
 	dir := t.TempDir()
 	paused, other := open(t, dir), open(t, dir)

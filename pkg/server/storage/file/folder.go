@@ -17,8 +17,8 @@ const (
 	// lockName is the file in each folder that is locked to change the folder. No
 	// key has a part that begins with a dot.
 	lockName = ".lock"
-	// lockRetryInterval is how often a file that another writer has locked is
-	// tried. Writers lock it for much less, unless their process is paused.
+	// lockRetryInterval is how often a writer tries to lock a file that another writer has
+	// locked. Writers hold the lock for much less, unless their process is paused.
 	lockRetryInterval = time.Millisecond
 )
 
@@ -33,8 +33,8 @@ func (s *Store) createFolder(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
-	// Also when the folder existed: a process may have created it and crashed
-	// before the sync.
+	// An existing folder is synced too: a process may have created it and crashed before the
+	// sync.
 	for at := path; at != s.dir; at = filepath.Dir(at) {
 		if err := syncFolder(filepath.Dir(at)); err != nil {
 			return err
@@ -50,11 +50,12 @@ type folderLock struct {
 	slot chan struct{}
 	path string
 	// file is the open lock file, nil before the first use. The slot guards it. flock
-	// locks the open file, so each Store opens its own.
+	// locks the open file (https://man7.org/linux/man-pages/man2/flock.2.html), so each
+	// Store opens its own.
 	file *os.File
 	info os.FileInfo
-	// folder is the open folder, nil as file is. As long as its lock file is the current
-	// one, the folder is.
+	// folder is the open folder, nil as file is. As long as its lock file is the current lock
+	// file, the folder is current too.
 	folder *os.File
 }
 
@@ -64,9 +65,9 @@ type lockMode int
 const (
 	// exclusive excludes all others.
 	exclusive lockMode = syscall.LOCK_EX
-	// shared excludes only those that lock it exclusively. It is for replacing an object,
-	// which is locked itself: a process that is paused meanwhile must not stop the servers
-	// of other shards, whose objects are in the same folder.
+	// shared excludes only writers that lock it exclusively. It is for replacing an object,
+	// which has its own lock: a process that is paused meanwhile must not stop the servers of
+	// other shards, whose objects are in the same folder.
 	shared lockMode = syscall.LOCK_SH
 )
 
@@ -142,7 +143,7 @@ func (l *folderLock) open() error {
 	return nil
 }
 
-// isAt reports whether an open file is the one at a path.
+// isAt reports whether an open file is still the file at a path.
 func isAt(path string, opened os.FileInfo) (bool, error) {
 	current, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

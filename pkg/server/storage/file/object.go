@@ -51,10 +51,11 @@ func readObject(path string) (storage.Object, error) {
 }
 
 // ifUnchanged calls change with the object at a path locked, if the object has an etag. It
-// returns storage.ErrConflict if it has another one, or does not exist.
+// returns storage.ErrConflict if it has another etag, or does not exist.
 func ifUnchanged(ctx context.Context, path, etag string, change func() error) error {
 	for {
-		// For writing, which NFS demands of a file that is locked exclusively.
+		// The file is opened for writing, because NFS requires that for an exclusive lock
+		// (https://man7.org/linux/man-pages/man2/flock.2.html).
 		file, err := os.OpenFile(path, os.O_RDWR, 0)
 		if notFound(err) {
 			return storage.ErrConflict
@@ -70,7 +71,7 @@ func ifUnchanged(ctx context.Context, path, etag string, change func() error) er
 }
 
 // ifCurrent is ifUnchanged for the open file of the object. It reports whether another
-// process has replaced the file before it was locked, and has done nothing then.
+// process has replaced the file before it was locked; then it has done nothing.
 func ifCurrent(ctx context.Context, file *os.File, path, etag string, change func() error) (replaced bool, err error) {
 	if err := lock(ctx, file, exclusive); err != nil {
 		return false, err
@@ -108,12 +109,13 @@ func readETag(file *os.File) (string, error) {
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
-// buffers are for reading: without them, each write would allocate as much as it replaces.
+// buffers are for reading: without them, each write would allocate the size of the replaced
+// object.
 var buffers = sync.Pool{New: func() any { return new([bufferSize]byte) }}
 
 const bufferSize = 64 << 10
 
-// readError returns storage.ErrNotFound for an error that means that there is no file.
+// readError returns storage.ErrNotFound for an error that means that the file does not exist.
 func readError(err error) error {
 	if notFound(err) {
 		return storage.ErrNotFound
@@ -170,7 +172,7 @@ func removeLeftovers(dir string) error {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil // another process has renamed or removed it
 		case errors.Is(err, fs.ErrPermission) && path != dir:
-			return fs.SkipDir // of another user, such as lost+found
+			return fs.SkipDir // owned by another user, such as lost+found
 		default:
 			return err
 		}

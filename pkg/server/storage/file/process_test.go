@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// roleVariable selects what the test binary does as a child process, in the
-	// folder that dirVariable names.
+	// roleVariable selects the role of the test binary as a child process, in the folder that
+	// dirVariable names.
 	roleVariable = "STORAGE_FILE_TEST_ROLE"
 	dirVariable  = "STORAGE_FILE_TEST_DIR"
 	// roleWriter writes until it is killed, at most maxLife after its start.
@@ -165,8 +165,8 @@ func runUntilKilled(t testing.TB, writer *exec.Cmd) map[string]int {
 	return acknowledged
 }
 
-// wantVersion checks that an object is complete, and has the version that was
-// acknowledged last or the one that was being written then.
+// wantVersion checks that an object is complete, and has the version that was acknowledged
+// last or the version that was being written then.
 func wantVersion(t testing.TB, s *Store, key string, acknowledged int) {
 	t.Helper()
 	object, err := s.Get(t.Context(), key)

@@ -61,7 +61,7 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestCredentials: without them calls fail, and a token is sent.
+// TestCredentials: without credentials calls fail, and with them a token is sent.
 func TestCredentials(t *testing.T) {
 	s := gcstest.Start(t, nil, bucket)
 	s.Token = "secret"
@@ -95,7 +95,7 @@ func TestCorruptedData(t *testing.T) {
 	require.ErrorContains(t, err, "checksum")
 }
 
-// TestDocumentedPermissions: the documents have exactly the calls that are made.
+// TestDocumentedPermissions: the documents list exactly the permissions of the calls.
 func TestDocumentedPermissions(t *testing.T) {
 	s := start(t, nil, bucket)
 	store := openBucket(t)
@@ -114,8 +114,8 @@ func TestDocumentedPermissions(t *testing.T) {
 	var documented, permissions []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `(storage\\.[a-z]+\\.[a-z]+)` \\| (.+) \\|$").FindAllStringSubmatch(string(data), -1) {
 		documented = append(documented, row[1])
-		for _, one := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
-			permissions = append(permissions, one[1])
+		for _, match := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
+			permissions = append(permissions, match[1])
 		}
 	}
 	slices.Sort(documented)
@@ -148,8 +148,8 @@ func TestEtagsOfNoObject(t *testing.T) {
 	assert.Empty(t, s.Methods(), "calls")
 }
 
-// TestAttempts: a service that stays unavailable gives an error that is no conflict, and an
-// error that would be the same again is not repeated.
+// TestAttempts: a service that stays unavailable gives an error that is not a conflict, and
+// permanent errors are not repeated.
 func TestAttempts(t *testing.T) {
 	for status, want := range map[int]int32{429: maxAttempts, 500: maxAttempts, 503: maxAttempts, 400: 1, 403: 1, 404: 1} {
 		var requests atomic.Int32

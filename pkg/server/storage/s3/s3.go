@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package s3 stores objects in a bucket of S3 or of a compatible service with
-// conditional writes.
+// Package s3 stores objects in a bucket of S3 or of a compatible service with conditional
+// writes (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html).
 package s3
 
 import (
@@ -26,8 +26,9 @@ import (
 
 // Error codes that depend on the object.
 const (
-	// codeNoSuchKey is for objects only. A missing bucket has another code, and
-	// must never be mistaken for a missing object.
+	// codeNoSuchKey is for objects only. A missing bucket has another code, and must never be
+	// mistaken for a missing object
+	// (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html).
 	codeNoSuchKey = "NoSuchKey"
 	// codeNotFound is the SDK's code for a response without a body.
 	codeNotFound           = "NotFound"
@@ -162,7 +163,8 @@ func (s *Store) listObjects(ctx context.Context, prefix string) ([]storage.Info,
 			infos = append(infos, storage.Info{Key: key, ETag: aws.ToString(object.ETag)})
 		}
 	}
-	// Some types of buckets do not list in the order of keys.
+	// Directory buckets do not list in the order of keys
+	// (https://docs.aws.amazon.com/AmazonS3/latest/API/API_ListObjectsV2.html).
 	slices.SortFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) })
 	return infos, nil
 }
@@ -186,10 +188,10 @@ type condition struct {
 
 // put writes an object on a condition and returns its etag.
 //
-// The SDK sends a write again if the response is lost. If the first attempt
-// succeeded, the second is rejected because of the first. Therefore each write has
-// an id of its own, and after a rejection put checks whether the object has this
-// id. The data is not enough: two servers that count from 1 both write 2.
+// The SDK sends a write again if the response is lost. If the first attempt succeeded, the
+// second is rejected because of the first. Therefore each write has an id of its own, and
+// after a rejection put checks whether the object has this id. The data is not enough: two
+// servers that count from 1 both write 2.
 func (s *Store) put(ctx context.Context, key string, data []byte, c condition) (string, error) {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return "", err

@@ -76,7 +76,7 @@ func TestRetriedWrites(t *testing.T) {
 	})
 }
 
-// operation returns the name of the operation that a request is.
+// operation returns the name of the S3 operation of a request.
 func operation(r *http.Request) string {
 	switch ofBucket := strings.Count(strings.Trim(r.URL.Path, "/"), "/") == 0; {
 	case ofBucket && r.Method == http.MethodGet && r.URL.Query().Get("list-type") == "2":
@@ -91,8 +91,8 @@ func operation(r *http.Request) string {
 	return r.Method + " " + r.URL.String()
 }
 
-// TestDocumentedPermissions: docs/server.md has exactly the operations that are called, and
-// the policy of docs/aws.md allows exactly what they need.
+// TestDocumentedPermissions: docs/server.md lists exactly the operations that are called, and
+// the policy of docs/aws.md allows exactly these operations.
 func TestDocumentedPermissions(t *testing.T) {
 	called := map[string]bool{}
 	s3test.Start(t, func(service http.Handler) http.Handler {
@@ -124,8 +124,8 @@ func TestDocumentedPermissions(t *testing.T) {
 	var documented []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `([A-Za-z0-9]+)` \\| (.+) \\|$").FindAllStringSubmatch(section, -1) {
 		documented = append(documented, row[1])
-		for _, one := range action.FindAllStringSubmatch(row[2], -1) {
-			needed[one[1]] = true
+		for _, match := range action.FindAllStringSubmatch(row[2], -1) {
+			needed[match[1]] = true
 		}
 	}
 	assert.ElementsMatch(t, slices.Collect(maps.Keys(called)), documented)
@@ -133,8 +133,8 @@ func TestDocumentedPermissions(t *testing.T) {
 	data, err = os.ReadFile("../../../../docs/aws.md")
 	require.NoError(t, err)
 	var allowed []string
-	for _, one := range regexp.MustCompile(`"(s3:[A-Za-z*]+)"`).FindAllStringSubmatch(string(data), -1) {
-		allowed = append(allowed, one[1])
+	for _, match := range regexp.MustCompile(`"(s3:[A-Za-z*]+)"`).FindAllStringSubmatch(string(data), -1) {
+		allowed = append(allowed, match[1])
 	}
 	assert.ElementsMatch(t, slices.Collect(maps.Keys(needed)), allowed)
 }

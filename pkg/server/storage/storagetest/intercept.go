@@ -15,7 +15,7 @@ type Call struct {
 	Operation string
 	// Key is the key, or the prefix of List.
 	Key string
-	// Data is what Create and Replace write.
+	// Data is the content that Create and Replace write.
 	Data []byte
 }
 
@@ -25,8 +25,8 @@ func (c Call) IsWrite() bool { return c.Operation != "Get" && c.Operation != "Li
 // Intercepted is a storage whose calls a test counts, delays or fails.
 type Intercepted struct {
 	storage.Store
-	// Intercept makes a call by calling do, or does not make it. When it returns an
-	// error, that is the result, even if the call was made.
+	// Intercept makes a call by calling do, or does not make it. Its error is the result,
+	// even if the call was made.
 	Intercept func(ctx context.Context, call Call, do func(context.Context) error) error
 }
 

@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// list returns the keys below prefix, without it.
+// list returns the keys with the prefix, without the prefix.
 func list(t testing.TB, store storage.Store, below, prefix string) []string {
 	t.Helper()
 	infos, err := store.List(t.Context(), below+prefix)
@@ -63,7 +63,7 @@ func testList(t *testing.T, store storage.Store) {
 	for _, info := range infos {
 		assert.Equal(t, etags[strings.TrimPrefix(info.Key, below)], info.ETag, "the etag of %s", info.Key)
 	}
-	// All objects, also those of other tests.
+	// The empty prefix lists all objects, also objects of other tests.
 	infos, err = store.List(t.Context(), "")
 	require.NoError(t, err)
 	if !slices.IsSortedFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) }) || len(infos) < len(keys) {
@@ -170,8 +170,7 @@ func testBadKeys(t *testing.T, store storage.Store) {
 	assert.Empty(t, cmp.Diff(before, list(t, store, "", "")), "bad keys have changed the storage (-before +after)")
 }
 
-// wantKeyError checks that err names the key and is none of the errors that
-// callers distinguish.
+// wantKeyError checks that err names the key and wraps no error that callers distinguish.
 func wantKeyError(t testing.TB, method, key string, err error) {
 	t.Helper()
 	quoted := strings.Trim(strconv.Quote(key), `"`)

@@ -18,7 +18,7 @@ import (
 
 // Network is the connection between the clients and a service.
 type Network struct {
-	// Method is that of the requests that write an object.
+	// Method is the method of the requests that write an object.
 	Method string
 
 	service http.Handler
@@ -110,8 +110,8 @@ func (w writers) put(s storage.Store, key, data, etag string) (string, error) {
 }
 
 // RetriedWrites tests that a write whose first attempt fails or has no response is repeated,
-// and reported as it is in the end. open returns a client of the network, and statuses are
-// those of the response to the first attempt, zero for none.
+// and that its final result is reported. open returns a client of the network, and statuses
+// are the statuses of the response to the first attempt, zero for no response.
 func (n *Network) RetriedWrites(t *testing.T, open func() storage.Store, statuses ...int) {
 	s, other := open(), open()
 	for i, tc := range lostWrites {

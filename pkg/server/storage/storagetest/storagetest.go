@@ -310,8 +310,8 @@ func Increment(ctx context.Context, store storage.Store, key string) error {
 	}
 }
 
-// MissingBucket tests that a missing bucket is not mistaken for an empty one, which would
-// mean that the shard has no groups. The etag is one of an object.
+// MissingBucket tests that a missing bucket is not mistaken for an empty bucket, which would
+// mean that the shard has no groups. The etag belongs to an object.
 func MissingBucket(t *testing.T, s storage.Store, bucket, etag string) {
 	_, getErr := s.Get(t.Context(), "object")
 	_, createErr := s.Create(t.Context(), "object", nil)

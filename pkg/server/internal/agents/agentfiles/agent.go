@@ -23,14 +23,14 @@ const (
 	keyRetry = 30 * time.Second
 )
 
-// agent is what is known of one agent.
+// agent is the state of one agent.
 type agent struct {
 	files *Session[*Patch]
 	keys  *Session[[]string]
 	// public has the keys that the agent has sent, by name.
 	public map[string]ed25519.PublicKey
-	// configHash and status are those of the latest report. reported is false before the
-	// first one.
+	// configHash and status are from the latest report. reported is false before the first
+	// report.
 	reported   bool
 	configHash string
 	status     map[string]*nstancev1.FileStatus
@@ -39,7 +39,7 @@ type agent struct {
 	sent   string
 	sentAt time.Time
 	count  int
-	// refused are the errors of the latest report that were reported, nil before that.
+	// refused are the errors of the latest report that were reported, nil before the first.
 	refused map[string]string
 	// keysAt is when keys were requested last.
 	keysAt time.Time
@@ -50,8 +50,8 @@ func (a *agent) report(r *nstancev1.HealthReportRequest) {
 	a.reported, a.configHash, a.status = true, r.GetConfigHash(), r.GetFiles()
 }
 
-// outdated reports whether the files of an agent are not those of its group: it has
-// another hash, or a file is missing, cannot be used, or is a certificate to renew.
+// outdated reports whether the files of an agent differ from the files of its group: its hash
+// differs, or a file is missing, cannot be used, or is a certificate to renew.
 func (a *agent) outdated(c *config.Config, group *groups.Group, now time.Time) bool {
 	if a.configHash != group.RuntimeConfigHash {
 		return true
@@ -81,7 +81,7 @@ func (a *agent) retryAt(hash string) time.Time {
 	return a.sentAt.Add(min(maxRetry, minRetry<<min(a.count-1, 10)))
 }
 
-// missing returns which of the keys named the agent has not sent.
+// missing returns the names of the keys that the agent has not sent.
 func (a *agent) missing(names []string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		_, found := a.public[name]

@@ -28,7 +28,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// files are one of each kind, by name.
+// files has one file of each kind, by name.
 func files() map[string]config.File {
 	return map[string]config.File{
 		"app.env": {Kind: config.FileEnv, Content: map[string]any{"env": map[string]any{
@@ -57,13 +57,13 @@ var workersKey = instance.GroupKey{Tenant: "default", Group: "workers"}
 type shard struct {
 	config *config.Config
 
-	// lock guards all below.
+	// lock guards the fields below.
 	lock      sync.Mutex
 	groups    map[instance.GroupKey]*groups.Group
 	instances map[string]instance.Instance
-	// secrets and objects have contents by name. Others are not found.
+	// secrets and objects have contents by name. Other names are not found.
 	secrets, objects map[string]string
-	// reading is called before each read of those, unless it is nil.
+	// reading is called before each read of a secret or an object, unless it is nil.
 	reading func()
 	// signed are the certificates that were signed.
 	signed []pki.Workload
@@ -127,7 +127,7 @@ func newInstance(id string) instance.Instance {
 type world struct {
 	*Pusher
 	*shard
-	// reports are the latest ones, by instance.
+	// reports are the latest reports, by instance.
 	reports map[string]*nstancev1.HealthReportRequest
 	// failures are the errors that were reported, with their group and instance.
 	failures []string
@@ -230,7 +230,7 @@ func (w *world) report(id, hash string, files map[string]*nstancev1.FileStatus) 
 	w.Reported(id, &nstancev1.HealthReportRequest{InstanceId: id, ConfigHash: hash, Files: files})
 }
 
-// next returns the value that a session has to send now, and false if it has none.
+// next returns the value that a session has to send now, or false.
 func next[T any](s *Session[T]) (value T, found bool) {
 	synctest.Wait()
 	select {
@@ -272,7 +272,7 @@ func contents(patch *Patch) map[string]string {
 	return texts
 }
 
-// key returns a key that can be read in what the fake authority signs.
+// key returns a key that is readable in the certificates of the fake authority.
 func key(text string) ed25519.PublicKey {
 	return ed25519.PublicKey(text + strings.Repeat(".", ed25519.PublicKeySize-len(text)))
 }

@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	// workers is for how many agents files are made concurrently.
+	// workers is the number of agents for which files are made concurrently.
 	workers = 8
 	// minBackoff and maxBackoff bound the delay after files could not be made.
 	minBackoff = time.Second
@@ -37,7 +37,7 @@ type Groups interface {
 	Config() *config.Config
 }
 
-// Instances has the instances by id. Deleted ones may be found for a while.
+// Instances has the instances by id. It may also return deleted instances for a while.
 type Instances interface {
 	Get(id string) (instance.Instance, bool)
 }
@@ -47,14 +47,14 @@ type Options struct {
 	Groups    Groups
 	Instances Instances
 	Renderer  *Renderer
-	// LastReport returns the latest report of an instance, nil if there is none.
+	// LastReport returns the latest report of an instance, or nil.
 	LastReport func(id string) *nstancev1.HealthReportRequest
 	// Failed is called when the files of an instance cannot be made or used.
 	Failed provider.FailureFunc
 }
 
-// Pusher sends files to agents whose reports show that they do not have them. It is safe
-// for concurrent use.
+// Pusher sends files to agents whose reports show that they lack some. It is safe for
+// concurrent use.
 type Pusher struct {
 	Options
 	queue workqueue.TypedRateLimitingInterface[string]
@@ -99,15 +99,15 @@ func (p *Pusher) agent(id string) *agent {
 	return a
 }
 
-// ReceiveFiles begins a stream of files to the agent of an instance. It replaces the one
-// that the agent had before. The caller calls end when the stream has ended.
+// ReceiveFiles begins a stream of files to the agent of an instance. It replaces the agent's
+// previous stream. The caller calls end when the stream has ended.
 func (p *Pusher) ReceiveFiles(id string) (s *Session[*Patch], end func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s = newSession[*Patch]()
 	a := p.agent(id)
 	replace(&a.files, s)
-	// What was sent on another stream may be lost.
+	// Patches that were sent on another stream may be lost.
 	a.count = 0
 	if report := p.LastReport(id); report != nil {
 		a.report(report)
@@ -134,8 +134,8 @@ func endSession[T any](present **Session[T], s *Session[T]) {
 	}
 }
 
-// end ends a session. An agent without any is forgotten: it sends its keys and its status
-// again.
+// end ends a session. An agent without sessions is forgotten: it will send its keys and its
+// status again.
 func (p *Pusher) end(id string, do func(*agent)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -256,7 +256,7 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	defer p.mu.Unlock()
 	a, found := p.agents[i.ID]
 	if !found || a.files != session {
-		return nil // the next stream has it made again
+		return nil // the next stream makes the patch again
 	}
 	if a.sent != patch.ConfigHash {
 		a.count = 0
@@ -298,7 +298,7 @@ func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*P
 		p.queue.AddAfter(i.ID, at.Sub(now))
 		return nil, nil
 	}
-	// They are reported again if the next patch is refused too.
+	// Errors are reported again if the next patch is refused too.
 	a.refused = nil
 	public := make(map[string]ed25519.PublicKey, len(a.public))
 	for name, key := range a.public {
@@ -320,8 +320,7 @@ func (p *Pusher) reportRefused(i *instance.Instance, group *groups.Group, a *age
 	}
 }
 
-// Session is one stream to an agent. It has at most one value that was not sent yet, the
-// latest.
+// Session is one stream to an agent. It has at most one unsent value, the latest.
 type Session[T any] struct {
 	// Next has the value to send next.
 	Next chan T
@@ -333,8 +332,8 @@ func newSession[T any]() *Session[T] {
 	return &Session[T]{Next: make(chan T, 1), Replaced: make(chan struct{})}
 }
 
-// put replaces the value that was not sent yet. The caller holds the lock of the Pusher,
-// which makes it the only sender.
+// put replaces the unsent value. The caller holds the lock of the Pusher, and so is the only
+// sender.
 func (s *Session[T]) put(value T) {
 	select {
 	case <-s.Next:

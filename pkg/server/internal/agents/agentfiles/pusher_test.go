@@ -165,7 +165,7 @@ func TestFilesAreSentAgainLater(t *testing.T) {
 		wantNothing(t, session)
 		pass(1)
 		wantPatch(t, session, "hash-2")
-		// So does an agent that had them meanwhile.
+		// An agent that had the files in the meantime begins again too.
 		w.report("a", "hash-2", status("text.json"))
 		wantNothing(t, session)
 		w.report("a", "hash-2", nil)
@@ -259,7 +259,7 @@ func TestAChangeOfAGroupIsSentWithoutAReport(t *testing.T) {
 		w.GroupsChanged(other.Key(), workersKey)
 		wantPatch(t, session, "hash-2")
 		wantNothing(t, others)
-		// Nothing else of the group is for agents.
+		// Agents do not use other fields of a group.
 		w.setGroup(func(group *groups.Group) { group.Size = 7 })
 		pass(time.Hour)
 		w.GroupsChanged(workersKey)
@@ -307,14 +307,14 @@ func TestKeysAreRequestedBeforeFilesAreSent(t *testing.T) {
 		pass(time.Hour)
 		wantNothing(t, requests)
 		assert.NotContains(t, w.agents["a"].public, "unknown", "keys that no file needs")
-		// The agent has made another one.
+		// The agent has made another key.
 		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"second": key("3")})
 		w.report("a", "", nil)
 		assert.Equal(t, "certificate for "+string(key("3")), contents(wantPatch(t, session, "hash-1"))["b.crt"])
 	})
 }
 
-// What an agent has sent counts as long as it has a stream.
+// Keys and status of an agent count as long as it has a stream.
 func TestAnAgentWithoutStreamsIsForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.instances["a"]
@@ -355,7 +355,7 @@ func TestAnAgentHasOnlyItsOwnKeys(t *testing.T) {
 	})
 }
 
-// What cannot be made is reported to operators, and tried again later and later.
+// Files that cannot be made are reported to operators, and tried again with a growing delay.
 func TestFilesThatCannotBeMadeAreTriedAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.setGroup(func(group *groups.Group) { group.Files = map[string]config.File{"token.json": files()["token.json"]} })

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package agentfiles makes the files of instances and sends them to the agents
-// (docs/server.md#files). It stores nothing: which files an agent has is in its reports.
+// (docs/server.md#files). It stores nothing: the reports of an agent say which files it has.
 package agentfiles
 
 import (
@@ -37,12 +37,12 @@ type File struct {
 	Content []byte
 }
 
-// Patch is all files of an instance.
+// Patch has all files of an instance.
 type Patch struct {
 	Files []File
-	// ConfigHash is that of the configuration that the files are made of.
+	// ConfigHash is the hash of the configuration that the files are made from.
 	ConfigHash string
-	// At is when they were made.
+	// At is when the files were made.
 	At time.Time
 }
 
@@ -58,8 +58,8 @@ type Renderer struct {
 	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
 }
 
-// patch returns the files of an instance of a group, which provision.Effective returned.
-// keys are those of the agent. The error names the file and shows no part of its content.
+// patch returns the files of an instance of a group, which provision.Effective returned. keys
+// are the agent's keys. The error names the file and shows no part of its content.
 func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *instance.Record, keys map[string]ed25519.PublicKey) (*Patch, error) {
 	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
 	facts := r.Facts(group, record)
@@ -116,7 +116,7 @@ func environment(env map[string]string, facts provision.FileFacts) ([]byte, erro
 	return lines.Bytes(), nil
 }
 
-// object returns JSON whose strings are rendered. Numbers and booleans stay what they are.
+// object returns JSON whose strings are rendered. Numbers and booleans stay unchanged.
 func object(value any, facts provision.FileFacts) ([]byte, error) {
 	rendered, err := facts.RenderAll(value)
 	if err != nil {
@@ -129,7 +129,7 @@ func object(value any, facts provision.FileFacts) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// keysOf returns the names of the agent's keys that the certificates of a group are for.
+// keysOf returns the names of the agent's keys for which the group has certificates.
 func keysOf(group *groups.Group) []string {
 	var names []string
 	for _, file := range group.Files {
@@ -201,7 +201,7 @@ func workloadOf(t config.CertificateTemplate, facts provision.FileFacts) (pki.Wo
 	return w, nil
 }
 
-// rendered returns the rendered texts without those that are empty.
+// rendered returns the rendered texts without empty ones.
 func rendered(texts []string, facts provision.FileFacts) ([]string, error) {
 	var values []string
 	for _, text := range texts {
@@ -216,8 +216,8 @@ func rendered(texts []string, facts provision.FileFacts) ([]string, error) {
 	return values, nil
 }
 
-// due reports whether a certificate that was made at a time has to be made again: a third
-// of its lifetime is left.
+// due reports whether a certificate that was made at a time must be made again: a third of
+// its lifetime is left.
 func due(t config.CertificateTemplate, made, now time.Time) bool {
 	return now.Sub(made) > t.TTL*2/3
 }

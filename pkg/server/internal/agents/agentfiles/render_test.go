@@ -58,7 +58,8 @@ func TestACertificateOfAClient(t *testing.T) {
 	assert.Equal(t, []pki.Workload{{CommonName: "worker", TTL: time.Hour}}, s.signed)
 }
 
-// An instance gets all of its files or none. The error names the file and shows no content.
+// An instance gets all of its files or no file. The error names the file and shows no
+// content.
 func TestAFileThatCannotBeMade(t *testing.T) {
 	change := func(change func(*config.CertificateTemplate)) func(*shard) {
 		return func(s *shard) {
@@ -114,7 +115,7 @@ func TestAFileThatCannotBeMade(t *testing.T) {
 	}
 }
 
-// The caller distinguishes them.
+// The caller distinguishes the errors of files.
 func TestErrorsOfFilesAreWrapped(t *testing.T) {
 	s := newShard()
 	delete(s.secrets, "app/token")

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// followUps are the times after the end of a stream at which the provider is queried
-// again. After the last one the agent counts as lost (docs/server.md#agents).
+// followUps are the times after the end of a stream at which the provider is queried again.
+// After the last query the agent counts as lost (docs/server.md#agents).
 var followUps = cumulative(3, 6, 12, 24, 30, 30, 30, 30)
 
-// laterFollowUp is how often the provider is queried after that.
+// laterFollowUp is how often the provider is queried after the last of followUps.
 const laterFollowUp = 30 * time.Second
 
 // maxMissed is how many missed reports make an agent count as lost, although its stream
@@ -59,8 +59,8 @@ func (l *link) silent(now time.Time, interval time.Duration) bool {
 	return !l.connected || l.missed(now, interval) > 0
 }
 
-// step moves to a moment. It reports whether to query the provider now, and why the
-// agent counts as lost, empty if it does not.
+// step advances to a moment. It reports whether to query the provider now, and why the agent
+// counts as lost, "" if it does not.
 func (l *link) step(now time.Time, interval time.Duration) (check bool, lost string) {
 	if l.connected {
 		missed := l.missed(now, interval)
@@ -83,7 +83,8 @@ func (l *link) step(now time.Time, interval time.Duration) (check bool, lost str
 	return check, lost
 }
 
-// followUp returns after which silence the provider is queried for the nth time.
+// followUp returns the length of the silence after which the provider is queried for the nth
+// time.
 func followUp(n int) time.Duration {
 	last := len(followUps) - 1
 	if n <= last {
@@ -93,9 +94,9 @@ func followUp(n int) time.Duration {
 }
 
 const (
-	// If at least minSilent agents are silent at the same time, and they are a third of
-	// all, the server or a part of its network is more likely at fault than they are.
-	// Then none of them counts as lost before holdLimit.
+	// If at least minSilent agents are silent at the same time, and they are a third of all,
+	// the server or a part of its network is more likely at fault than the agents. Then no
+	// agent counts as lost before holdLimit.
 	minSilent  = 3
 	silentPart = 3
 	holdLimit  = 15 * time.Minute
@@ -103,15 +104,15 @@ const (
 
 // hold is the period in which too many agents are silent to judge them.
 type hold struct {
-	// since is when it began, zero if there is none.
+	// since is when the period began, or the zero time.
 	since time.Time
 	// reported is true after its effect was reported.
 	reported bool
 }
 
-// update decides by the number of silent agents among all those expected whether the
-// period begins or continues. It reports whether one is over: the agents that are still
-// silent then begin their silence anew, since most others have come back only now.
+// update decides by the number of silent agents among all expected agents whether the period
+// begins or continues. It reports whether a period is over: the agents that are still silent
+// then begin their silence anew, since most others have come back only now.
 func (h *hold) update(silent, expected int, now time.Time) (over bool) {
 	tooMany := silent >= minSilent && silent*silentPart >= expected
 	switch {

@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package agenthealth follows the reports of agents and decides which agents count as lost
-// (docs/server.md#agents). It compares no clocks of different machines: every time is that
-// of this server, and every period is measured by its monotonic clock.
+// (docs/server.md#agents). It never compares clocks of different machines: every time comes
+// from this server, and its monotonic clock measures every period.
 package agenthealth
 
 import (
@@ -22,12 +22,11 @@ import (
 type Options struct {
 	// Interval returns how often an agent has to report.
 	Interval func() time.Duration
-	// Changed is called after the state of the agent of an instance of a group has
-	// changed, and Check when the provider has to be queried for an instance. Both must
-	// not block.
+	// Changed is called after the state of an agent in a group has changed, and Check when
+	// the provider has to be queried for an instance. Both must not block.
 	Changed func(instance.GroupKey)
 	Check   func(instance.GroupKey, string)
-	// Failed is called with what concerns all instances.
+	// Failed is called with errors that concern all instances.
 	Failed func(error)
 }
 
@@ -40,11 +39,11 @@ type Tracker struct {
 	hold   hold
 }
 
-// agent is what is known of one agent.
+// agent is the state of one agent.
 type agent struct {
 	group instance.GroupKey
-	// state and since are those of instance.Agent. A state other than AgentAwaited has
-	// a registration.
+	// state and since become instance.Agent. In every state but AgentAwaited the agent has a
+	// registration.
 	state instance.AgentState
 	since time.Time
 	// registered is true when the agent has registered, in this term or before.
@@ -52,9 +51,9 @@ type agent struct {
 	link       link
 	reason     string
 	notice     *instance.Notice
-	// session is the stream of the agent, nil if there is none.
+	// session is the stream of the agent, or nil.
 	session *Session
-	// report is the latest one, and reportedAt is when it arrived.
+	// report is the latest report, and reportedAt is when it arrived.
 	report     *nstancev1.HealthReportRequest
 	reportedAt time.Time
 }
@@ -64,8 +63,7 @@ func NewTracker(o Options) *Tracker {
 	return &Tracker{Options: o, agents: map[string]*agent{}}
 }
 
-// State returns what is known of the agent of an instance that its provider reports as
-// running.
+// State returns the state of the agent of an instance that its provider reports as running.
 func (t *Tracker) State(record *instance.Record) instance.Agent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -73,8 +71,8 @@ func (t *Tracker) State(record *instance.Record) instance.Agent {
 	return instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice}
 }
 
-// agent returns the entry of an instance. One that is new is given the time of several
-// reports before its silence counts.
+// agent returns the entry of an instance. A new entry is given the time of several reports
+// before its silence counts.
 func (t *Tracker) agent(record *instance.Record) *agent {
 	a, found := t.agents[record.ID]
 	if !found {
@@ -98,7 +96,7 @@ func (t *Tracker) Registered(record *instance.Record) {
 	t.register(t.agent(record))
 }
 
-// register expects reports of an agent, after the time of several ones.
+// register expects reports of an agent, the first after the time of several reports.
 func (t *Tracker) register(a *agent) {
 	if !a.registered {
 		a.registered = true
@@ -106,8 +104,8 @@ func (t *Tracker) register(a *agent) {
 	}
 }
 
-// LastReport returns the latest report of an instance, nil if there is none since this
-// server leads, and when it arrived.
+// LastReport returns the latest report of an instance, nil if the agent has not reported
+// since this server leads, and when it arrived.
 func (t *Tracker) LastReport(id string) (*nstancev1.HealthReportRequest, time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,7 +115,7 @@ func (t *Tracker) LastReport(id string) (*nstancev1.HealthReportRequest, time.Ti
 	return nil, time.Time{}
 }
 
-// Instances has the instances by id. Deleted ones may be found for a while.
+// Instances has the instances by id. It may also return deleted instances for a while.
 type Instances interface {
 	Get(id string) (instance.Instance, bool)
 }
@@ -199,8 +197,8 @@ type subject struct {
 	agent *agent
 }
 
-// expected returns the agents that are not lost of instances that run and are not being
-// deleted. It removes the agents of other instances that do not exist any more.
+// expected returns the agents of instances that run and are not being deleted, except lost
+// agents. It removes the agents of instances that no longer exist.
 func (t *Tracker) expected(instances Instances) []subject {
 	t.mu.Lock()
 	all := make([]subject, 0, len(t.agents))
@@ -228,14 +226,14 @@ func (t *Tracker) expected(instances Instances) []subject {
 		delete(t.agents, id)
 	}
 	for _, s := range expected {
-		// A registration is stored a moment before Registered is called, or without that
-		// if its answer was lost.
+		// A registration is stored a moment before Registered is called, and if its response
+		// was lost, Registered is not called.
 		t.register(s.agent)
 	}
 	return expected
 }
 
-// set changes the state.
+// set changes the state of an agent.
 func (a *agent) set(state instance.AgentState, reason string, now time.Time) {
 	a.state, a.reason, a.since = state, reason, now
 }
@@ -248,8 +246,8 @@ type Session struct {
 	replaced chan struct{}
 }
 
-// Connect begins the stream of an agent that has registered. It replaces the stream that
-// the agent had before. The caller calls Close when the stream has ended.
+// Connect begins the stream of an agent that has registered. It replaces the agent's previous
+// stream. The caller calls Close when the stream has ended.
 func (t *Tracker) Connect(record *instance.Record) *Session {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -266,7 +264,7 @@ func (t *Tracker) Connect(record *instance.Record) *Session {
 // Replaced is closed when the agent has another stream.
 func (s *Session) Replaced() <-chan struct{} { return s.replaced }
 
-// Report records a report. Its count and its time are those of the agent, which may have
+// Report records a report. Its count and its time come from the agent, which may have
 // restarted and whose clock may be wrong: they decide nothing.
 func (s *Session) Report(report *nstancev1.HealthReportRequest) {
 	now := time.Now()
@@ -285,7 +283,8 @@ func (s *Session) Report(report *nstancev1.HealthReportRequest) {
 		a.set(instance.AgentReporting, "", now)
 	}
 	if a.notice == nil && report.GetTerminationNotice() != nil {
-		// It is never withdrawn: a failed query of the provider looks like that.
+		// A notice is never withdrawn: a failed query of the provider looks like a
+		// withdrawal.
 		a.notice = newNotice(report.GetTerminationNotice(), now)
 		changed = true
 	}
@@ -314,8 +313,8 @@ func (s *Session) Close() {
 	}
 }
 
-// newNotice returns the notice of a report that arrived at a time. A deadline that has
-// passed is that of another clock, since the machine still runs.
+// newNotice returns the notice of a report that arrived at a time. If its deadline has
+// passed, the agent's clock differs, since the machine still runs.
 func newNotice(n *nstancev1.TerminationNotice, now time.Time) *instance.Notice {
 	notice := &instance.Notice{Action: n.GetAction()}
 	if n.GetDeadline().IsValid() && n.GetDeadline().AsTime().After(now) {

@@ -19,7 +19,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shard has instances with agents and a tracker of them. All run at the provider.
+// shard has instances with agents, and a tracker that follows them. All instances run at the
+// provider.
 type shard struct {
 	*Tracker
 	t *testing.T
@@ -128,7 +129,7 @@ func (s *shard) checksOf(id string) []time.Duration {
 	return slices.Clone(s.checks[id])
 }
 
-// failures returns what was reported.
+// failures returns the reported errors.
 func (s *shard) failures() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +175,7 @@ func TestADisconnectIsFollowedUp(t *testing.T) {
 		assert.Equal(t, seconds, s.checksOf("i000"))
 		assert.Empty(t, s.checksOf("i001"))
 		assert.Contains(t, s.State(&instance.Record{ID: "i000"}).Reason, "has not been connected for 2m45s")
-		// It is found again when it reports, not when it connects.
+		// The agent is found again when it reports, not when it connects.
 		session := s.Connect(&instance.Record{ID: "i000"})
 		assert.Equal(t, []string{"i000"}, s.lost())
 		session.Report(&nstancev1.HealthReportRequest{})
@@ -194,7 +195,7 @@ func TestAnAgentThatComesBack(t *testing.T) {
 			s.connect("i000")
 		}
 		assert.Empty(t, s.lost())
-		// Connections without a report do not.
+		// Connections without a report are no return.
 		s.disconnect("i000")
 		for range 20 {
 			session := s.Connect(&instance.Record{ID: "i000"})
@@ -224,7 +225,7 @@ func TestMissedReportsOnAnOpenStream(t *testing.T) {
 	})
 }
 
-// TestANewLeaderWaits: it has not seen any agent yet.
+// TestANewLeaderWaits: it has not received any report yet.
 func TestANewLeaderWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t, names(2)...)
@@ -322,8 +323,8 @@ func TestARegistrationThatWasJustStoredIsNotJudged(t *testing.T) {
 	})
 }
 
-// TestARegistrationWithALostAnswer is expected to report although Registered was not
-// called: its agent may never come back.
+// TestARegistrationWithALostAnswer: the agent is expected to report although Registered was
+// not called, because it may never come back.
 func TestARegistrationWithALostAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t)
@@ -337,8 +338,8 @@ func TestARegistrationWithALostAnswer(t *testing.T) {
 	})
 }
 
-// TestANoticeIsNotWithdrawn by a report without it, also of an agent that has restarted: a
-// failed query of the provider looks like that.
+// TestANoticeIsNotWithdrawn by a report without it, even if the agent has restarted: a failed
+// query of the provider looks like a withdrawal.
 func TestANoticeIsNotWithdrawn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t, "a")

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package gcstest has a server that responds as the JSON API of Google Cloud Storage does, for
-// the calls that the storage makes. It refuses requests that Google's discovery document does
-// not allow, and its own responses are checked with the same document. It was never compared
-// with the service.
+// Package gcstest imitates the JSON API of Google Cloud Storage, for the calls that the
+// storage makes. It rejects requests that Google's discovery document does not allow, and
+// checks its own responses with the same document. It was never compared with the service.
 package gcstest
 
 import (
@@ -33,11 +32,11 @@ import (
 	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
 )
 
-// Server has buckets.
+// Server is an imitation of the service with its buckets.
 type Server struct {
 	// URL is the address of the server.
 	URL string
-	// Token is what requests must have, empty for nothing.
+	// Token is the access token that requests must have. If empty, they need no token.
 	Token string
 
 	document *discoverytest.Document
@@ -96,7 +95,7 @@ func (s *Server) Methods() []string {
 	return slices.Sorted(maps.Keys(s.calls))
 }
 
-// failure is a response that is no success.
+// failure is the response for an error.
 type failure struct {
 	status          int
 	reason, message string
@@ -105,12 +104,12 @@ type failure struct {
 // Error returns the message.
 func (f *failure) Error() string { return f.message }
 
-// request is a call that is as documented.
+// request is a request that the discovery document allows.
 type request struct {
 	*http.Request
 	method       *discoverytest.Method
 	bucket, name string
-	// attributes and data are those of an upload.
+	// attributes and data are the parts of an upload.
 	attributes, data []byte
 }
 
@@ -132,12 +131,12 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	defer s.mu.Unlock()
 	s.calls[parsed.method.ID]++
 	data, err := s.handle(parsed)
-	if one, ok := data.(*object); ok && err == nil {
+	if stored, ok := data.(*object); ok && err == nil {
 		if media {
-			one.download(w)
+			stored.download(w)
 			return
 		}
-		data = one.resource()
+		data = stored.resource()
 	}
 	s.respond(w, parsed, data, err, media)
 }
@@ -163,7 +162,7 @@ func (s *Server) parse(r *http.Request) (*request, error) {
 	return parsed, method.CheckBody(r, body)
 }
 
-// readUpload reads attributes and data, which are two parts.
+// readUpload reads the two parts of the body, attributes and data.
 func (r *request) readUpload() error {
 	kind, options, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil || kind != "multipart/related" || r.URL.Query().Get("uploadType") != "multipart" {
@@ -202,8 +201,8 @@ func (s *Server) handle(r *request) (any, error) {
 	case "storage.objects.insert":
 		return s.insert(r, objects)
 	case "storage.objects.get":
-		if one := objects[r.name]; one != nil {
-			return one, nil
+		if stored := objects[r.name]; stored != nil {
+			return stored, nil
 		}
 		return nil, noObject(r.bucket, r.name)
 	case "storage.objects.delete":
@@ -218,7 +217,7 @@ func (s *Server) handle(r *request) (any, error) {
 	return nil, &failure{http.StatusNotImplemented, "notImplemented", r.method.ID + " is not implemented"}
 }
 
-// respond writes a response that is no download. Errors of downloads are text.
+// respond writes a response that is not a download. Errors of downloads are text.
 func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error, media bool) {
 	if err != nil {
 		f, ok := errors.AsType[*failure](err)
@@ -276,20 +275,20 @@ func (s *Server) insert(r *request, objects map[string]*object) (any, error) {
 	}
 	if want := r.URL.Query().Get("ifGenerationMatch"); want != "" {
 		current := "0"
-		if one := objects[name]; one != nil {
-			current = strconv.FormatInt(one.generation, 10)
+		if stored := objects[name]; stored != nil {
+			current = strconv.FormatInt(stored.generation, 10)
 		}
 		if want != current {
 			return nil, &failure{http.StatusPreconditionFailed, "conditionNotMet", "At least one of the pre-conditions you specified did not hold."}
 		}
 	}
 	s.generation++
-	one := &object{
+	stored := &object{
 		bucket: r.bucket, name: name, data: r.data, kind: attributes.ContentType, metadata: attributes.Metadata,
 		generation: s.generation, created: time.Now().UTC(),
 	}
-	objects[name] = one
-	return one, nil
+	objects[name] = stored
+	return stored, nil
 }
 
 // list returns a page of the objects, sorted by name.
@@ -325,7 +324,7 @@ func list(r *request, objects map[string]*object) (any, error) {
 	return page, nil
 }
 
-// resource returns the object as responses have it.
+// resource returns the object in the form of responses.
 func (o *object) resource() map[string]any {
 	generation, created := strconv.FormatInt(o.generation, 10), o.created.Format(time.RFC3339Nano)
 	return map[string]any{

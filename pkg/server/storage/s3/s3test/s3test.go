@@ -44,7 +44,8 @@ const (
 // nil.
 func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	t.Helper()
-	// The path of a socket must be shorter than that of t.TempDir may be.
+	// The path of a socket must be shorter than the path of t.TempDir may be
+	// (https://man7.org/linux/man-pages/man7/unix.7.html).
 	dir, err := os.MkdirTemp("", "s3")
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -101,7 +102,7 @@ func startGateway(t testing.TB, socket, dir string) {
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
 		assert.NoError(t, cmd.Process.Kill())
-		_ = cmd.Wait() // the error is that it was killed
+		_ = cmd.Wait() // the error says that it was killed
 		if t.Failed() {
 			t.Logf("output of the S3 service:\n%s", output.Bytes())
 		}
@@ -148,8 +149,8 @@ var build = sync.OnceValues(func() (string, error) {
 	}
 	defer unlock()
 	program := filepath.Join(folder, "versitygw")
-	// A build sets the time of a program that is up to date, and Go's test cache would take
-	// the program for another one.
+	// Building would set the time of a program that is up to date, and Go's test cache would
+	// take the program for another.
 	if isNewer(program, filepath.Join(module, "go.mod")) && isNewer(program, filepath.Join(module, "go.sum")) {
 		return program, nil
 	}
