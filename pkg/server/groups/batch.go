@@ -18,11 +18,11 @@ import (
 type request struct {
 	ctx context.Context
 	key instance.GroupKey
-	// plan returns what must be stored and the group after that, nil for no group.
-	// current is what is stored, and before is the group, nil if there is none. It is
-	// called with writeMu locked.
+	// plan returns the edit to store and the group after it, nil if the group no longer
+	// exists. current is the stored state, and before is the group, or nil. It
+	// is called with writeMu locked.
 	plan func(current edit, before *Group) (next edit, after *Group, err error)
-	// request is what later lines of the log name.
+	// request is the request that later log lines name.
 	request audit.Request
 	// deletion is true for the deletion of a group.
 	deletion bool
@@ -40,7 +40,7 @@ func (r *request) fail(err error) {
 	r.group, r.changed, r.err = nil, false, fmt.Errorf("change group %s: %w", r.key, err)
 }
 
-// batch is the requests that one write stores.
+// batch has the requests that one write stores.
 type batch struct {
 	requests []*request
 	// stored is closed when the requests have their results.
@@ -73,58 +73,78 @@ func (s *Store) do(r *request) {
 	close(b.stored)
 }
 
-// store carries out requests in their order and stores them in one write. A
-// request that is invalid or needs no write does not depend on the write. The
-// changes become visible only after the write. The caller has locked writeMu.
+// store carries out requests in their order and stores them in one write. A request that is
+// invalid or needs no write does not depend on the write. The changes become visible only
+// after the write. The caller has locked writeMu.
 func (s *Store) store(requests []*request) {
-	content, groups := s.content, map[instance.GroupKey]*Group{}
-	var writes []*request
+	planned := &plannedWrite{content: s.content, groups: map[instance.GroupKey]*Group{}}
 	for _, r := range requests {
-		current := content.current(r.key)
-		before, written := groups[r.key]
-		if !written {
-			before, _ = s.Get(r.key)
-		}
-		// The result may be due to a change that the write fails to store.
-		dependent := written || current.retired != s.content.retired[r.key.Tenant]
-		next, after, err := r.plan(current, before)
-		switch {
-		case err != nil:
-			r.err = err
-			if dependent {
-				writes = append(writes, r)
-			}
-			continue
-		case !dependent && s.isStored(current, next):
-			r.group = before
-			continue
-		}
-		if err := deadline.Check(r.ctx); err != nil {
-			r.fail(err)
-			continue
-		}
-		if after != nil {
-			after.Causes = before.causes().after(r.request, before, after)
-		}
-		r.before, r.group, r.changed = before, after, before.etagOrEmpty() != after.etagOrEmpty() || current.mark != next.mark
-		content, groups[r.key] = content.apply(r.key, next), after
-		writes = append(writes, r)
+		s.plan(planned, r)
 	}
-	if len(writes) == 0 {
+	if len(planned.requests) == 0 {
 		return
 	}
-	ctx, cancel := contextOf(writes)
+	ctx, cancel := contextOf(planned.requests)
 	defer cancel()
-	if err := s.object.write(ctx, content); err != nil {
-		for _, r := range writes {
+	if err := s.object.write(ctx, planned.content); err != nil {
+		for _, r := range planned.requests {
 			r.fail(err)
 		}
 		return
 	}
-	s.content = content
-	s.setDeletedBy(writes)
-	s.publish(groups)
-	for _, r := range writes {
+	s.content = planned.content
+	s.setDeletedBy(planned.requests)
+	s.publish(planned.groups)
+	s.logRequests(planned.requests)
+}
+
+// plannedWrite is the effect of the requests of a batch before it is written.
+type plannedWrite struct {
+	content content
+	// groups are the changed groups, nil for a deleted group.
+	groups map[instance.GroupKey]*Group
+	// requests are the requests whose results depend on the write.
+	requests []*request
+}
+
+// plan adds a request to a write, and sets the results of the request for the case that the
+// write succeeds.
+func (s *Store) plan(planned *plannedWrite, r *request) {
+	current := planned.content.current(r.key)
+	before, changed := planned.groups[r.key]
+	if !changed {
+		before, _ = s.Get(r.key)
+	}
+	// An earlier request of the batch may have determined the result of this request.
+	dependent := changed || current.retired != s.content.retired[r.key.Tenant]
+	next, after, err := r.plan(current, before)
+	if err != nil {
+		r.err = err
+		if dependent {
+			planned.requests = append(planned.requests, r)
+		}
+		return
+	}
+	if !dependent && s.isStored(current, next) {
+		r.group = before
+		return
+	}
+	if err := deadline.Check(r.ctx); err != nil {
+		r.fail(err)
+		return
+	}
+	if after != nil {
+		after.Causes = before.causes().after(r.request, before, after)
+	}
+	r.before, r.group, r.changed = before, after, before.etagOrEmpty() != after.etagOrEmpty() || current.mark != next.mark
+	planned.content = planned.content.apply(r.key, next)
+	planned.groups[r.key] = after
+	planned.requests = append(planned.requests, r)
+}
+
+// logRequests writes the audit lines of requests that were stored.
+func (s *Store) logRequests(requests []*request) {
+	for _, r := range requests {
 		switch {
 		case r.err != nil || !r.changed:
 		case r.deletion:
