@@ -38,8 +38,8 @@ var ErrInstance = errors.New("the instance is not served")
 type Instances interface {
 	// Get also returns deleted instances for a while.
 	Get(id string) (instance.Instance, bool)
-	// Register stores the registration of an instance that next returns for the present
-	// one, nil if there is none.
+	// Register stores the result of next as the registration of an instance. next gets the
+	// present registration, or nil.
 	Register(ctx context.Context, id string, next func(*instance.Registration) (instance.Registration, error)) error
 }
 
@@ -69,9 +69,9 @@ type Request struct {
 	Machine      Machine
 }
 
-// Register returns a certificate for the agent that the nonce names. The key is bound to
-// the instance, not to the nonce: with every valid nonce of the instance the first key
-// is the only one, and an agent that got no response may retry with the same key.
+// Register returns a certificate for the agent that the nonce names. The key is bound to the
+// instance, not to the nonce: every valid nonce of the instance accepts only the first key,
+// and an agent that got no response may retry with the same key.
 func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certificate, error) {
 	claims, err := registration.ParseNonce(request.Token, r.NonceKey)
 	if err != nil {
@@ -81,7 +81,7 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	key, keyPEM, err := parseKey(request.PublicKeyPEM)
+	key, err := parseKey(request.PublicKeyPEM)
 	if err != nil {
 		return nil, err
 	}
@@ -89,18 +89,8 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, &i, key, func(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
-		next.RegisteredAt = time.Now()
-		if present != nil {
-			if present.PublicKeyPEM != keyPEM {
-				return next, fmt.Errorf("%w: %w", registration.ErrInvalidNonce, instancestore.ErrOtherKey)
-			}
-			next.RegisteredAt = present.RegisteredAt
-		}
-		next.IPv4, next.IPv6, next.Hostname = machine.IPv4, machine.IPv6, machine.Hostname
-		return next, nil
-	})
-	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) && !errors.Is(err, registration.ErrInvalidNonce) {
+	certificate, err := r.issue(ctx, &i, key, machine.register)
+	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
 	}
 	if err != nil {
@@ -112,8 +102,28 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	return certificate, nil
 }
 
+// register returns the registration for a first certificate, which next describes. present is
+// nil unless the agent repeats its request.
+func (m Machine) register(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
+	next.RegisteredAt = time.Now()
+	if present != nil {
+		if present.PublicKeyPEM != next.PublicKeyPEM {
+			return next, instancestore.ErrOtherKey
+		}
+		next.RegisteredAt = present.RegisteredAt
+	}
+	next.IPv4, next.IPv6, next.Hostname = m.IPv4, m.IPv6, m.Hostname
+	return next, nil
+}
+
+// isRefused reports whether the instance store has refused a registration because of the
+// instance: another attempt fails in the same way.
+func isRefused(err error) bool {
+	return errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey)
+}
+
 // Renew returns a certificate with the same identity and the same key as the present
-// one, which stays valid.
+// certificate, which stays valid.
 func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
 	i, err := r.Admit(ctx, client, present)
 	if err != nil {
@@ -122,19 +132,12 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	if i.DeleteReason != "" {
 		return nil, fmt.Errorf("%w: instance %s is being deleted", ErrInstance, i.ID)
 	}
-	key, keyPEM, err := parseKey(publicKeyPEM)
+	key, err := parseKey(publicKeyPEM)
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, &i, key, func(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
-		if present == nil || present.PublicKeyPEM != keyPEM {
-			return next, fmt.Errorf("%w: it is not that of the registration", registration.ErrPublicKey)
-		}
-		next.RegisteredAt = present.RegisteredAt
-		next.IPv4, next.IPv6, next.Hostname = present.IPv4, present.IPv6, present.Hostname
-		return next, nil
-	})
-	if errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey) {
+	certificate, err := r.issue(ctx, &i, key, renew)
+	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", ErrInstance, err)
 	}
 	if err != nil {
@@ -145,8 +148,18 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	return certificate, nil
 }
 
-// issue signs a certificate and stores the registration that change returns for the
-// present one. No certificate is returned that is not stored.
+// renew returns the registration for a renewed certificate, which next describes.
+func renew(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
+	if present == nil || present.PublicKeyPEM != next.PublicKeyPEM {
+		return next, fmt.Errorf("%w: it is not that of the registration", registration.ErrPublicKey)
+	}
+	next.RegisteredAt = present.RegisteredAt
+	next.IPv4, next.IPv6, next.Hostname = present.IPv4, present.IPv6, present.Hostname
+	return next, nil
+}
+
+// issue signs a certificate and stores the registration that change makes from the present
+// registration. It returns no certificate that is not stored.
 func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey,
 	change func(present *instance.Registration, next instance.Registration) (instance.Registration, error),
 ) (*x509.Certificate, error) {
@@ -168,7 +181,8 @@ func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519
 	return certificate, nil
 }
 
-// registered returns the registration with what a certificate says.
+// registered returns the registration with the key, the serial number and the expiry of a
+// certificate.
 func registered(certificate *x509.Certificate) (instance.Registration, error) {
 	key, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok {
@@ -185,16 +199,13 @@ func registered(certificate *x509.Certificate) (instance.Registration, error) {
 	}, nil
 }
 
-// parseKey returns a public key and the form of it that records have.
-func parseKey(publicKeyPEM []byte) (key ed25519.PublicKey, keyPEM string, err error) {
-	if key, err = keys.ParsePublic(publicKeyPEM); err != nil {
-		return nil, "", fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
-	}
-	encoded, err := keys.EncodePublic(key)
+// parseKey returns the Ed25519 key of a request.
+func parseKey(publicKeyPEM []byte) (ed25519.PublicKey, error) {
+	key, err := keys.ParsePublic(publicKeyPEM)
 	if err != nil {
-		return nil, "", fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
+		return nil, fmt.Errorf("%w: %w", registration.ErrPublicKey, err)
 	}
-	return key, string(encoded), nil
+	return key, nil
 }
 
 // checkNonce returns the instance of a nonce whose signature and times are valid. The
@@ -230,8 +241,8 @@ func (r *Registrar) checkNonce(c registration.NonceClaims) (instance.Instance, e
 	return i, nil
 }
 
-// kindOf returns the kind of the template that an instance was created from. It is not
-// known of an instance that was created from another configuration.
+// kindOf returns the kind of the template that an instance was created from. It is unknown if
+// the instance was created from another configuration.
 func (r *Registrar) kindOf(i *instance.Instance) (string, bool) {
 	group, found := r.Groups.Get(i.Key())
 	if !found || group.InfraConfigHash != i.InfraConfigHash {
@@ -247,9 +258,9 @@ func (r *Registrar) kindOf(i *instance.Instance) (string, bool) {
 // Admit returns the instance of an agent whose certificate chains to the authority. The
 // error wraps ErrInstance if calls with the certificate are not served.
 //
-// A record that was lost is created again without a registration, and the agent, whose
-// nonce has expired, cannot register again. Its certificate proves that it has
-// registered: the registration is stored again.
+// A lost record is created again without a registration, and the agent, whose nonce has
+// expired, cannot register again. Its certificate proves that it has registered: the
+// registration is stored again.
 func (r *Registrar) Admit(ctx context.Context, client pki.Client, certificate *x509.Certificate) (instance.Instance, error) {
 	i, found := r.Instances.Get(client.ID)
 	switch {
@@ -275,7 +286,7 @@ func (r *Registrar) Admit(ctx context.Context, client pki.Client, certificate *x
 	return i, nil
 }
 
-// restore stores the registration that a certificate proves, unless there is one.
+// restore stores the registration that a certificate proves, unless the instance has one.
 func (r *Registrar) restore(ctx context.Context, i *instance.Instance, certificate *x509.Certificate, own instance.Registration) error {
 	own.RegisteredAt = certificate.NotBefore.Add(pki.ClockSkew)
 	err := r.Instances.Register(ctx, i.ID, func(present *instance.Registration) (instance.Registration, error) {
@@ -285,7 +296,7 @@ func (r *Registrar) restore(ctx context.Context, i *instance.Instance, certifica
 		return own, nil
 	})
 	switch {
-	case errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey):
+	case isRefused(err):
 		return fmt.Errorf("%w: %w", ErrInstance, err)
 	case err != nil:
 		return fmt.Errorf("store the registration of instance %s again: %w", i.ID, err)
@@ -296,13 +307,13 @@ func (r *Registrar) restore(ctx context.Context, i *instance.Instance, certifica
 	return nil
 }
 
-// ErrMachine means that an agent reports an address or a host name that is none.
+// ErrMachine means that an agent reports an invalid address or host name.
 var ErrMachine = errors.New("the description of the machine is not valid")
 
 // maxHostname is the maximum length of a host name.
 const maxHostname = 253
 
-// Machine is what an agent reports of its machine. Each field may be empty.
+// Machine describes the agent's machine, as the agent reports it. Each field may be empty.
 type Machine struct {
 	IPv4, IPv6, Hostname string
 }
