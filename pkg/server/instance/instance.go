@@ -26,17 +26,15 @@ const (
 	ReasonReturned     = "returned"
 )
 
-// Instance is everything that is known about an instance: its record, what its
-// provider reports, and what the server has decided about it.
+// Instance is the server's view of an instance: its record, the provider's report, and the
+// server's decisions about it.
 type Instance struct {
 	Record
-	// State is the state that the provider reports. It is Missing or Pending for
-	// an instance that the provider does not list: Pending if it never did. An instance
-	// that runs is Pending while its agent is awaited, and Impaired when its agent is
-	// lost.
+	// State is the state that the provider reports. If the provider does not list the
+	// instance, it is Missing, or Pending if the provider never listed it. A running instance
+	// is Pending while its agent is awaited, and Impaired when its agent is lost.
 	State State
-	// Agent is what is known of the agent of the instance, the zero value if nothing is
-	// expected of it.
+	// Agent is the state of the instance's agent, the zero value if no agent is expected.
 	Agent Agent
 	// Known is true when the provider lists the instance now. A pending instance
 	// that is not known must be created at the provider.
@@ -75,8 +73,8 @@ type Drain struct {
 	// Acknowledged is true once the operator has reported that the node is
 	// drained.
 	Acknowledged bool
-	// Request is the request that the decision follows from, the zero value if there is
-	// none. It is kept in memory only.
+	// Request is the request that led to the decision, or the zero value. It is kept in
+	// memory only.
 	Request audit.Request
 }
 
@@ -85,11 +83,8 @@ func (i *Instance) BeingDeleted() bool {
 	return i.Drain != nil || i.DeleteReason != "" || i.State == Terminating
 }
 
-// Down reports whether nothing runs on the instance, and nothing will run on it
-// again.
-func (i *Instance) Down() bool {
-	return i.State == Stopped || i.State == Failed || i.State == Missing
-}
+// Down reports whether nothing runs on the instance, and nothing will run on it again.
+func (i *Instance) Down() bool { return i.State.Down() }
 
 // GroupKey identifies a group of this shard.
 type GroupKey struct {
@@ -130,6 +125,12 @@ const (
 	Terminating
 )
 
+// Down reports whether nothing runs on an instance in this state, and nothing will run on it
+// again.
+func (s State) Down() bool {
+	return s == Stopped || s == Failed || s == Missing
+}
+
 // VM is one instance as its provider reports it.
 type VM struct {
 	// ID is the permanent identity of the instance, a puidv7. The provider stores
@@ -138,21 +139,21 @@ type VM struct {
 	// ProviderID is the provider's own id. It may be empty while pending.
 	ProviderID string
 	Group      GroupKey
-	// Origin is what the provider has stored of the instance's record.
+	// Origin is the part of the instance's record that the provider has stored.
 	Origin Origin
 	// State is never Missing.
 	State State
 	// Reason is why the instance is impaired, stopped or failed, in words for people. It
 	// may be empty.
 	Reason string
-	// Addresses are those of the machine, the one to prefer first.
+	// Addresses are the addresses of the machine, the preferred address first.
 	Addresses []netip.Addr
-	// Expected is true of an instance that the provider has not found yet: it only
-	// existed when it was last reported.
+	// Expected is true if the provider has not found the instance yet: it only existed when
+	// it was last reported.
 	Expected bool
-	// Unlisted is true of an instance that the latest list of the provider has left out,
-	// until its machine was found, or is known to be missing. That alone is no change that
-	// the provider reports: lists may be wrong for a long time.
+	// Unlisted is true if the latest list of the provider has left the instance out, until
+	// its machine is found or confirmed to be missing. Providers do not report a change of
+	// Unlisted alone: lists may be wrong for a long time.
 	Unlisted bool
 }
 
@@ -165,20 +166,20 @@ func (v VM) Equal(other VM) bool {
 // Origin is the part of a record that a provider stores with the instance, as metadata
 // of the machine. A server that has lost the record creates it again from there.
 type Origin struct {
-	// OnDemand and IdempotencyKey are those of the record.
+	// OnDemand and IdempotencyKey are copied from the record.
 	OnDemand       bool
 	IdempotencyKey string
-	// InfraConfigHash is that of the record. It is empty for an instance of a server
-	// that did not store it.
+	// InfraConfigHash is copied from the record. It is empty if the server that created the
+	// instance did not store it.
 	InfraConfigHash string
 }
 
-// AgentState is what the server knows of the agent of an instance.
+// AgentState is the server's view of the agent of an instance.
 type AgentState int
 
 const (
-	// AgentNone means that nothing is expected: the instance runs no agent, is not listed
-	// by its provider, or is not going to run.
+	// AgentNone means that no agent is expected: the instance runs no agent, is not listed by
+	// its provider, or is not going to run.
 	AgentNone AgentState = iota
 	// AgentAwaited means that the agent has not registered, or not reported since: the
 	// instance is coming up.
@@ -186,15 +187,15 @@ const (
 	// AgentUnknown means that the agent has registered, and has not reported since this
 	// server leads.
 	AgentUnknown
-	// AgentReporting means that the agent reports.
+	// AgentReporting means that the latest report of the agent is not overdue.
 	AgentReporting
-	// AgentLost means that the agent does not report any more, which makes the instance
+	// AgentLost means that the agent has stopped reporting, which makes the instance
 	// impaired.
 	AgentLost
 )
 
-// Agent is what the server knows of the agent of an instance. It is kept in memory only:
-// a server that begins to lead starts with nothing.
+// Agent is the server's view of the agent of an instance. It is kept in memory only, so a new
+// leader begins without reports.
 type Agent struct {
 	State AgentState
 	// Since is when the state began, or when this server began to lead. It is zero for an
@@ -202,15 +203,15 @@ type Agent struct {
 	Since time.Time
 	// Reason is why the agent counts as lost, for people.
 	Reason string
-	// Notice is the termination that the provider has announced, nil if there is none.
+	// Notice is the termination that the provider has announced, or nil.
 	Notice *Notice
 }
 
 // Notice announces that the provider will terminate an instance.
 type Notice struct {
-	// Action is what the provider will do, in its own words.
+	// Action is the announced action, in the provider's own words.
 	Action string
-	// Deadline is when, zero if the provider has not announced a time.
+	// Deadline is when the provider will act, zero if it has not announced a time.
 	Deadline time.Time
 }
 
@@ -219,13 +220,13 @@ type Notice struct {
 type Registration struct {
 	// PublicKeyPEM is the key of the agent, PKIX.
 	PublicKeyPEM string `json:"public_key_pem"`
-	// CertSerial is the serial number of its latest certificate in hexadecimal digits,
-	// and ExpiresAt is when that expires.
+	// CertSerial is the serial number of the agent's latest certificate in hexadecimal
+	// digits, and ExpiresAt is when that certificate expires.
 	CertSerial string    `json:"cert_serial"`
 	ExpiresAt  time.Time `json:"expires_at"`
 	// RegisteredAt is when the agent used the key for the first time.
 	RegisteredAt time.Time `json:"registered_at"`
-	// IPv4, IPv6 and Hostname are what the agent reports of its machine. Each may be
+	// IPv4, IPv6 and Hostname describe the machine, as the agent reports them. Each may be
 	// empty.
 	IPv4     string `json:"private_ipv4,omitempty"`
 	IPv6     string `json:"private_ipv6,omitempty"`

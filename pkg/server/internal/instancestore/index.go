@@ -19,14 +19,25 @@ import (
 type entry struct {
 	// row is immutable: changes replace it as a whole.
 	row *cache.Row
-	// seen is set once the provider has listed the instance, and found once it did so
-	// after it had found the instance itself. stopped is set once the provider has reported
-	// that nothing runs on the instance any more.
+	// seen is set once the provider has listed the instance. found is set once the provider
+	// has listed it as found. stopped is set once the provider has reported that nothing runs
+	// on the instance any more.
 	seen, found, stopped *atomic.Bool
 }
 
 // isDeleted reports whether only a tombstone of the instance is left.
 func (e entry) isDeleted() bool { return !e.row.DeletedAt.IsZero() }
+
+// recordReport records that the provider lists the instance as vm.
+func (e entry) recordReport(vm instance.VM) {
+	e.seen.Store(true)
+	if !vm.Expected {
+		e.found.Store(true)
+	}
+	if vm.State == instance.Terminating || vm.State.Down() {
+		e.stopped.Store(true)
+	}
+}
 
 // compare orders instances by age, the oldest first.
 func (e entry) compare(other entry) int {

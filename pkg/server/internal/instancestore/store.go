@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package instancestore keeps what a shard knows about its instances: their
-// records in the storage, what the provider reports, and the server's
-// decisions.
+// Package instancestore keeps the state of a shard's instances: their records in the storage,
+// the provider's reports, and the server's decisions.
 //
 // Only the record is durable. It is written before the instance is created at
 // the provider and removed after the provider has confirmed the deletion, so
@@ -40,9 +39,9 @@ var (
 // maximum number of concurrent changes.
 const writers = 256
 
-// Agents knows what the agents of instances report.
+// Agents has the states of the instances' agents.
 type Agents interface {
-	// State returns what is known of the agent of an instance that runs.
+	// State returns the state of the agent of an instance that runs.
 	State(record *instance.Record) instance.Agent
 }
 
@@ -54,15 +53,15 @@ type Options struct {
 	// Shard is the id of the shard.
 	Shard string
 	Clock clock.PassiveClock
-	// Agents knows the agents of the instances. It is nil if the instances run none.
+	// Agents is nil if the instances run no agents.
 	Agents Agents
 	// Stale is true when another server may have led the shard since the cache
 	// was written. Open then drops the cached drains and deletions, which may
 	// be outdated: an expired drain would delete an instance that was never
 	// reported as draining. The records are not affected.
 	Stale bool
-	// Outdated is called when another writer has changed or removed a record, so that what
-	// the Store knows is outdated. It is optional.
+	// Outdated is called when another writer has changed or removed a record, so that the
+	// state of the Store is outdated. It is optional.
 	Outdated func(error)
 }
 
@@ -98,14 +97,14 @@ func (s *Store) entry(id string) (entry, bool) {
 	return s.index.get(id)
 }
 
-// List returns the instances of a group that are not deleted, including
-// on-demand ones, ordered by CreatedAt and ID. Instances that only the provider
-// knows are listed once they were adopted.
+// List returns the instances of a group that are not deleted, including on-demand instances,
+// ordered by CreatedAt and ID. Instances that only the provider knows are listed once they
+// were adopted.
 func (s *Store) List(key instance.GroupKey) []instance.Instance {
 	s.mu.RLock()
 	entries := s.index.group(key)
 	s.mu.RUnlock()
-	return s.views(entries)
+	return s.observeAll(entries)
 }
 
 // Get returns an instance. A deleted instance is returned until it is purged.
@@ -115,12 +114,12 @@ func (s *Store) Get(id string) (instance.Instance, bool) {
 		return instance.Instance{}, false
 	}
 	var i instance.Instance
-	s.view(e, &i)
+	s.observe(e, &i)
 	return i, true
 }
 
-// ByIdempotencyKey returns the instance that a client of the tenant has created
-// with the key, including a deleted one that was not purged.
+// ByIdempotencyKey returns the instance that a client of the tenant has created with the key,
+// also if it was deleted but not purged yet.
 func (s *Store) ByIdempotencyKey(tenant, key string) (instance.Instance, bool) {
 	s.mu.RLock()
 	e, found := s.index.byIdempotencyKey(tenant, key)
@@ -129,7 +128,7 @@ func (s *Store) ByIdempotencyKey(tenant, key string) (instance.Instance, bool) {
 		return instance.Instance{}, false
 	}
 	var i instance.Instance
-	s.view(e, &i)
+	s.observe(e, &i)
 	return i, true
 }
 
@@ -142,7 +141,7 @@ func (s *Store) Draining(tenant string) []instance.Instance {
 	slices.SortFunc(entries, func(a, b entry) int {
 		return a.row.Drain.StartedAt.Compare(b.row.Drain.StartedAt)
 	})
-	return s.views(entries)
+	return s.observeAll(entries)
 }
 
 // Recorded returns the keys of the groups that have instances with a record, in no
@@ -153,8 +152,8 @@ func (s *Store) Recorded() []instance.GroupKey {
 	return s.index.keys()
 }
 
-// Former returns the instances that are not deleted. They have a provider id if the
-// provider has reported them earlier, as far as their records show.
+// Former returns the instances that are not deleted. They have a provider id if it is in
+// their records.
 func (s *Store) Former() []instance.VM {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -175,16 +174,19 @@ func (s *Store) Keys() []instance.GroupKey {
 	return slices.Compact(keys)
 }
 
-func (s *Store) views(entries []entry) []instance.Instance {
+// observeAll observes several instances, in the order of entries.
+func (s *Store) observeAll(entries []entry) []instance.Instance {
 	instances := make([]instance.Instance, len(entries))
 	for i, e := range entries {
-		s.view(e, &instances[i])
+		s.observe(e, &instances[i])
 	}
 	return instances
 }
 
-// view sets i to the stored state of an instance combined with what the provider reports.
-func (s *Store) view(e entry, i *instance.Instance) {
+// observe sets i to the stored state of an instance combined with the provider's report. It
+// records the report in e, because the state of an instance that is not listed depends on
+// earlier reports.
+func (s *Store) observe(e entry, i *instance.Instance) {
 	*i = instance.Instance{
 		Record:       e.row.Record,
 		Drain:        e.row.Drain,
@@ -197,33 +199,32 @@ func (s *Store) view(e entry, i *instance.Instance) {
 		i.State = instance.Missing
 		return
 	}
-	vm, known := s.provider.Get(i.ID)
-	switch {
-	case known:
-		e.seen.Store(true)
-		if !vm.Expected {
-			e.found.Store(true)
-		}
+	if vm, listed := s.provider.Get(i.ID); listed {
+		e.recordReport(vm)
 		i.Known, i.State, i.Unlisted = true, vm.State, vm.Unlisted
-		if i.State == instance.Terminating || i.Down() {
-			e.stopped.Store(true)
-		}
 		if vm.Origin.InfraConfigHash != "" {
 			// The record may have been written before the configuration changed from
 			// which the instance was created.
 			i.InfraConfigHash = vm.Origin.InfraConfigHash
 		}
 		s.applyAgent(i)
-	case (i.ProviderID != "" || e.seen.Load()) && s.synced():
-		i.State = instance.Missing
-	default:
-		i.State = instance.Pending
+	} else {
+		i.State = s.unlistedState(e)
 	}
 	i.Found, i.Stopped = e.found.Load(), e.stopped.Load()
 }
 
-// applyAgent adds what is known of the agent of an instance. The instance runs for others
-// only when its agent has reported, and counts as impaired when the agent is lost.
+// unlistedState returns the state of an instance that the provider does not list: Missing if
+// the provider has listed it before.
+func (s *Store) unlistedState(e entry) instance.State {
+	if (e.row.Record.ProviderID != "" || e.seen.Load()) && s.synced() {
+		return instance.Missing
+	}
+	return instance.Pending
+}
+
+// applyAgent adds the state of the agent of an instance. The instance counts as running only
+// once its agent has reported, and as impaired when the agent is lost.
 func (s *Store) applyAgent(i *instance.Instance) {
 	if s.agents == nil {
 		return
@@ -246,8 +247,8 @@ func (s *Store) applyAgent(i *instance.Instance) {
 	}
 }
 
-// synced reports whether the provider knows all instances. Until then, an
-// instance that it does not list is not missing.
+// synced reports whether the provider knows all instances. Until then, an instance that it
+// does not list is not missing.
 func (s *Store) synced() bool {
 	select {
 	case <-s.provider.Synced():
