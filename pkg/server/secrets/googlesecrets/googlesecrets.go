@@ -28,23 +28,24 @@ const (
 	statusNotFound = "NOT_FOUND"
 	statusExists   = "ALREADY_EXISTS"
 	statusDenied   = "PERMISSION_DENIED"
-	// maxValue is the limit of the service, in bytes.
+	// maxValue is the limit of the service, in bytes
+	// (https://cloud.google.com/secret-manager/quotas).
 	maxValue = 65536
-	// pageSize is how many secrets one response lists.
+	// pageSize is the maximum number of secrets in one response.
 	pageSize = 250
-	// latest is the newest version of a secret, and first the one of a secret that is
+	// latest is the newest version of a secret, and first the version of a secret that is
 	// created once.
 	latest = "latest"
 	first  = "1"
 )
 
-// Options are what a Store needs.
+// Options configure a Store. Project is mandatory.
 type Options struct {
 	// Project has the secrets.
 	Project string
 	// Prefix begins the names of the secrets.
 	Prefix string
-	// Transport authorizes the requests. Default: that of googleapi.NewTransport.
+	// Transport authorizes the requests. Default: the transport of googleapi.NewTransport.
 	Transport http.RoundTripper
 	// Endpoint is the address of the service. Default: DefaultEndpoint.
 	Endpoint string
@@ -54,9 +55,10 @@ type Options struct {
 
 // Store is a secrets.Store in Google Secret Manager.
 //
-// The service has no call that creates a secret together with its first version. A secret of
-// the servers is therefore its version 1, whatever versions there are: the service gives
-// that number once. Of other secrets the newest version counts.
+// The service has no call that creates a secret together with its first version
+// (https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets). A secret of
+// the servers is therefore its version 1, even if there are more versions: the service gives
+// that number only once. For other secrets the newest version counts.
 type Store struct {
 	client          client
 	project, prefix string
@@ -102,7 +104,7 @@ func (s *Store) resource(name string) string {
 	return "projects/" + s.project + "/secrets/" + s.prefix + encode(name)
 }
 
-// versionOf returns the version of a secret that counts.
+// versionOf returns the version of a secret to read.
 func versionOf(name string) string {
 	if storage.IsReservedSecret(name) {
 		return first
@@ -146,7 +148,7 @@ func (s *Store) Create(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// createFirst adds a version, and removes it if it is not the first one.
+// createFirst adds a version, and destroys it if it is not the first version.
 func (s *Store) createFirst(ctx context.Context, name string, data []byte) error {
 	if !storage.IsReservedSecret(name) {
 		return errors.New("only the secrets of the servers are created once")
@@ -168,8 +170,8 @@ func (s *Store) createFirst(ctx context.Context, name string, data []byte) error
 	if err != nil || path.Base(added) == first {
 		return err
 	}
-	// Another server was faster, or the response to the first request was lost. The version
-	// is never read.
+	// Another server was faster, or the response to the first request was lost. Nobody reads
+	// the version.
 	destroyErr := s.client.call(ctx, "versions.destroy", http.MethodPost, s.resource(name)+"/versions/"+path.Base(added)+":destroy", nil, struct{}{}, &version{})
 	if destroyErr != nil {
 		return fmt.Errorf("%w, and version %s, which is not used, could not be destroyed: %w", storage.ErrConflict, path.Base(added), destroyErr)
@@ -179,20 +181,24 @@ func (s *Store) createFirst(ctx context.Context, name string, data []byte) error
 
 // Set implements secrets.Store. Former versions stay.
 func (s *Store) Set(ctx context.Context, name string, data []byte) error {
-	err := s.check(name, data)
-	if err == nil && storage.IsReservedSecret(name) {
-		err = errors.New("a secret of the servers cannot be replaced")
-	}
-	if err == nil {
-		err = s.ensureSecret(ctx, name)
-	}
-	if err == nil {
-		_, err = s.addVersion(ctx, name, data)
-	}
-	if err != nil {
+	if err := s.set(ctx, name, data); err != nil {
 		return fmt.Errorf("store %s: %w", s.resource(name), err)
 	}
 	return nil
+}
+
+func (s *Store) set(ctx context.Context, name string, data []byte) error {
+	if err := s.check(name, data); err != nil {
+		return err
+	}
+	if storage.IsReservedSecret(name) {
+		return errors.New("a secret of the servers cannot be replaced")
+	}
+	if err := s.ensureSecret(ctx, name); err != nil {
+		return err
+	}
+	_, err := s.addVersion(ctx, name, data)
+	return err
 }
 
 // ensureSecret creates a secret without a version unless it exists.
@@ -213,7 +219,7 @@ func (s *Store) addVersion(ctx context.Context, name string, data []byte) (strin
 	return added.Name, err
 }
 
-// check returns why the service cannot store a secret.
+// check returns the reason why the service cannot store a secret.
 func (s *Store) check(name string, data []byte) error {
 	switch id := s.prefix + encode(name); {
 	case name == "" || len(id) > maxID:
@@ -248,9 +254,10 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 		if err := s.client.call(ctx, "list", http.MethodGet, "projects/"+s.project+"/secrets", query, nil, &page); err != nil {
 			return nil, fmt.Errorf("list the secrets %s* of project %s: %w", s.prefix, s.project, err)
 		}
-		for _, one := range page.Secrets {
-			// The filter finds the prefix anywhere in a name.
-			id, ours := strings.CutPrefix(path.Base(one.Name), s.prefix)
+		for _, secret := range page.Secrets {
+			// The filter finds the prefix anywhere in a name, see
+			// https://cloud.google.com/secret-manager/docs/filtering.
+			id, ours := strings.CutPrefix(path.Base(secret.Name), s.prefix)
 			if name, valid := decode(id); ours && valid && name != "" {
 				found = append(found, name)
 			}
@@ -263,7 +270,8 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 	}
 }
 
-// Access returns a version of a secret by its name, the newest one if the name has none.
+// Access returns a version of a secret by its name, the newest version if the name has no
+// version.
 func Access(ctx context.Context, o Options, name string) ([]byte, error) {
 	resource := name
 	if !strings.Contains(name, "/versions/") {
@@ -276,7 +284,8 @@ func Access(ctx context.Context, o Options, name string) ([]byte, error) {
 	return data, nil
 }
 
-// maxID is the limit of the service for the id of a secret.
+// maxID is the maximum length of a secret's id, see
+// https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets/create.
 const maxID = 255
 
 // encode returns a name with the characters that ids of secrets may have: letters, digits and
