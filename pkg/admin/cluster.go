@@ -65,7 +65,7 @@ func newNonceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
+			token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
 				ClusterID: options.clusterID,
 				Tenant:    options.tenant,
 				Lifetime:  expiry,
@@ -84,7 +84,7 @@ func newNonceCommand() *cobra.Command {
 		},
 	}
 	options.addFlags(command.Flags())
-	command.Flags().DurationVar(&expiry, "expiry", nonce.DefaultOperatorLifetime, "how long the nonce is good")
+	command.Flags().DurationVar(&expiry, "expiry", registration.DefaultNonceLifetime, "how long the nonce is good")
 	addOutputFlag(command.Flags(), &output)
 	return command
 }
@@ -156,7 +156,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
 	}
 	// The nonce is used at once, so a short lifetime is enough.
-	token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
+	token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
 		ClusterID: o.cluster.clusterID,
 		Tenant:    o.cluster.tenant,
 		Lifetime:  o.timeout + time.Minute,

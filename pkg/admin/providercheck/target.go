@@ -148,4 +148,4 @@ func (t *target) spec(ctx context.Context) (provider.Spec, error) {
 type noNonces struct{}
 
 // Agent returns a text in place of a nonce.
-func (noNonces) Agent(nonce.Agent) (string, error) { return "without a nonce", nil }
+func (noNonces) Agent(registration.AgentNonce) (string, error) { return "without a nonce", nil }
