@@ -23,6 +23,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 	// Group=infrastructure.cluster.x-k8s.io, Version=v1beta1
 	case v1beta1.SchemeGroupVersion.WithKind("APIEndpoint"):
 		return &infrastructurev1beta1.APIEndpointApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("BlockedDrain"):
+		return &infrastructurev1beta1.BlockedDrainApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("BlockingPod"):
+		return &infrastructurev1beta1.BlockingPodApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupConfig"):
 		return &infrastructurev1beta1.GroupConfigApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupReference"):

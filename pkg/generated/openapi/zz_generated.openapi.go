@@ -77,6 +77,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		intstr.IntOrString{}.OpenAPIModelName():                                                 schema_apimachinery_pkg_util_intstr_IntOrString(ref),
 		version.Info{}.OpenAPIModelName():                                                       schema_k8sio_apimachinery_pkg_version_Info(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.APIEndpoint":                      schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain":                     schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockingPod":                      schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupReference":                   schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupSettings":                    schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref),
@@ -2868,6 +2870,121 @@ func schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref common.ReferenceCall
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BlockedDrain is a drain that does not progress, and the reason.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"instance": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instance is the id of the instance on the shard.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node is the name of the Node. It is not set if the Node is not known, or if several Nodes have the provider id of the instance.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"pod": {
+						SchemaProps: spec.SchemaProps{
+							Description: "pod is the Pod that blocks the drain. It is not set if the reason is not about a Pod.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockingPod"),
+						},
+					},
+					"podDisruptionBudgets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "podDisruptionBudgets are the names of the PodDisruptionBudgets that select the Pod, sorted, at most 8.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing or AmbiguousProviderID.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message describes the reason in a sentence for people. Programs read the other fields.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"since": {
+						SchemaProps: spec.SchemaProps{
+							Description: "since is the time since which the reason has blocked the drain. It changes only with the reason, the Node or the Pod, and when the operator starts.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"otherReasons": {
+						SchemaProps: spec.SchemaProps{
+							Description: "otherReasons is the number of further reasons, such as other Pods of the Node.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"instance", "reason", "since"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockingPod"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "BlockingPod names a Pod that blocks a drain.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"namespace": {
+						SchemaProps: spec.SchemaProps{
+							Description: "namespace is the namespace of the Pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the name of the Pod.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"namespace", "name"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2962,7 +3079,7 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
+							Description: "template is the server's template of a group that is not in the server's own configuration. For a group in the configuration it is left out.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3020,7 +3137,7 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "MachineAddress is one address of an instance.",
+				Description: "MachineAddress is an address of an instance.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"type": {
@@ -3050,7 +3167,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeInfo describes Nodes for the cluster autoscaler before the first one exists.",
+				Description: "NodeInfo describes Nodes for the cluster autoscaler before the first Node exists.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"architecture": {
@@ -3273,7 +3390,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachine(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachine is one instance that belongs to a Cluster API Machine.",
+				Description: "NstanceMachine is an instance that belongs to a Cluster API Machine.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3525,7 +3642,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "shards are the shards that the group is spread over. If the replicas do not divide evenly, the shards that are listed first get one more.",
+							Description: "shards are the shards that the group is spread over. If the replicas do not divide evenly, the shards that are listed first get one instance more.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3540,7 +3657,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
+							Description: "template is the server's template of a group that is not in the server's own configuration. For a group in the configuration it is left out.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3590,7 +3707,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"machines": {
 						SchemaProps: spec.SchemaProps{
-							Description: "machines is whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
+							Description: "machines decides whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3603,7 +3720,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "deletionPolicy is what happens to the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
+							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3841,7 +3958,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 					},
 					"shard": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shard is the shard of the instance. If it is not set, the operator selects one.",
+							Description: "shard is the shard of the instance. If it is not set, the operator selects a shard.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3889,7 +4006,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineStatus is what the shard reports of the instance.",
+				Description: "NstanceMachineStatus is the state of the instance that the shard reports.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"instanceID": {
@@ -4257,7 +4374,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
+							Description: "template is the server's template of a group that is not in the server's own configuration. For a group in the configuration it is left out.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4327,7 +4444,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard group with Retain is deleted without deleting the group on the shard.",
+							Description: "deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard group with Retain is deleted without deleting the group on the shard.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4343,7 +4460,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceShardGroupStatus is what the shard reports about the group.",
+				Description: "NstanceShardGroupStatus is the state of the group that the shard reports, and the state of its drains.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
@@ -4369,9 +4486,31 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 					},
 					"drainsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainsBlocked is the number of blocked drains; the condition DrainsProgressing has the reason.",
+							Description: "drainsBlocked is the number of blocked drains, also if blockedDrains does not list all of them.",
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+					"blockedDrains": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"instance",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "blockedDrains are the drains that have been blocked for the longest time, at most 20, with the reason of each. The message of the condition DrainsProgressing is written from them.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain"),
+									},
+								},
+							},
 						},
 					},
 					"replicas": {
@@ -4439,7 +4578,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig"},
+			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig"},
 	}
 }
 
@@ -4452,20 +4591,20 @@ func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.Reference
 				Properties: map[string]spec.Schema{
 					"maxUnavailable": {
 						SchemaProps: spec.SchemaProps{
-							Description: "maxUnavailable is how many instances of the pool may be removed at once, as a number or as a percentage of its instances, which is rounded down and is at least 1. An instance that is being drained or terminated counts until its shard no longer reports it. Without a value there is no limit.",
+							Description: "maxUnavailable is the number of instances of the pool that may be removed at once, as a number or as a percentage of its instances, which is rounded down and is at least 1. An instance that is being drained or terminated counts until its shard no longer reports it. Without a value there is no limit.",
 							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"minReadySeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "minReadySeconds is for how long the Node of every remaining instance must have been Ready before a step. A Node that cannot be found is not ready.",
+							Description: "minReadySeconds is the time for which the Node of every remaining instance must have been Ready before a step. A Node that cannot be found is not ready.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"stabilizationSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "stabilizationSeconds is for how long the replicas must have been at or below a number before the pool is scaled down to it. The time starts again with a new leader of the operator.",
+							Description: "stabilizationSeconds is the time for which the replicas must have been at or below a number before the pool is scaled down to it. The time starts again with a new leader of the operator.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

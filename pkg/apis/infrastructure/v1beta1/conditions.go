@@ -3,7 +3,7 @@
 
 package v1beta1
 
-// Condition types. Ready means the same on every kind: the actual state is the state
+// Condition types. Ready has the same meaning on every kind: the actual state is the state
 // that the spec requests.
 const (
 	// ConditionReady is on every kind.
@@ -31,7 +31,7 @@ const (
 	ConditionMachinesEnabled = "MachinesEnabled"
 	// ConditionScalingDown, on a pool with guards for scale-down, exists while it has more
 	// instances than replicas. It is false while a guard blocks the next step; the message
-	// names what it waits for.
+	// names the guard and the instances.
 	ConditionScalingDown = "ScalingDown"
 	// ConditionShortfall, on a pool, is true while a shard reports that it has no capacity
 	// or quota for an instance, or has lent instances to other shards. The condition
@@ -56,7 +56,8 @@ const (
 	ConditionAvailable = "Available"
 )
 
-// Condition reasons that several kinds share. docs/operations.md describes what to do.
+// Condition reasons that several kinds share. docs/operations.md#conditions describes how to
+// react.
 const (
 	// ReasonReady: the actual state is the requested state.
 	ReasonReady = "Ready"
@@ -67,7 +68,7 @@ const (
 	// ReasonWorkloadClusterUnreachable: the API server of the workload cluster cannot be
 	// reached; the message is the error.
 	ReasonWorkloadClusterUnreachable = "WorkloadClusterUnreachable"
-	// ReasonWrongShard: the server at the address of a shard is that of another one.
+	// ReasonWrongShard: the server at the address of a shard serves another shard.
 	ReasonWrongShard = "WrongShard"
 	// ReasonOtherCluster: the tenant belongs to another Kubernetes cluster than the
 	// operator's, so the servers reject its calls.
@@ -88,7 +89,7 @@ const (
 	// ReasonUpsertFailed: the shard returned an error that is neither a rejection nor a
 	// lost connection; the message is the message of the shard.
 	ReasonUpsertFailed = "UpsertFailed"
-	// ReasonScaling: the number of running instances is not the desired one yet.
+	// ReasonScaling: the number of running instances is not the desired number yet.
 	ReasonScaling = "Scaling"
 	// ReasonProviderError: the provider of the shard fails to create or delete
 	// instances; the message is the message of the provider.
@@ -103,7 +104,7 @@ const (
 	ReasonZoneOutOfStock = "ZoneOutOfStock"
 	// ReasonMoved: other shards run instances that a shard could not create.
 	ReasonMoved = "Moved"
-	// ReasonNoShortfall: no shard reports a shortfall, and none has lent instances.
+	// ReasonNoShortfall: no shard reports a shortfall, and no shard has lent instances.
 	ReasonNoShortfall = "NoShortfall"
 	// ReasonPaused and ReasonNotPaused: whether the object is paused.
 	ReasonPaused    = "Paused"
@@ -144,7 +145,7 @@ const (
 	ReasonInstanceFailed = "InstanceFailed"
 	// ReasonServerDeleted: the shard has deleted the instance on its own.
 	ReasonServerDeleted = "ServerDeleted"
-	// ReasonNotRegistered: the operator has no client certificate yet, and is getting one.
+	// ReasonNotRegistered: the operator does not have its client certificate yet.
 	ReasonNotRegistered = "NotRegistered"
 	// ReasonCertificateExpiring: less than a tenth of the lifetime of the operator's
 	// client certificate is left.
@@ -153,8 +154,8 @@ const (
 	ReasonDraining = "Draining"
 	// ReasonNoDrains: no Node is being drained.
 	ReasonNoDrains = "NoDrains"
-	// ReasonDrainBlocked: a drain is blocked; the message names Node, Pod and
-	// PodDisruptionBudget.
+	// ReasonDrainBlocked: a drain is blocked; status.blockedDrains of the shard group has
+	// Node, Pod and PodDisruptionBudget.
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonNoNode: an instance that is being drained has no Node.
 	ReasonNoNode = "NoNode"
@@ -166,9 +167,22 @@ const (
 	// ReasonInstanceNotReady: the Node of an instance is not Ready or cannot be found, and
 	// so blocks a scale-down.
 	ReasonInstanceNotReady = "InstanceNotReady"
-	// ReasonMinReady: the Nodes of all instances are Ready, but one not for long enough for
-	// a step of the scale-down.
+	// ReasonMinReady: the Nodes of all instances are Ready, but a Node is not Ready for long
+	// enough for a step of the scale-down.
 	ReasonMinReady = "MinReadySeconds"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
+)
+
+// Reasons of a blocked drain in status.blockedDrains of a shard group, beside
+// ReasonAmbiguousProviderID.
+const (
+	// ReasonPodNotEvictable: all evictions of the Pod fail.
+	ReasonPodNotEvictable = "PodNotEvictable"
+	// ReasonPodNotTerminating: the Pod is being deleted, its grace period is over, and its
+	// containers have not exited.
+	ReasonPodNotTerminating = "PodNotTerminating"
+	// ReasonRequestsFailing: the API server rejects requests that the drain needs, or does
+	// not respond; the message is the error.
+	ReasonRequestsFailing = "RequestsFailing"
 )

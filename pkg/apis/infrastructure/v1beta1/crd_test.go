@@ -128,7 +128,7 @@ func TestColumnsShowExistingFields(t *testing.T) {
 
 var element = regexp.MustCompile(`^([A-Za-z]+)(\[\?\(@\.([A-Za-z]+)==".*"\)\])?$`)
 
-// resolve returns the field of a schema at the path of a column, nil if there is none.
+// resolve returns the field of a schema at the path of a column, nil if it does not exist.
 // A filter selects an element of a list.
 func resolve(at *apiextensionsv1.JSONSchemaProps, path string) *apiextensionsv1.JSONSchemaProps {
 	if path == ".metadata.creationTimestamp" {
@@ -157,6 +157,23 @@ func resolve(at *apiextensionsv1.JSONSchemaProps, path string) *apiextensionsv1.
 		}
 	}
 	return at
+}
+
+// The operator keeps within these limits.
+func TestLimitsOfBlockedDrains(t *testing.T) {
+	list := schemaOf(crds(t)["NstanceShardGroup"]).Properties["status"].Properties["blockedDrains"]
+	entry := list.Items.Schema.Properties
+	got := []int64{ptr.Deref(list.MaxItems, 0), ptr.Deref(entry["instance"].MaxLength, 0),
+		ptr.Deref(entry["podDisruptionBudgets"].MaxItems, 0), ptr.Deref(entry["message"].MaxLength, 0)}
+	require.Equal(t, []int64{MaxBlockedDrains, MaxBlockedDrainInstance, MaxBlockedDrainBudgets, MaxBlockedDrainMessage}, got)
+	for _, reason := range []string{ReasonPodNotEvictable, ReasonPodNotTerminating, ReasonRequestsFailing, ReasonAmbiguousProviderID} {
+		if !regexp.MustCompile(entry["reason"].Pattern).MatchString(reason) || int64(len(reason)) > ptr.Deref(entry["reason"].MaxLength, 0) {
+			t.Errorf("the definition rejects reason %s", reason)
+		}
+		if !strings.Contains(entry["reason"].Description, reason) {
+			t.Errorf("the description of the reason does not name %s", reason)
+		}
+	}
 }
 
 // The definitions and package identifier have the same rule.
@@ -199,4 +216,17 @@ func accepts(t *testing.T, field *apiextensionsv1.JSONSchemaProps, value string)
 	length := int64(len([]rune(value)))
 	return length >= ptr.Deref(field.MinLength, 0) && length <= ptr.Deref(field.MaxLength, 0) &&
 		regexp.MustCompile(field.Pattern).MatchString(value)
+}
+
+// The definition of shard groups rejects any other name.
+func TestShardGroupName(t *testing.T) {
+	if got := ShardGroupName("workers", "us-west-2a"); got != "workers--us-west-2a" {
+		t.Errorf("got %q", got)
+	}
+	for _, rule := range schemaOf(crds(t)["NstanceShardGroup"]).XValidations {
+		if rule.Rule == "self.metadata.name == self.spec.group + '"+identifier.Separator+"' + self.spec.shard" {
+			return
+		}
+	}
+	t.Error("the definition has no rule for the name")
 }

@@ -36,7 +36,7 @@ const (
 	// as a duration; 0 is without limit.
 	AnnotationOnDemandDrainTimeout = "on-demand.nstance.dev/drain-timeout"
 	// AnnotationOnDemandCluster is the name of the NstanceCluster whose operator serves the
-	// Pod, {cluster id}--{tenant}. Without it every operator does that has the group.
+	// Pod, {cluster id}--{tenant}. Without it every operator with the group serves the Pod.
 	AnnotationOnDemandCluster = "on-demand.nstance.dev/cluster"
 )
 
@@ -47,10 +47,21 @@ const (
 	AnnotationPodName      = "nstance.dev/pod-name"
 )
 
-// AnnotationCordonedFor is on a Node that the operator has cordoned and names the
-// drained instance: {shard}/{instance id}. A Node that another client has cordoned does not
-// have it, and the operator does not uncordon it.
+// AnnotationCordonedFor is on a Node that the operator has cordoned and names the drained
+// instance: {shard}/{instance id}. A Node that another client has cordoned does not have the
+// annotation, and the operator does not uncordon it.
 const AnnotationCordonedFor = "nstance.dev/cordoned-for"
+
+// Annotations on a Node with AnnotationCordonedFor that repeat the deletion notice of the
+// shard for people and programs that read the Node. The notice precedes them.
+const (
+	// AnnotationDrainReason is the shard's reason to delete the instance
+	// (docs/protocol.md#drains).
+	AnnotationDrainReason = "nstance.dev/drain-reason"
+	// AnnotationDeleteAt is the time at which the shard deletes the instance, drained or not,
+	// by the clock of the shard, in RFC 3339. A drain without a limit does not have it.
+	AnnotationDeleteAt = "nstance.dev/delete-at"
+)
 
 // Annotations on an NstanceMachine that repeat its status, so that the instance is found
 // again after a restore without the status (docs/operations.md#backup-and-restore). The
@@ -102,10 +113,10 @@ const AnnotationReplaces = "nstance.dev/replaces-revision"
 const AnnotationAbandonedShard = "nstance.dev/abandoned-shard"
 
 // AnnotationConfirmedAddress is the beginning of annotations of the ConfigMap
-// nstance-shards; the rest is the id of a shard. With one an administrator confirms that
-// the server at an address, the value, is that of the shard although its certificate
-// names none and it has none of the known instances. The annotation has no effect while
-// the shard has another address (docs/operations.md#servers-that-name-no-shard).
+// nstance-shards; the rest is the id of a shard. An administrator confirms with such an
+// annotation that the server at an address, the value, serves the shard although its
+// certificate names no shard and it reports no known instance. The annotation has no effect
+// while the shard has another address (docs/operations.md#servers-that-name-no-shard).
 const AnnotationConfirmedAddress = "nstance.dev/confirmed-address."
 
 // ShardGroupName is the name of the shard group of group on shard. It is

@@ -5,7 +5,7 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// NstanceMachine is one instance that belongs to a Cluster API Machine.
+// NstanceMachine is an instance that belongs to a Cluster API Machine.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -41,7 +41,7 @@ type NstanceMachineSpec struct {
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupRef is immutable"
 	GroupRef GroupReference `json:"groupRef"`
-	// shard is the shard of the instance. If it is not set, the operator selects one.
+	// shard is the shard of the instance. If it is not set, the operator selects a shard.
 	// +optional
 	Shard Identifier `json:"shard,omitempty"`
 	// instanceType overrides the instance type of the group.
@@ -65,7 +65,7 @@ type GroupReference struct {
 	Name Identifier `json:"name"`
 }
 
-// NstanceMachineStatus is what the shard reports of the instance.
+// NstanceMachineStatus is the state of the instance that the shard reports.
 type NstanceMachineStatus struct {
 	// instanceID is the id of the instance on its shard.
 	// +optional
@@ -108,7 +108,7 @@ type NstanceMachineInitialization struct {
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
-// MachineAddress is one address of an instance.
+// MachineAddress is an address of an instance.
 type MachineAddress struct {
 	// type is the type of the address.
 	// +required
@@ -130,4 +130,50 @@ type NstanceMachineList struct {
 	metav1.ListMeta `json:"metadata,omitempty"`
 
 	Items []NstanceMachine `json:"items"`
+}
+
+// NstanceMachineTemplate is the template from which Cluster API creates NstanceMachines.
+// It is immutable.
+//
+// +genclient
+// +genclient:noStatus
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=nstancemachinetemplates,scope=Namespaced,shortName=nsmt,categories=cluster-api
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
+// +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.template.spec.groupRef.name`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NstanceMachineTemplate struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +required
+	Spec NstanceMachineTemplateSpec `json:"spec"`
+}
+
+// NstanceMachineTemplateSpec contains the template.
+type NstanceMachineTemplateSpec struct {
+	// template is the template of the NstanceMachines.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="template is immutable"
+	Template NstanceMachineTemplateResource `json:"template"`
+}
+
+// NstanceMachineTemplateResource is the template of the NstanceMachines.
+type NstanceMachineTemplateResource struct {
+	// spec is the spec of the NstanceMachines.
+	// +required
+	Spec NstanceMachineSpec `json:"spec"`
+}
+
+// NstanceMachineTemplateList is a list of NstanceMachineTemplates.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type NstanceMachineTemplateList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NstanceMachineTemplate `json:"items"`
 }

@@ -6,6 +6,7 @@ package v1beta1
 import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // NstanceMachinePool is an Nstance group on several shards. Its replicas are set by
@@ -52,7 +53,7 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
 	Group Identifier `json:"group"`
 	// shards are the shards that the group is spread over. If the replicas do not
-	// divide evenly, the shards that are listed first get one more.
+	// divide evenly, the shards that are listed first get one instance more.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
@@ -62,7 +63,7 @@ type NstanceMachinePoolSpec struct {
 
 	GroupSettings `json:",inline"`
 
-	// machines is whether each instance of the pool gets a Machine, so that the cluster
+	// machines decides whether each instance of the pool gets a Machine, so that the cluster
 	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
 	// Machines if the MachinePool has the annotations for the minimum and maximum size
 	// of the cluster autoscaler.
@@ -73,9 +74,9 @@ type NstanceMachinePoolSpec struct {
 	// surplus instances at once.
 	// +optional
 	ScaleDown *ScaleDownGuards `json:"scaleDown,omitempty"`
-	// deletionPolicy is what happens to the groups and instances on the shards when the
-	// pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of
-	// the same group imports them.
+	// deletionPolicy decides about the groups and instances on the shards when the pool is
+	// deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same
+	// group imports them.
 	// +optional
 	// +kubebuilder:default=Delete
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
@@ -110,7 +111,7 @@ type NstanceMachinePoolSpec struct {
 // +kubebuilder:validation:XValidation:rule="!self.contains('--')",message="must not contain consecutive hyphens"
 type Identifier string
 
-// MachinesMode is whether the instances of a pool have Machines.
+// MachinesMode decides whether the instances of a pool have Machines.
 //
 // +kubebuilder:validation:Enum=Auto;Always;Never
 type MachinesMode string
@@ -205,7 +206,7 @@ type NstanceMachinePoolInitialization struct {
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
-// NodeInfo describes Nodes for the cluster autoscaler before the first one exists.
+// NodeInfo describes Nodes for the cluster autoscaler before the first Node exists.
 type NodeInfo struct {
 	// architecture is the CPU architecture, a value of GOARCH.
 	// +optional
@@ -237,3 +238,104 @@ type NstanceMachinePoolList struct {
 
 	Items []NstanceMachinePool `json:"items"`
 }
+
+// GroupSettings is the configuration of a group apart from its size. A field that
+// is left out has the value that the server's own configuration gives it; a value
+// that is removed here is removed on the servers too.
+type GroupSettings struct {
+	// template is the server's template of a group that is not in the server's own
+	// configuration. For a group in the configuration it is left out.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Template string `json:"template,omitempty"`
+	// subnets are ids of subnet pools, tried in this order. They override the
+	// template's.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Subnets []Identifier `json:"subnets,omitempty"`
+	// instanceType overrides the template's, if the server allows it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	InstanceType string `json:"instanceType,omitempty"`
+	// vars are merged over the template's vars.
+	// +optional
+	Vars map[string]string `json:"vars,omitempty"`
+}
+
+// GroupConfig is a group's configuration as a server reports it.
+type GroupConfig struct {
+	// template is the template in force.
+	// +optional
+	Template string `json:"template,omitempty"`
+	// subnets are the subnet pools in force, in the order they are tried.
+	// +optional
+	// +listType=atomic
+	Subnets []string `json:"subnets,omitempty"`
+	// instanceType is the instance type in force.
+	// +optional
+	InstanceType string `json:"instanceType,omitempty"`
+	// vars are the merged vars.
+	// +optional
+	Vars map[string]string `json:"vars,omitempty"`
+}
+
+// ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a
+// step is made only while every guard allows it. Deletion candidates and instances that do
+// not run yet pass every guard (docs/operations.md#guards-for-scale-down).
+type ScaleDownGuards struct {
+	// maxUnavailable is the number of instances of the pool that may be removed at once, as a number
+	// or as a percentage of its instances, which is rounded down and is at least 1. An
+	// instance that is being drained or terminated counts until its shard no longer
+	// reports it. Without a value there is no limit.
+	// +optional
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')",message="must be a number from 1 on, or a percentage from 1% to 100%"
+	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	// minReadySeconds is the time for which the Node of every remaining instance must have
+	// been Ready before a step. A Node that cannot be found is not ready.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	MinReadySeconds int32 `json:"minReadySeconds,omitempty"`
+	// stabilizationSeconds is the time for which the replicas must have been at or below a
+	// number before the pool is scaled down to it. The time starts again with a new leader
+	// of the operator.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	StabilizationSeconds int32 `json:"stabilizationSeconds,omitempty"`
+	// pauseWhile are states of the pool in which no step is made.
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=3
+	PauseWhile []ScaleDownPause `json:"pauseWhile,omitempty"`
+}
+
+// ScaleDownPause is a state of a pool in which it is not scaled down.
+//
+// +kubebuilder:validation:Enum=ShardUnreachable;DrainBlocked;InstanceNotReady
+type ScaleDownPause string
+
+// States in which a pool is not scaled down.
+const (
+	// PauseWhileShardUnreachable: a shard of the pool is not connected.
+	PauseWhileShardUnreachable ScaleDownPause = "ShardUnreachable"
+	// PauseWhileDrainBlocked: the drain of an instance of the pool is blocked.
+	PauseWhileDrainBlocked ScaleDownPause = "DrainBlocked"
+	// PauseWhileInstanceNotReady: the Node of a remaining instance is not Ready or cannot
+	// be found.
+	PauseWhileInstanceNotReady ScaleDownPause = "InstanceNotReady"
+)
+
+// DeletionPolicy decides about the groups and instances of a pool that is deleted.
+//
+// +kubebuilder:validation:Enum=Delete;Retain
+type DeletionPolicy string
+
+// Deletion policies.
+const (
+	// DeletionDelete deletes groups and instances.
+	DeletionDelete DeletionPolicy = "Delete"
+	// DeletionRetain leaves groups and instances as they are.
+	DeletionRetain DeletionPolicy = "Retain"
+)

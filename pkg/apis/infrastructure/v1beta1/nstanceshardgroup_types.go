@@ -64,13 +64,14 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	RemoveFirst []string `json:"removeFirst,omitempty"`
 
-	// deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard
+	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.
 	// +optional
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 }
 
-// NstanceShardGroupStatus is what the shard reports about the group.
+// NstanceShardGroupStatus is the state of the group that the shard reports, and the state of
+// its drains.
 type NstanceShardGroupStatus struct {
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
@@ -81,10 +82,18 @@ type NstanceShardGroupStatus struct {
 	// draining is the number of instances that are being drained.
 	// +optional
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains; the condition DrainsProgressing has
-	// the reason.
+	// drainsBlocked is the number of blocked drains, also if blockedDrains does not list all
+	// of them.
 	// +optional
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// blockedDrains are the drains that have been blocked for the longest time, at most 20,
+	// with the reason of each. The message of the condition DrainsProgressing is written
+	// from them.
+	// +optional
+	// +listType=map
+	// +listMapKey=instance
+	// +kubebuilder:validation:MaxItems=20
+	BlockedDrains []BlockedDrain `json:"blockedDrains,omitempty"`
 	// replicas is the number of running instances.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
@@ -105,6 +114,73 @@ type NstanceShardGroupStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Limits of status.blockedDrains of a shard group. The API server rejects the whole status if
+// one of them is exceeded.
+const (
+	// MaxBlockedDrains is the largest number of entries.
+	MaxBlockedDrains = 20
+	// MaxBlockedDrainInstance is the longest instance id of an entry, in characters.
+	MaxBlockedDrainInstance = 253
+	// MaxBlockedDrainBudgets is the largest number of PodDisruptionBudgets of an entry.
+	MaxBlockedDrainBudgets = 8
+	// MaxBlockedDrainMessage is the longest message of an entry, in characters.
+	MaxBlockedDrainMessage = 1024
+)
+
+// BlockedDrain is a drain that does not progress, and the reason.
+type BlockedDrain struct {
+	// instance is the id of the instance on the shard.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Instance string `json:"instance"`
+	// node is the name of the Node. It is not set if the Node is not known, or if several
+	// Nodes have the provider id of the instance.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	Node string `json:"node,omitempty"`
+	// pod is the Pod that blocks the drain. It is not set if the reason is not about a Pod.
+	// +optional
+	Pod *BlockingPod `json:"pod,omitempty"`
+	// podDisruptionBudgets are the names of the PodDisruptionBudgets that select the Pod,
+	// sorted, at most 8.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=253
+	PodDisruptionBudgets []string `json:"podDisruptionBudgets,omitempty"`
+	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing or AmbiguousProviderID.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:Pattern=`^[A-Z][A-Za-z]*$`
+	Reason string `json:"reason"`
+	// message describes the reason in a sentence for people. Programs read the other fields.
+	// +optional
+	// +kubebuilder:validation:MaxLength=1024
+	Message string `json:"message,omitempty"`
+	// since is the time since which the reason has blocked the drain. It changes only with
+	// the reason, the Node or the Pod, and when the operator starts.
+	// +required
+	Since metav1.Time `json:"since"`
+	// otherReasons is the number of further reasons, such as other Pods of the Node.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	OtherReasons int32 `json:"otherReasons,omitempty"`
+}
+
+// BlockingPod names a Pod that blocks a drain.
+type BlockingPod struct {
+	// namespace is the namespace of the Pod.
+	// +required
+	// +kubebuilder:validation:MaxLength=63
+	Namespace string `json:"namespace"`
+	// name is the name of the Pod.
+	// +required
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
 }
 
 // NstanceShardGroupList is a list of NstanceShardGroups.

@@ -35,6 +35,49 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: port
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.BlockedDrain
+  map:
+    fields:
+    - name: instance
+      type:
+        scalar: string
+      default: ""
+    - name: message
+      type:
+        scalar: string
+    - name: node
+      type:
+        scalar: string
+    - name: otherReasons
+      type:
+        scalar: numeric
+    - name: pod
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.BlockingPod
+    - name: podDisruptionBudgets
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: reason
+      type:
+        scalar: string
+      default: ""
+    - name: since
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.BlockingPod
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+      default: ""
+    - name: namespace
+      type:
+        scalar: string
+      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
   map:
     fields:
@@ -465,6 +508,14 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceShardGroupStatus
   map:
     fields:
+    - name: blockedDrains
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.BlockedDrain
+          elementRelationship: associative
+          keys:
+          - instance
     - name: conditions
       type:
         list:

@@ -17,7 +17,7 @@ import (
 // that is removed here is removed on the servers too.
 type GroupSettingsApplyConfiguration struct {
 	// template is the server's template of a group that is not in the server's own
-	// configuration. It is left out for a group that is.
+	// configuration. For a group in the configuration it is left out.
 	Template *string `json:"template,omitempty"`
 	// subnets are ids of subnet pools, tried in this order. They override the
 	// template's.

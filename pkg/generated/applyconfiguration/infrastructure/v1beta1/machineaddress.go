@@ -8,7 +8,7 @@ package v1beta1
 // MachineAddressApplyConfiguration represents a declarative configuration of the MachineAddress type for use
 // with apply.
 //
-// MachineAddress is one address of an instance.
+// MachineAddress is an address of an instance.
 type MachineAddressApplyConfiguration struct {
 	// type is the type of the address.
 	Type *string `json:"type,omitempty"`

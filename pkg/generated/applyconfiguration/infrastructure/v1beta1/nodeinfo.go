@@ -8,7 +8,7 @@ package v1beta1
 // NodeInfoApplyConfiguration represents a declarative configuration of the NodeInfo type for use
 // with apply.
 //
-// NodeInfo describes Nodes for the cluster autoscaler before the first one exists.
+// NodeInfo describes Nodes for the cluster autoscaler before the first Node exists.
 type NodeInfoApplyConfiguration struct {
 	// architecture is the CPU architecture, a value of GOARCH.
 	Architecture *string `json:"architecture,omitempty"`

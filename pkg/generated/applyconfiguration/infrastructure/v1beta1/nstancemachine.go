@@ -17,7 +17,7 @@ import (
 // NstanceMachineApplyConfiguration represents a declarative configuration of the NstanceMachine type for use
 // with apply.
 //
-// NstanceMachine is one instance that belongs to a Cluster API Machine.
+// NstanceMachine is an instance that belongs to a Cluster API Machine.
 type NstanceMachineApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

@@ -19,10 +19,10 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// group is the id of the Nstance group. It never changes.
 	Group *infrastructurev1beta1.Identifier `json:"group,omitempty"`
 	// shards are the shards that the group is spread over. If the replicas do not
-	// divide evenly, the shards that are listed first get one more.
+	// divide evenly, the shards that are listed first get one instance more.
 	Shards                          []infrastructurev1beta1.Identifier `json:"shards,omitempty"`
 	GroupSettingsApplyConfiguration `json:",inline"`
-	// machines is whether each instance of the pool gets a Machine, so that the cluster
+	// machines decides whether each instance of the pool gets a Machine, so that the cluster
 	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
 	// Machines if the MachinePool has the annotations for the minimum and maximum size
 	// of the cluster autoscaler.
@@ -30,9 +30,9 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
 	// surplus instances at once.
 	ScaleDown *ScaleDownGuardsApplyConfiguration `json:"scaleDown,omitempty"`
-	// deletionPolicy is what happens to the groups and instances on the shards when the
-	// pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of
-	// the same group imports them.
+	// deletionPolicy decides about the groups and instances on the shards when the pool is
+	// deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same
+	// group imports them.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 	// onShortfall is what happens when a shard reports that its provider has no capacity
 	// or quota for instances of the pool. Wait: its size stays until it has created them.

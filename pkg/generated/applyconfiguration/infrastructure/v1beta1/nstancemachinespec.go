@@ -17,7 +17,7 @@ import (
 type NstanceMachineSpecApplyConfiguration struct {
 	// groupRef is the Nstance group whose template is used.
 	GroupRef *GroupReferenceApplyConfiguration `json:"groupRef,omitempty"`
-	// shard is the shard of the instance. If it is not set, the operator selects one.
+	// shard is the shard of the instance. If it is not set, the operator selects a shard.
 	Shard *infrastructurev1beta1.Identifier `json:"shard,omitempty"`
 	// instanceType overrides the instance type of the group.
 	InstanceType *string `json:"instanceType,omitempty"`

@@ -12,7 +12,7 @@ import (
 // NstanceMachineStatusApplyConfiguration represents a declarative configuration of the NstanceMachineStatus type for use
 // with apply.
 //
-// NstanceMachineStatus is what the shard reports of the instance.
+// NstanceMachineStatus is the state of the instance that the shard reports.
 type NstanceMachineStatusApplyConfiguration struct {
 	// instanceID is the id of the instance on its shard.
 	InstanceID *string `json:"instanceID,omitempty"`

@@ -25,7 +25,7 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
 	// deletes them before other instances and does not replace them.
 	RemoveFirst []string `json:"removeFirst,omitempty"`
-	// deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard
+	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 }

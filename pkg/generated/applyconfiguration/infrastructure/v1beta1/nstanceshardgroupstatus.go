@@ -13,7 +13,8 @@ import (
 // NstanceShardGroupStatusApplyConfiguration represents a declarative configuration of the NstanceShardGroupStatus type for use
 // with apply.
 //
-// NstanceShardGroupStatus is what the shard reports about the group.
+// NstanceShardGroupStatus is the state of the group that the shard reports, and the state of
+// its drains.
 type NstanceShardGroupStatusApplyConfiguration struct {
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
@@ -21,9 +22,13 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	IsStatic *bool `json:"isStatic,omitempty"`
 	// draining is the number of instances that are being drained.
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains; the condition DrainsProgressing has
-	// the reason.
+	// drainsBlocked is the number of blocked drains, also if blockedDrains does not list all
+	// of them.
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// blockedDrains are the drains that have been blocked for the longest time, at most 20,
+	// with the reason of each. The message of the condition DrainsProgressing is written
+	// from them.
+	BlockedDrains []BlockedDrainApplyConfiguration `json:"blockedDrains,omitempty"`
 	// replicas is the number of running instances.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// providerIDs are the provider ids of the running instances, sorted. They do not
@@ -73,6 +78,19 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithDraining(value int32) *N
 // If called multiple times, the DrainsBlocked field is set to the value of the last call.
 func (b *NstanceShardGroupStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceShardGroupStatusApplyConfiguration {
 	b.DrainsBlocked = &value
+	return b
+}
+
+// WithBlockedDrains adds the given value to the BlockedDrains field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the BlockedDrains field.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithBlockedDrains(values ...*BlockedDrainApplyConfiguration) *NstanceShardGroupStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithBlockedDrains")
+		}
+		b.BlockedDrains = append(b.BlockedDrains, *values[i])
+	}
 	return b
 }
 

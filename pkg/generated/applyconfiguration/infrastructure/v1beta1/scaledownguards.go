@@ -17,15 +17,15 @@ import (
 // step is made only while every guard allows it. Deletion candidates and instances that do
 // not run yet pass every guard (docs/operations.md#guards-for-scale-down).
 type ScaleDownGuardsApplyConfiguration struct {
-	// maxUnavailable is how many instances of the pool may be removed at once, as a number
+	// maxUnavailable is the number of instances of the pool that may be removed at once, as a number
 	// or as a percentage of its instances, which is rounded down and is at least 1. An
 	// instance that is being drained or terminated counts until its shard no longer
 	// reports it. Without a value there is no limit.
 	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
-	// minReadySeconds is for how long the Node of every remaining instance must have been
-	// Ready before a step. A Node that cannot be found is not ready.
+	// minReadySeconds is the time for which the Node of every remaining instance must have
+	// been Ready before a step. A Node that cannot be found is not ready.
 	MinReadySeconds *int32 `json:"minReadySeconds,omitempty"`
-	// stabilizationSeconds is for how long the replicas must have been at or below a
+	// stabilizationSeconds is the time for which the replicas must have been at or below a
 	// number before the pool is scaled down to it. The time starts again with a new leader
 	// of the operator.
 	StabilizationSeconds *int32 `json:"stabilizationSeconds,omitempty"`
