@@ -168,8 +168,10 @@ func trimNode(obj any) (any, error) {
 		Spec:   corev1.NodeSpec{ProviderID: node.Spec.ProviderID, Unschedulable: node.Spec.Unschedulable},
 		Status: corev1.NodeStatus{Addresses: node.Status.Addresses},
 	}
-	if mark, ok := node.Annotations[v1beta1.AnnotationCordonedFor]; ok {
-		kept.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: mark}
+	for _, name := range []string{v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt} {
+		if value, ok := node.Annotations[name]; ok {
+			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
+		}
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {

@@ -47,9 +47,9 @@ type apiServer struct {
 	requests []string
 	// evictions are the times of the attempts to evict each Pod.
 	evictions map[string][]time.Time
-	// rejectEviction returns the error for the eviction of a Pod, nil for none.
+	// rejectEviction returns the error for the eviction of a Pod, nil to accept it.
 	rejectEviction func(pod string) error
-	// failRequest returns the error for a request, nil for none.
+	// failRequest returns the error for a request, nil to answer it.
 	failRequest func(request string) error
 	// beforePatch is called once, before the next patch of a Node.
 	beforePatch func()
@@ -71,7 +71,7 @@ func newAPIServer(t *testing.T, objects ...runtime.Object) *apiServer {
 	return s
 }
 
-// reactToRequest records all requests, including those of informers.
+// reactToRequest records all requests, including the requests of informers.
 func (s *apiServer) reactToRequest(action clienttesting.Action) (bool, runtime.Object, error) {
 	request := action.GetVerb() + " " + action.GetResource().Resource
 	if action.GetSubresource() != "" {
@@ -185,7 +185,7 @@ func (s *apiServer) reactToWatchPods(action clienttesting.Action) (bool, watch.I
 	return true, filterByNode(all, node, list.(*corev1.PodList).Items, func() { s.openWatches.Add(-1) }), nil
 }
 
-// filterByNode returns a watch of the Pods of one Node. It starts with the present Pods,
+// filterByNode returns a watch of the Pods of a Node. It starts with the present Pods,
 // because the watch of a tracker omits what happened since the list. Unlike
 // watch.Filter, it can be stopped during an event.
 func filterByNode(all watch.Interface, node string, present []corev1.Pod, stopped func()) watch.Interface {

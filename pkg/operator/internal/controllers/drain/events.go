@@ -7,12 +7,12 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/audit"
-	"nstance.dev/operator/pkg/base/drainnote"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -20,11 +20,13 @@ import (
 // action is the action of all events.
 const action = "Drain"
 
-// maxNote is the maximum length of a note in bytes. The API server allows 1024.
+// maxNote is the maximum length of a note in bytes. The API server allows 1024
+// (https://kubernetes.io/docs/reference/kubernetes-api/cluster-resources/event-v1/).
 const maxNote = 1000
 
 // Reasons of the events of Nodes that are drained.
 const (
+	reasonDrainStarted   = "DrainStarted"
 	reasonDrainCompleted = "DrainCompleted"
 	// reasonDrainTimedOut: the deadline was reached before all Pods had left.
 	reasonDrainTimedOut = "DrainTimedOut"
@@ -33,12 +35,14 @@ const (
 // recordStart records that a Node was cordoned for a drain. The next leader finds it
 // cordoned, and does not record it again.
 func (c *Controller) recordStart(key Key, node *corev1.Node, notice *shard.DeletionNotice) {
-	note := drainnote.Note{Shard: key.Shard, Instance: key.Instance, Reason: notice.Reason, DeleteAt: notice.DeleteAt}
-	controller.Record(c.recorder, node, drainnote.Reason, action, note.String())
+	note := fmt.Sprintf("draining for the deletion of instance %s on shard %s, reason %s", key.Instance, key.Shard, notice.Reason)
+	if !notice.DeleteAt.IsZero() {
+		note += ", at the latest at " + notice.DeleteAt.UTC().Format(time.RFC3339)
+	}
+	controller.Record(c.recorder, node, reasonDrainStarted, action, note)
 }
 
-// recordOutcome records the outcome of a drain about each Node. There is none if the
-// instance had none.
+// recordOutcome records the outcome of a drain about each Node of the instance.
 func (c *Controller) recordOutcome(ctx context.Context, key Key, nodes []*corev1.Node, result outcome) {
 	id := ""
 	if request := audit.RequestFrom(ctx); request.ID != "" {
@@ -64,21 +68,21 @@ func (c *Controller) recordOutcome(ctx context.Context, key Key, nodes []*corev1
 func (c *Controller) recordBlockage(key Key, observed observation, b blockage) {
 	if len(observed.nodes) == 0 {
 		if object, err := c.shardGroups.Get(v1beta1.ShardGroupName(observed.notice.Group, key.Shard)); err == nil {
-			controller.Warn(c.recorder, object, b.reason, action, b.note)
+			controller.Warn(c.recorder, object, b.eventReason(), action, b.note)
 		}
 		return
 	}
 	for _, node := range observed.nodes {
 		if b.pod == nil {
-			controller.Warn(c.recorder, node, b.reason, action, b.note)
+			controller.Warn(c.recorder, node, b.eventReason(), action, b.note)
 			continue
 		}
-		c.recorder.Eventf(node, b.pod, corev1.EventTypeWarning, b.reason, action, "%s", truncate(b.note))
+		c.recorder.Eventf(node, b.pod, corev1.EventTypeWarning, b.eventReason(), action, "%s", truncate(b.note, maxNote))
 	}
 }
 
 // recordNoNode records an event about an instance whose deletion was acknowledged
-// because it has no Node. An instance of a group without a shard group has none.
+// because it has no Node. If the group has no shard group, there is no object for the event.
 func (c *Controller) recordNoNode(key Key, group string) {
 	object, err := c.shardGroups.Get(v1beta1.ShardGroupName(group, key.Shard))
 	if err != nil {
@@ -88,7 +92,7 @@ func (c *Controller) recordNoNode(key Key, group string) {
 		fmt.Sprintf("instance %s has no Node, so that it is deleted without a drain", key.Instance))
 }
 
-// truncate returns note in at most maxNote bytes.
-func truncate(note string) string {
-	return strings.ToValidUTF8(note[:min(len(note), maxNote)], "")
+// truncate returns text in at most limit bytes of valid UTF-8.
+func truncate(text string, limit int) string {
+	return strings.ToValidUTF8(text[:min(len(text), limit)], "")
 }

@@ -6,12 +6,14 @@ package drain
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -51,8 +53,8 @@ type eviction struct {
 	// notBefore is the earliest time of the next attempt.
 	notBefore time.Time
 	backoff   wait.Backoff
-	// failingSince is the time since which all attempts have failed, zero if the last
-	// one did not.
+	// failingSince is the time since which all attempts have failed, zero if the last attempt
+	// did not fail.
 	failingSince time.Time
 	blockage     *blockage
 }
@@ -71,7 +73,7 @@ func newEvictions(client kubernetes.Interface, clock clock.PassiveClock, metrics
 }
 
 // set makes pods the Pods that are evicted for a drain. No attempt is made after
-// deadline; the zero time is no deadline.
+// deadline, unless deadline is zero.
 func (e *evictions) set(drain Key, node *corev1.Node, pods []*corev1.Pod, deadline time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -141,7 +143,7 @@ func (e *evictions) blockages(drain Key) []blockage {
 	return blockages
 }
 
-// sync attempts to evict one Pod.
+// sync attempts to evict a Pod.
 func (e *evictions) sync(ctx context.Context, uid types.UID) (time.Duration, error) {
 	now := e.clock.Now()
 	due, delay := e.due(uid, now)
@@ -159,17 +161,17 @@ func (e *evictions) sync(ctx context.Context, uid types.UID) (time.Duration, err
 		e.metrics.evictionsRefused.Inc()
 	}
 	klog.FromContext(ctx).V(2).Info("Eviction attempted", "pod", klog.KObj(due.pod), "node", due.node, "result", result, "err", err)
-	if e.setResult(uid, result, now) {
+	if failingSince, blocked := e.setResult(uid, result, now); blocked {
 		budgets, budgetsErr := e.budgets(ctx, due.pod)
-		blockage := newBlockage(due.node, due.pod, budgets, err)
+		blockage := newUnevictablePod(due.node, due.pod, budgets, err, failingSince)
 		blockage.budgetsUnknown = budgetsErr != nil
 		e.setBlockage(uid, blockage)
 	}
 	return e.nextDelay(uid), nil
 }
 
-// due returns a copy of an eviction if an attempt is due, else nil and the delay
-// until it is, 0 for never.
+// due returns a copy of an eviction if an attempt is due, else nil and the delay until the
+// next attempt, 0 if there will be no attempt.
 func (e *evictions) due(uid types.UID, now time.Time) (*eviction, time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -188,14 +190,14 @@ func (e *evictions) due(uid types.UID, now time.Time) (*eviction, time.Duration)
 	return new(*pod), 0
 }
 
-// setResult stores the result of an attempt, and reports whether the Pod counts as
-// blocked and the cause has to be found.
-func (e *evictions) setResult(uid types.UID, result evictionResult, startedAt time.Time) bool {
+// setResult stores the result of an attempt. It returns the time since which all attempts
+// have failed, and whether the Pod counts as blocked and its disruption budgets are not known.
+func (e *evictions) setResult(uid types.UID, result evictionResult, startedAt time.Time) (failingSince time.Time, blocked bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	pod, ok := e.pods[uid]
 	if !ok {
-		return false
+		return time.Time{}, false
 	}
 	pod.notBefore = startedAt.Add(pod.backoff.Step())
 	switch result {
@@ -203,7 +205,8 @@ func (e *evictions) setResult(uid types.UID, result evictionResult, startedAt ti
 		if pod.failingSince.IsZero() {
 			pod.failingSince = startedAt
 		}
-		return (pod.blockage == nil || pod.blockage.budgetsUnknown) && e.clock.Since(pod.failingSince) >= blockedAfter
+		blocked = (pod.blockage == nil || pod.blockage.budgetsUnknown) && e.clock.Since(pod.failingSince) >= blockedAfter
+		return pod.failingSince, blocked
 	default:
 		// The watch of Pods will show the deletion. If it does not, the next attempt has
 		// time.
@@ -213,7 +216,7 @@ func (e *evictions) setResult(uid types.UID, result evictionResult, startedAt ti
 			pod.blockage = nil
 			e.enqueueDrains(pod)
 		}
-		return false
+		return time.Time{}, false
 	}
 }
 
@@ -227,7 +230,7 @@ func (e *evictions) setBlockage(uid types.UID, blockage *blockage) {
 	}
 }
 
-// nextDelay returns the delay until the next attempt, 0 if there is none.
+// nextDelay returns the delay until the next attempt, 0 if the Pod is no longer evicted.
 func (e *evictions) nextDelay(uid types.UID) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -235,6 +238,34 @@ func (e *evictions) nextDelay(uid types.UID) time.Duration {
 		return delayUntil(pod.notBefore, e.clock.Now())
 	}
 	return 0
+}
+
+// evictionResult is the result of an attempt to evict a Pod.
+type evictionResult string
+
+const (
+	evictionAccepted evictionResult = "accepted"
+	// evictionNotFound: the Pod was deleted; the watch of Pods will show it.
+	evictionNotFound evictionResult = "notFound"
+	// evictionRejected: the API server returned an error, because of a disruption budget,
+	// because several budgets select the Pod, or for another reason.
+	evictionRejected evictionResult = "rejected"
+	// evictionFailed: there was no response.
+	evictionFailed evictionResult = "failed"
+)
+
+// evictionResultOf returns what the error of an eviction request means.
+func evictionResultOf(err error) evictionResult {
+	switch {
+	case err == nil:
+		return evictionAccepted
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		return evictionNotFound
+	}
+	if status := (apierrors.APIStatus)(nil); errors.As(err, &status) {
+		return evictionRejected
+	}
+	return evictionFailed
 }
 
 // newEviction returns the request to evict a Pod. The precondition excludes a

@@ -13,15 +13,19 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// The errors of the API server because of one disruption budget, and of two.
+// The errors of the API server for a Pod that one disruption budget selects, and for a Pod that
+// two budgets select.
 var (
 	errBudget = func() error {
 		err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 0)
@@ -110,17 +114,20 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 	for name, c := range map[string]struct {
 		rejection     error
 		budgets       []*policyv1.PodDisruptionBudget
+		names         []string
 		message, note string
 	}{
 		"one budget": {
 			rejection: errBudget,
 			budgets:   []*policyv1.PodDisruptionBudget{newBudget("web", leaves), newBudget("db", others), newBudget("none", nil)},
+			names:     []string{"web"},
 			message:   "Node n1: Pod default/web-0 cannot be evicted, PodDisruptionBudget web",
 			note:      ": The disruption budget web needs 1 healthy pods and has 1 currently",
 		},
 		"two budgets": {
 			rejection: errTwoBudgets,
 			budgets:   []*policyv1.PodDisruptionBudget{newBudget("web", leaves), newBudget("all", &metav1.LabelSelector{})},
+			names:     []string{"all", "web"},
 			message:   "Node n1: Pod default/web-0 cannot be evicted, more than one PodDisruptionBudget: all, web",
 			note:      ": This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
 		},
@@ -132,6 +139,7 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 		"no answer": {
 			rejection: context.DeadlineExceeded,
 			budgets:   []*policyv1.PodDisruptionBudget{newBudget("web", leaves)},
+			names:     []string{"web"},
 			message:   "Node n1: Pod default/web-0 cannot be evicted, PodDisruptionBudget web",
 			note:      ": context deadline exceeded",
 		},
@@ -143,16 +151,21 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 					require.NoError(t, h.Tracker().Add(budget))
 				}
 				h.rejectEviction = func(string) error { return c.rejection }
+				since := time.Now()
 				h.announce("n1", time.Now().Add(time.Hour))
 				advance(14 * time.Second)
 				if _, blocked, _ := h.controller.Summary("a", "workers"); blocked != 0 {
 					t.Error("blocked too early")
 				}
 				advance(8 * time.Second)
-				draining, blocked, message := h.controller.Summary("a", "workers")
-				if draining != 1 || blocked != 1 || message != c.message {
-					t.Errorf("summary is %d, %d, %q, want %q", draining, blocked, message, c.message)
+				draining, blocked, list := h.controller.Summary("a", "workers")
+				if draining != 1 || blocked != 1 {
+					t.Errorf("summary is %d, %d", draining, blocked)
 				}
+				assert.Equal(t, []v1beta1.BlockedDrain{{
+					Instance: "i-n1", Node: "n1", Reason: v1beta1.ReasonPodNotEvictable, Since: metav1.NewTime(since).Rfc3339Copy(), Message: c.message,
+					Pod: &v1beta1.BlockingPod{Namespace: "default", Name: "web-0"}, PodDisruptionBudgets: c.names,
+				}}, list)
 				if is, message, draining := h.controller.OfInstance("a", "i-n1"); !is || !draining || message != c.message {
 					t.Errorf("instance: blocked %t, draining %t, %q", is, draining, message)
 				}
@@ -177,27 +190,6 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestSummaryNamesTheFirstBlockedDrains(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t)
-		h.rejectEviction = func(string) error { return errBudget }
-		for i := range 5 {
-			node := fmt.Sprintf("n%d", i)
-			h.addNode(newNode(node))
-			h.addPod(newPod("web-"+node, node))
-			h.announce(node, time.Now().Add(time.Hour))
-		}
-		advance(25 * time.Second)
-		draining, blocked, message := h.controller.Summary("a", "workers")
-		if draining != 5 || blocked != 5 || !strings.HasPrefix(message, "Node n0: ") || !strings.HasSuffix(message, "; and 2 more") {
-			t.Errorf("summary is %d, %d, %q", draining, blocked, message)
-		}
-		if draining, _, _ := h.controller.Summary("a", "others"); draining != 0 {
-			t.Errorf("%d drains in another group", draining)
-		}
-	})
 }
 
 func TestLongNoteIsTruncated(t *testing.T) {

@@ -4,11 +4,14 @@
 package drain
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/providerid"
@@ -40,7 +43,7 @@ func (c *Controller) shardChanged(shard string) {
 	}
 }
 
-// keys returns the drains that shards have announced, and those that Nodes were cordoned
+// keys returns the drains that shards have announced, and the drains that Nodes were cordoned
 // for.
 func (c *Controller) keys(shards []string) []Key {
 	keys := sets.New[Key]()
@@ -77,8 +80,8 @@ func relevantChange(before, after *corev1.Node) bool {
 	return before.UID != after.UID ||
 		before.Spec.ProviderID != after.Spec.ProviderID ||
 		before.Spec.Unschedulable != after.Spec.Unschedulable ||
-		before.Annotations[v1beta1.AnnotationCordonedFor] != after.Annotations[v1beta1.AnnotationCordonedFor] ||
-		unreachable(before) != unreachable(after)
+		unreachable(before) != unreachable(after) ||
+		slices.ContainsFunc(annotationKeys, func(name string) bool { return before.Annotations[name] != after.Annotations[name] })
 }
 
 // enqueueNode enqueues the drains of all instances that a Node may be, and the drain
@@ -113,4 +116,60 @@ func delayUntil(due, now time.Time) time.Duration {
 		return 0
 	}
 	return max(due.Sub(now), minRequeue)
+}
+
+const (
+	// byCordon is the index of Nodes by the drain that they are cordoned for, and by
+	// its shard.
+	byCordon = "cordonedFor"
+	// byNode is the index of VolumeAttachments by Node.
+	byNode = "node"
+)
+
+var nodeIndexers = cache.Indexers{byCordon: func(obj any) ([]string, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return nil, nil
+	}
+	if key, ok := cordonedFor(node); ok {
+		return []string{key.String(), key.Shard}, nil
+	}
+	return nil, nil
+}}
+
+var volumeIndexers = cache.Indexers{byNode: func(obj any) ([]string, error) {
+	if attachment, ok := obj.(*storagev1.VolumeAttachment); ok {
+		return []string{attachment.Spec.NodeName}, nil
+	}
+	return nil, nil
+}}
+
+// nodesCordonedFor returns the cached Nodes that were cordoned for a drain.
+func (c *Controller) nodesCordonedFor(key Key) []*corev1.Node {
+	return controller.Indexed[corev1.Node](c.nodeIndex, byCordon, key.String())
+}
+
+// Key identifies a drain.
+type Key struct {
+	// Shard is the id of the shard, Instance the id of the instance on that shard.
+	Shard, Instance string
+}
+
+// String returns {shard}/{instance id}. The annotation AnnotationCordonedFor of a
+// Node has this form, too.
+func (k Key) String() string { return k.Shard + "/" + k.Instance }
+
+// MarshalLog implements logr.Marshaler.
+func (k Key) MarshalLog() any {
+	return struct {
+		Shard    string `json:"shard"`
+		Instance string `json:"instance"`
+	}{k.Shard, k.Instance}
+}
+
+// cordonedFor returns the drain that a Node was cordoned for, and whether the
+// operator has cordoned the Node.
+func cordonedFor(node *corev1.Node) (Key, bool) {
+	shard, instance, ok := strings.Cut(node.Annotations[v1beta1.AnnotationCordonedFor], "/")
+	return Key{Shard: shard, Instance: instance}, ok && shard != "" && instance != ""
 }

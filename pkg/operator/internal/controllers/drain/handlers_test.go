@@ -21,12 +21,16 @@ func TestWhichChangesOfANodeAreRelevant(t *testing.T) {
 		change   func(*corev1.Node)
 		relevant bool
 	}{
-		"heartbeat":         {change: func(n *corev1.Node) { n.Status.Conditions[0].Message = "still posting" }},
-		"not ready":         {change: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }},
-		"capacity":          {change: func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("4")} }},
-		"unreachable":       {change: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, relevant: true},
-		"uncordoned":        {change: func(n *corev1.Node) { n.Spec.Unschedulable = false }, relevant: true},
-		"annotated":         {change: func(n *corev1.Node) { n.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: "a/i-1"} }, relevant: true},
+		"heartbeat":   {change: func(n *corev1.Node) { n.Status.Conditions[0].Message = "still posting" }},
+		"not ready":   {change: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse }},
+		"capacity":    {change: func(n *corev1.Node) { n.Status.Capacity = corev1.ResourceList{"cpu": resource.MustParse("4")} }},
+		"unreachable": {change: func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionUnknown }, relevant: true},
+		"uncordoned":  {change: func(n *corev1.Node) { n.Spec.Unschedulable = false }, relevant: true},
+		"annotated":   {change: func(n *corev1.Node) { n.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: "a/i-1"} }, relevant: true},
+		"another time": {change: func(n *corev1.Node) {
+			n.Annotations = map[string]string{v1beta1.AnnotationDeleteAt: "2026-01-02T03:04:05Z"}
+		}, relevant: true},
+		"another reason":    {change: func(n *corev1.Node) { n.Annotations = map[string]string{v1beta1.AnnotationDrainReason: "spot"} }, relevant: true},
 		"has a provider id": {change: func(n *corev1.Node) { n.Spec.ProviderID = "kwok:///other" }, relevant: true},
 		"recreated":         {change: func(n *corev1.Node) { n.UID = "another" }, relevant: true},
 	} {

@@ -32,7 +32,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The handler that delays errors keeps the time of the last one, which bubbles of
+	// The handler that delays errors keeps the time of the last error, which bubbles of
 	// virtual time do not share.
 	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 	os.Exit(m.Run())
@@ -74,7 +74,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	return h
 }
 
-// start starts a controller without the state of a previous one.
+// start starts a controller without the state of the previous controller.
 func (h *harness) start() {
 	factory := kubeinformers.NewSharedInformerFactory(h.Clientset, 0)
 	h.registry = prometheus.NewRegistry()
@@ -181,7 +181,17 @@ func (h *harness) expectAcknowledged(instances ...string) {
 	assert.Equal(h.t, instances, h.shards.Acknowledged(), "acknowledged")
 }
 
-// expectCordonedBy compares who has cordoned a Node: "operator", "user" or "none".
+// blockedDrains returns the number of blocked drains of the group on shard a, and their
+// messages.
+func (h *harness) blockedDrains() (blocked int, messages string) {
+	_, blocked, list := h.controller.Summary("a", "workers")
+	for i := range list {
+		messages += list[i].Message + "\n"
+	}
+	return blocked, messages
+}
+
+// expectCordonedBy compares the client that has cordoned a Node: "operator", "user" or "none".
 func (h *harness) expectCordonedBy(name, want string) {
 	h.t.Helper()
 	node := h.node(name)

@@ -29,8 +29,8 @@ const (
 	withdrawn outcome = "withdrawn"
 )
 
-// reasons are the reasons that are a label value (docs/protocol.md#drains). Others
-// are counted as "other", so that a server cannot create any number of series.
+// reasons are the reasons that are a label value (docs/protocol.md#drains). Other reasons are
+// counted as "other", so that a server cannot create any number of series.
 var reasons = []string{"unhealthy", "config-drift", "expired", "scale-down", "spot"}
 
 // metrics are the metrics of drains. They have no label with the name of an

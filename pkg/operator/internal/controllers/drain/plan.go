@@ -14,12 +14,15 @@ import (
 
 // observation is the state of an instance and its Node at the time of a sync.
 type observation struct {
-	// notice is the deletion notice of the instance, nil if there is none. If settled
-	// is false, nil has no meaning, because the cache of notices is not complete.
+	// notice is the deletion notice of the instance, nil if the shard reports no notice. If
+	// settled is false, nil has no meaning, because the cache of notices is not complete.
 	notice  *shard.DeletionNotice
 	settled bool
 	// cordoned are the Nodes that the operator has cordoned for this instance.
 	cordoned []*corev1.Node
+	// outdated is set when the operator has cordoned the Node for this instance, and its
+	// annotations do not have the reason and the time of the notice.
+	outdated bool
 	// acknowledged is set when the shard has the acknowledgement of this notice.
 	acknowledged bool
 	// expired is set when it was reported that the deadline was reached.
@@ -35,21 +38,21 @@ type observation struct {
 type podsObservation struct {
 	// watched is set while the Pods are watched, synced when the watch is complete.
 	watched, synced bool
-	// classified is set when it is known for each Pod whether it has to leave. The
-	// Pods are not listed again before listAfter.
+	// classified is set if it is known for each Pod whether it has to leave. The Pods are not
+	// listed again before listAfter.
 	classified bool
 	listAfter  time.Time
-	// readAgainAt is when the Pods are listed again because DaemonSets could not be read,
-	// zero when all were.
+	// readAgainAt is when the Pods are listed again because DaemonSets could not be read, zero
+	// if all DaemonSets were read.
 	readAgainAt time.Time
 	// remaining are the Pods that have to leave and still block the drain.
 	remaining []*corev1.Pod
-	// gracePeriodEnd is the first time at which one of them no longer blocks the drain
-	// of an unreachable Node, zero for none.
+	// gracePeriodEnd is the first time at which a remaining Pod no longer blocks the drain of
+	// an unreachable Node, zero on other Nodes.
 	gracePeriodEnd time.Time
-	// stuck are those that should have terminated. stuckAt is the first time at which
-	// that is true of another one, zero for none.
-	stuck   []*corev1.Pod
+	// stuck are the remaining Pods that should have terminated. stuckAt is the first time at
+	// which another remaining Pod should have, zero if no other Pod is being deleted.
+	stuck   []stuckPod
 	stuckAt time.Time
 	// attached is the number of volumes of evicted Pods that are attached to the Node,
 	// and emptySince the time since which no Pod remains.
@@ -57,7 +60,13 @@ type podsObservation struct {
 	emptySince time.Time
 }
 
-// step is what a sync does.
+// stuckPod is a Pod that has not terminated, and the end of its grace period.
+type stuckPod struct {
+	pod   *corev1.Pod
+	since time.Time
+}
+
+// step is the action of a sync.
 type step int
 
 const (
@@ -72,6 +81,8 @@ const (
 	// reportAmbiguity reports that several Nodes match.
 	reportAmbiguity
 	cordon
+	// annotate updates the annotations of a cordoned Node after a change of the notice.
+	annotate
 	// watchPods starts to watch the Pods of the Node.
 	watchPods
 	// classifyPods finds out which Pods have to leave.
@@ -88,16 +99,16 @@ const (
 // continuesEvictions reports whether evictions of the drain continue during a step.
 func (s step) continuesEvictions() bool {
 	switch s {
-	case nothing, cordon, watchPods, classifyPods, evict:
+	case nothing, cordon, annotate, watchPods, classifyPods, evict:
 		return true
 	}
 	return false
 }
 
-// decision is a step.
+// decision is the next step of a drain, and the time of the next sync.
 type decision struct {
 	step step
-	// until is the time of the next sync if nothing changes before, zero for none.
+	// until is the time of the next sync if nothing changes before, zero to wait for a change.
 	until time.Time
 	// outcome is the outcome of a drain that is forgotten, acknowledged or expired.
 	outcome outcome
@@ -128,6 +139,8 @@ func plan(observed observation, now time.Time) decision {
 		return decision{step: cordon, until: now.Add(cordonTimeout)}
 	case observed.acknowledged, overdue(notice, now):
 		return decision{step: nothing}
+	case observed.outdated:
+		return decision{step: annotate, until: now.Add(cordonTimeout)}
 	}
 	next := planDrain(observed, now)
 	if !notice.Deadline.IsZero() {
@@ -177,7 +190,7 @@ func planDrain(observed observation, now time.Time) decision {
 	}
 }
 
-// earliest returns the earlier of two times. A zero time counts as none.
+// earliest returns the earlier of two times. Zero means that there is no such time.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

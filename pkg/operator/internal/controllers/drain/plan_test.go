@@ -22,7 +22,7 @@ func TestPlan(t *testing.T) {
 
 	open, cordoned := newNode("n1"), newNode("n1")
 	cordoned.Spec.Unschedulable = true
-	one := []*corev1.Node{cordoned}
+	cordonedNode := []*corev1.Node{cordoned}
 
 	running, ending := newPod("web-0", "n1"), newPod("web-1", "n1")
 	remaining := podsObservation{watched: true, synced: true, classified: true, remaining: []*corev1.Pod{running, ending}}
@@ -39,37 +39,39 @@ func TestPlan(t *testing.T) {
 		observed observation
 		want     decision
 	}{
-		"no information":                   {observation{}, decision{step: nothing}},
-		"no notice, cache not settled":     {observation{cordoned: one}, decision{step: nothing}},
-		"no notice, not cordoned":          {observation{settled: true}, decision{step: forget, outcome: withdrawn}},
-		"no notice, cordoned":              {observation{settled: true, cordoned: one}, decision{step: checkWithdrawal}},
-		"being deleted":                    {observation{notice: &shard.DeletionNotice{State: shard.Deleting}, cordoned: one}, decision{step: forget, outcome: deleted}},
-		"deleted":                          {observation{notice: &shard.DeletionNotice{State: shard.Deleted}, cordoned: one}, decision{step: forget, outcome: deleted}},
-		"not cordoned":                     {observation{notice: draining, nodes: []*corev1.Node{open}}, decision{step: cordon, until: now.Add(cordonTimeout)}},
-		"not cordoned, acknowledged":       {observation{notice: draining, nodes: []*corev1.Node{open}, acknowledged: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
-		"not cordoned, overdue":            {observation{notice: overdue, nodes: []*corev1.Node{open}}, decision{step: expire, outcome: timedOut}},
-		"not cordoned, expired":            {observation{notice: overdue, nodes: []*corev1.Node{open}, expired: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
-		"overdue":                          {observation{notice: overdue, nodes: one, pods: remaining}, decision{step: expire, outcome: timedOut}},
-		"overdue, expired":                 {observation{notice: overdue, nodes: one, expired: true}, decision{step: nothing}},
-		"expired, with a later deadline":   {observation{notice: draining, nodes: one, pods: remaining, expired: true}, decision{step: evict, until: deleteAt}},
-		"overdue, acknowledged":            {observation{notice: overdue, nodes: one, acknowledged: true}, decision{step: nothing}},
-		"acknowledged":                     {observation{notice: draining, nodes: one, acknowledged: true, pods: remaining}, decision{step: nothing}},
-		"two Nodes":                        {observation{notice: draining, nodes: []*corev1.Node{open, cordoned}}, decision{step: reportAmbiguity, until: deleteAt}},
-		"no Node in the cache":             {observation{notice: draining}, decision{step: lookUpNode, until: deleteAt}},
-		"no Node in a live list":           {observation{notice: draining, notFound: true}, decision{step: acknowledge, outcome: noNode, until: deleteAt}},
-		"no provider id":                   {observation{notice: noProviderID, notFound: true}, decision{step: nothing, until: deleteAt}},
-		"Pods not watched":                 {observation{notice: draining, nodes: one}, decision{step: watchPods, until: deleteAt}},
-		"watch of Pods not synced":         {observation{notice: draining, nodes: one, pods: podsObservation{watched: true}}, decision{step: nothing, until: deleteAt}},
-		"Pods not classified":              {observation{notice: draining, nodes: one, pods: podsObservation{watched: true, synced: true}}, decision{step: classifyPods, until: deleteAt}},
-		"Pods not classified, just listed": {observation{notice: draining, nodes: one, pods: podsObservation{watched: true, synced: true, listAfter: now.Add(1)}}, decision{step: nothing, until: now.Add(1)}},
-		"Pods remain":                      {observation{notice: draining, nodes: one, pods: remaining}, decision{step: evict, until: deleteAt}},
-		"Pods remain, no deadline":         {observation{notice: noDeadline, nodes: one, pods: remaining}, decision{step: evict}},
-		"Pods remain, Node unreachable":    {observation{notice: draining, nodes: one, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second)}},
-		"Pods remain, one is deleted":      {observation{notice: draining, nodes: one, pods: endingPods}, decision{step: evict, until: now.Add(30 * time.Second)}},
-		"volumes attached":                 {observation{notice: draining, nodes: one, pods: attached}, decision{step: awaitVolumes, until: now.Add(time.Second)}},
-		"volumes attached for too long":    {observation{notice: draining, nodes: one, pods: stuck}, decision{step: acknowledge, outcome: volumesAttached, until: deleteAt}},
-		"no Pods":                          {observation{notice: draining, nodes: one, pods: empty}, decision{step: acknowledge, outcome: drained, until: deleteAt}},
-		"no Pods, no deadline":             {observation{notice: noDeadline, nodes: one, pods: empty}, decision{step: acknowledge, outcome: drained}},
+		"no information":                     {observation{}, decision{step: nothing}},
+		"no notice, cache not settled":       {observation{cordoned: cordonedNode}, decision{step: nothing}},
+		"no notice, not cordoned":            {observation{settled: true}, decision{step: forget, outcome: withdrawn}},
+		"no notice, cordoned":                {observation{settled: true, cordoned: cordonedNode}, decision{step: checkWithdrawal}},
+		"being deleted":                      {observation{notice: &shard.DeletionNotice{State: shard.Deleting}, cordoned: cordonedNode}, decision{step: forget, outcome: deleted}},
+		"deleted":                            {observation{notice: &shard.DeletionNotice{State: shard.Deleted}, cordoned: cordonedNode}, decision{step: forget, outcome: deleted}},
+		"not cordoned":                       {observation{notice: draining, nodes: []*corev1.Node{open}}, decision{step: cordon, until: now.Add(cordonTimeout)}},
+		"not cordoned, acknowledged":         {observation{notice: draining, nodes: []*corev1.Node{open}, acknowledged: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
+		"not cordoned, overdue":              {observation{notice: overdue, nodes: []*corev1.Node{open}}, decision{step: expire, outcome: timedOut}},
+		"not cordoned, expired":              {observation{notice: overdue, nodes: []*corev1.Node{open}, expired: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
+		"overdue":                            {observation{notice: overdue, nodes: cordonedNode, pods: remaining}, decision{step: expire, outcome: timedOut}},
+		"overdue, expired":                   {observation{notice: overdue, nodes: cordonedNode, expired: true}, decision{step: nothing}},
+		"expired, with a later deadline":     {observation{notice: draining, nodes: cordonedNode, pods: remaining, expired: true}, decision{step: evict, until: deleteAt}},
+		"overdue, acknowledged":              {observation{notice: overdue, nodes: cordonedNode, acknowledged: true}, decision{step: nothing}},
+		"acknowledged":                       {observation{notice: draining, nodes: cordonedNode, acknowledged: true, pods: remaining}, decision{step: nothing}},
+		"annotations outdated":               {observation{notice: draining, nodes: cordonedNode, outdated: true, pods: remaining}, decision{step: annotate, until: now.Add(cordonTimeout)}},
+		"annotations outdated, acknowledged": {observation{notice: draining, nodes: cordonedNode, outdated: true, acknowledged: true}, decision{step: nothing}},
+		"two Nodes":                          {observation{notice: draining, nodes: []*corev1.Node{open, cordoned}}, decision{step: reportAmbiguity, until: deleteAt}},
+		"no Node in the cache":               {observation{notice: draining}, decision{step: lookUpNode, until: deleteAt}},
+		"no Node in a live list":             {observation{notice: draining, notFound: true}, decision{step: acknowledge, outcome: noNode, until: deleteAt}},
+		"no provider id":                     {observation{notice: noProviderID, notFound: true}, decision{step: nothing, until: deleteAt}},
+		"Pods not watched":                   {observation{notice: draining, nodes: cordonedNode}, decision{step: watchPods, until: deleteAt}},
+		"watch of Pods not synced":           {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true}}, decision{step: nothing, until: deleteAt}},
+		"Pods not classified":                {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true, synced: true}}, decision{step: classifyPods, until: deleteAt}},
+		"Pods not classified, just listed":   {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true, synced: true, listAfter: now.Add(1)}}, decision{step: nothing, until: now.Add(1)}},
+		"Pods remain":                        {observation{notice: draining, nodes: cordonedNode, pods: remaining}, decision{step: evict, until: deleteAt}},
+		"Pods remain, no deadline":           {observation{notice: noDeadline, nodes: cordonedNode, pods: remaining}, decision{step: evict}},
+		"Pods remain, Node unreachable":      {observation{notice: draining, nodes: cordonedNode, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second)}},
+		"Pods remain, one is deleted":        {observation{notice: draining, nodes: cordonedNode, pods: endingPods}, decision{step: evict, until: now.Add(30 * time.Second)}},
+		"volumes attached":                   {observation{notice: draining, nodes: cordonedNode, pods: attached}, decision{step: awaitVolumes, until: now.Add(time.Second)}},
+		"volumes attached for too long":      {observation{notice: draining, nodes: cordonedNode, pods: stuck}, decision{step: acknowledge, outcome: volumesAttached, until: deleteAt}},
+		"no Pods":                            {observation{notice: draining, nodes: cordonedNode, pods: empty}, decision{step: acknowledge, outcome: drained, until: deleteAt}},
+		"no Pods, no deadline":               {observation{notice: noDeadline, nodes: cordonedNode, pods: empty}, decision{step: acknowledge, outcome: drained}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := plan(c.observed, now); got != c.want {

@@ -5,18 +5,28 @@ package drain
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/kubectl/pkg/drain"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/controller"
 )
 
-// finished reports whether all containers of a Pod have terminated for good.
+// finished reports whether all containers of a Pod have terminated and will not be restarted.
 func finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
@@ -52,7 +62,8 @@ func (s *state) gracePeriodEnd(pod *corev1.Pod, now time.Time) time.Time {
 }
 
 // classifyPods finds out by a live list which Pods of a Node have to leave, and
-// returns their number. While DaemonSets cannot be read, the others are evicted.
+// returns their number. While DaemonSets cannot be read, the Pods of other controllers are
+// evicted.
 func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node) (int, error) {
 	// A Pod that the watch shows before the list is in the list or was deleted.
 	watched := s.startList(c.clock.Now())
@@ -76,6 +87,34 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 	s.classified, s.leaving = classified, leaving
 	s.unreadable, s.unreadableErr = unreadable, unreadableErr
 	return len(pods), nil
+}
+
+// listEvictable lists the Pods that have to leave a Node before its machine is deleted, as the
+// package comment describes. It bypasses the caches, because the acknowledgement depends on it.
+// unreadable is the error of reading DaemonSets: their Pods are not listed.
+func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.Node) (pods []corev1.Pod, unreadable, err error) {
+	helper := drain.Helper{
+		Ctx:                 ctx,
+		Client:              c.client,
+		Force:               true,
+		IgnoreAllDaemonSets: true,
+		DeleteEmptyDirData:  true,
+		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
+			if !s.blocksDrain(&pod, node, c.clock.Now()) {
+				return drain.MakePodDeleteStatusSkip()
+			}
+			return drain.MakePodDeleteStatusOkay()
+		}},
+	}
+	list, errs := helper.GetPodsForDeletion(node.Name)
+	if len(errs) > 0 {
+		slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+		err = fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
+	}
+	if list == nil {
+		return nil, nil, err
+	}
+	return list.Pods(), err, nil
 }
 
 // observePods returns the state of the Pods of a Node from the watch, so that the
@@ -120,7 +159,8 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	return observed, err
 }
 
-// observeDeletion adds until when a remaining Pod that is being deleted may take.
+// observeDeletion adds a remaining Pod that is being deleted: whether it should have terminated,
+// or when it should.
 func (s *state) observeDeletion(observed *podsObservation, pod *corev1.Pod, node *corev1.Node, now time.Time) {
 	if pod.DeletionTimestamp == nil {
 		return
@@ -133,11 +173,115 @@ func (s *state) observeDeletion(observed *podsObservation, pod *corev1.Pod, node
 	case now.Before(stuckAt):
 		observed.stuckAt = earliest(observed.stuckAt, stuckAt)
 	default:
-		observed.stuck = append(observed.stuck, pod)
+		observed.stuck = append(observed.stuck, stuckPod{pod, end})
 	}
 }
 
 // notDeleted returns the Pods without a deletion timestamp.
 func notDeleted(pods []*corev1.Pod) []*corev1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod *corev1.Pod) bool { return pod.DeletionTimestamp != nil })
+}
+
+// podWatch watches the Pods of a Node while it is drained. The operator never
+// watches the Pods of all Nodes.
+type podWatch struct {
+	node     string
+	informer cache.SharedIndexInformer
+	synced   func() bool
+	stop     context.CancelFunc
+
+	mu sync.Mutex
+	// err is the last error of the watch, nil before the first error.
+	err error
+}
+
+// failed returns the last error of the watch, nil before the first error. Each watch ends with
+// an error at some time, so the error has a meaning only until the watch is complete.
+func (w *podWatch) failed() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+func (w *podWatch) setFailed(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
+}
+
+// startPodWatch watches the Pods of a Node for a drain, which is enqueued on each
+// change and when the watch is complete.
+func (c *Controller) startPodWatch(ctx context.Context, key Key, s *state, node string) {
+	s.stopPodWatch()
+
+	informer := coreinformers.NewFilteredPodInformer(c.client, metav1.NamespaceAll, 0, cache.Indexers{},
+		func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+		})
+	// Neither of these fails before an informer is started.
+	if err := informer.SetTransform(trimPod); err != nil {
+		panic(err)
+	}
+	watch := &podWatch{node: node, informer: informer}
+	err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+		watch.setFailed(fmt.Errorf("watch the Pods of Node %s: %w", node, err))
+		c.queue.Add(key)
+	})
+	if err != nil {
+		panic(err)
+	}
+	registration, err := informer.AddEventHandler(controller.OnChange(func(_, _ *corev1.Pod) { c.queue.Add(key) }))
+	if err != nil {
+		panic(err)
+	}
+	ctx, stop := context.WithCancel(klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "node", node)))
+	c.podWatches.Go(func() { informer.RunWithContext(ctx) })
+	c.podWatches.Go(func() {
+		select {
+		case <-registration.HasSyncedChecker().Done():
+			c.queue.Add(key)
+		case <-ctx.Done():
+		}
+	})
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	watch.synced, watch.stop = registration.HasSynced, stop
+	s.watch = watch
+}
+
+func (w *podWatch) pods() []*corev1.Pod {
+	objects := w.informer.GetStore().List()
+	pods := make([]*corev1.Pod, 0, len(objects))
+	for _, object := range objects {
+		if pod, ok := object.(*corev1.Pod); ok {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
+}
+
+// trimPod is the transform of a watch: it keeps the fields that drains read, because
+// many Nodes may be drained at the same time.
+func trimPod(obj any) (any, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return obj, nil
+	}
+	trimmed := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
+			Labels: pod.Labels, DeletionTimestamp: pod.DeletionTimestamp,
+			DeletionGracePeriodSeconds: pod.DeletionGracePeriodSeconds, OwnerReferences: pod.OwnerReferences,
+		},
+		Spec:   corev1.PodSpec{TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds},
+		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil {
+			trimmed.Spec.Volumes = append(trimmed.Spec.Volumes, volume)
+		}
+	}
+	return trimmed, nil
 }

@@ -12,6 +12,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // The package comment describes these kinds of Pods.
@@ -86,6 +88,7 @@ func TestPodThatDoesNotTerminateIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pod := newPod("web-0", "n1")
 		deletedWith(20*time.Second, 0)(pod)
+		since := time.Now()
 		h := newHarness(t, newNode("n1"), pod)
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(20*time.Second + blockedAfter - time.Second)
@@ -94,9 +97,11 @@ func TestPodThatDoesNotTerminateIsReported(t *testing.T) {
 		}
 		advance(2 * time.Second)
 		const want = "Node n1: Pod default/web-0 is being deleted and does not terminate"
-		if draining, blocked, message := h.controller.Summary("a", "workers"); draining != 1 || blocked != 1 || message != want {
-			t.Errorf("%d drains, %d blocked: %q", draining, blocked, message)
-		}
+		_, _, list := h.controller.Summary("a", "workers")
+		assert.Equal(t, []v1beta1.BlockedDrain{{
+			Instance: "i-n1", Node: "n1", Reason: v1beta1.ReasonPodNotTerminating, Since: metav1.NewTime(since.Add(20 * time.Second)).Rfc3339Copy(), Message: want,
+			Pod: &v1beta1.BlockingPod{Namespace: "default", Name: "web-0"},
+		}}, list)
 		assert.Equal(t, []string{"Warning DrainBlocked " + want + ": its grace period is over"}, h.warnings(), "the events")
 		h.expectAcknowledged()
 		h.deletePod()

@@ -85,8 +85,8 @@ func TestOneListOfNodesServesManyDrains(t *testing.T) {
 	})
 }
 
-// A Pod whose budget never allows the eviction causes a request every few seconds;
-// its Node, its notice and the other Pods cause none.
+// A Pod whose budget never allows the eviction causes a request every few seconds. Its Node, its
+// notice and the other Pods cause no requests.
 func TestBlockedDrainSendsOnlyEvictions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, newNode("n1"), newDaemonSet(), newPod("web-0", "n1"), newDaemonSetPod("agent-0", "n1"))

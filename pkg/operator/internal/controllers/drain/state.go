@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// state is what the controller remembers about a drain while the shard reports its
-// notice. A new process without it repeats some reads and no writes.
+// state is the memory of the controller about a drain while the shard reports its notice. A
+// new process without it repeats some reads and no writes.
 type state struct {
 	// providerIDKey is the key under which byProviderID has the drain. The mutex of the
 	// controller guards it.
@@ -30,17 +30,20 @@ type state struct {
 
 	mu    sync.Mutex
 	watch *podWatch
-	// classified are the Pods of which it is known whether they have to leave, leaving
-	// the Pods that have to.
+	// classified are the Pods for which it is known whether they have to leave, leaving the
+	// Pods that have to leave.
 	classified, leaving sets.Set[types.UID]
-	// unreadable are the Pods whose DaemonSets may not have been read, so that it is not
-	// known, and unreadableErr is why.
+	// unreadable are the Pods whose DaemonSets could not be read, and unreadableErr is the
+	// error.
 	unreadable    sets.Set[types.UID]
 	unreadableErr error
-	// failure is that of the last requests.
+	// failure is the failure of the last requests.
 	failure failure
 	// deletions are the times at which the deletion of Pods was first observed.
 	deletions map[types.UID]time.Time
+	// ambiguousSince is the time since which several Nodes have the provider id of the
+	// instance, zero if they do not.
+	ambiguousSince time.Time
 	// emptySince is the time since which no Pod remains that has to leave.
 	emptySince time.Time
 	// listAfter is the earliest time of the next list of Pods.
@@ -60,7 +63,7 @@ type state struct {
 	blockageReported bool
 }
 
-// ensureState returns the state of a drain, which it creates if there is none.
+// ensureState returns the state of a drain, and creates it if it does not exist.
 func (c *Controller) ensureState(key Key, notice *shard.DeletionNotice) *state {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -76,7 +79,7 @@ func (c *Controller) ensureState(key Key, notice *shard.DeletionNotice) *state {
 	return s
 }
 
-// getState returns the state of a drain, nil if there is none.
+// getState returns the state of a drain, nil if it does not exist.
 func (c *Controller) getState(key Key) *state {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -130,8 +133,8 @@ func (s *state) startAcknowledgement() {
 	s.acknowledging = true
 }
 
-// setAcknowledged stores that a notice was acknowledged, and reports whether that is the
-// first outcome of the drain.
+// setAcknowledged stores that a notice was acknowledged, and reports whether the
+// acknowledgement is the first outcome of the drain.
 func (s *state) setAcknowledged(announced int64) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,8 +152,8 @@ func (s *state) acknowledgementFailed(now time.Time) {
 	s.acknowledgeAfter = now.Add(s.backoff.Step())
 }
 
-// acknowledgementDelay returns the delay until the next acknowledgement may be sent,
-// not positive for none.
+// acknowledgementDelay returns the delay until the next acknowledgement may be sent, 0 or less
+// if it may be sent now.
 func (s *state) acknowledgementDelay(now time.Time) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +167,7 @@ func (s *state) isExpired() bool {
 	return s.expired
 }
 
-// setExpired stores that the deadline was reached, and reports whether that is the first
+// setExpired stores that the deadline was reached, and reports whether the timeout is the first
 // outcome of the drain.
 func (s *state) setExpired() (first bool) {
 	s.mu.Lock()
@@ -183,8 +186,8 @@ func (s *state) isCounted() bool {
 	return s.counted || s.acknowledging
 }
 
-// setStarted stores that the start of the drain was recorded, and reports whether it was not
-// before.
+// setStarted stores that the start of the drain was recorded, and reports whether it was
+// recorded for the first time.
 func (s *state) setStarted() (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -193,14 +196,28 @@ func (s *state) setStarted() (first bool) {
 	return first
 }
 
-// setBlocked stores whether the drain is blocked, and reports whether that has to be
-// reported by an event.
+// setBlocked stores whether the drain is blocked, and reports whether an event has to be
+// recorded.
 func (s *state) setBlocked(blocked bool) (report bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	report = blocked && !s.blockageReported
 	s.blockageReported = blocked
 	return report
+}
+
+// setAmbiguous stores whether several Nodes have the provider id of the instance, and
+// returns since when, zero if they do not.
+func (s *state) setAmbiguous(ambiguous bool, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !ambiguous:
+		s.ambiguousSince = time.Time{}
+	case s.ambiguousSince.IsZero():
+		s.ambiguousSince = now
+	}
+	return s.ambiguousSince
 }
 
 // setEmpty stores whether all Pods that have to leave have left the Node, and
@@ -229,8 +246,7 @@ func (s *state) startList(now time.Time) []*corev1.Pod {
 	return s.watch.pods()
 }
 
-// stopPodWatch stops the watch of Pods, if there is one, and removes what is known
-// from it.
+// stopPodWatch stops the watch of Pods, and removes the facts that were learned from it.
 func (s *state) stopPodWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -239,4 +255,80 @@ func (s *state) stopPodWatch() {
 	}
 	s.watch, s.classified, s.leaving = nil, nil, nil
 	s.unreadable, s.unreadableErr = nil, nil
+}
+
+// failure is an error of the requests of a drain, and since when they fail. The zero value
+// means that the last request has succeeded.
+type failure struct {
+	since time.Time
+	err   error
+	// errAt is the time of err.
+	errAt time.Time
+}
+
+// setFailure stores the error of a request, nil after a success. Once the error has been
+// reported, another error replaces it after errorPeriod: the text may differ at each attempt,
+// for example by a port number, and each difference is a write of a status.
+func (s *state) setFailure(err error, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case err == nil:
+		s.failure = failure{}
+	case s.failure.err == nil:
+		s.failure = failure{since: now, err: err, errAt: now}
+	case now.Sub(s.failure.since) < blockedAfter, now.Sub(s.failure.errAt) >= errorPeriod:
+		s.failure.err, s.failure.errAt = err, now
+	}
+}
+
+// lastingFailure returns the failure if it has lasted for blockedAfter, so that the drain
+// counts as blocked, else the zero value.
+func (s *state) lastingFailure(now time.Time) failure {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure.err == nil || now.Sub(s.failure.since) < blockedAfter {
+		return failure{}
+	}
+	return s.failure
+}
+
+// failureReportAt returns when a shorter failure will have lasted for blockedAfter, zero if
+// there is no such failure.
+func (s *state) failureReportAt(now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := s.failure.since.Add(blockedAfter); s.failure.err != nil && now.Before(at) {
+		return at
+	}
+	return time.Time{}
+}
+
+// recordResult stores whether the requests of a step fail. A step without requests changes
+// nothing.
+func (c *Controller) recordResult(s *state, done step, err error, now time.Time) {
+	unreadable, watch := s.readErrors()
+	switch {
+	case err != nil:
+		s.setFailure(err, now)
+	case done == lookUpNode:
+		s.setFailure(c.nodeLookup.failed(), now)
+	case unreadable != nil:
+		s.setFailure(unreadable, now)
+	case done == nothing && watch != nil:
+		s.setFailure(watch, now)
+	case done != nothing && done != acknowledge:
+		s.setFailure(nil, now)
+	}
+}
+
+// readErrors returns the errors because of which Pods of the Node are not known: of reading
+// their DaemonSets, and of opening the watch of Pods.
+func (s *state) readErrors() (unreadable, watch error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch != nil && !s.watch.synced() {
+		watch = s.watch.failed()
+	}
+	return s.unreadableErr, watch
 }

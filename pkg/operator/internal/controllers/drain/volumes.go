@@ -6,9 +6,11 @@ package drain
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
@@ -60,7 +62,7 @@ func (c *Controller) attachedVolumes(ctx context.Context, node string, staying [
 	return count, nil
 }
 
-// isUsedBy reports whether the attached volume belongs to one of claims.
+// isUsedBy reports whether an attached volume belongs to any of claims.
 func (c *Controller) isUsedBy(ctx context.Context, attachment *storagev1.VolumeAttachment, claims sets.Set[cache.ObjectName]) (bool, error) {
 	name := attachment.Spec.Source.PersistentVolumeName
 	if name == nil || len(claims) == 0 {
@@ -74,8 +76,9 @@ func (c *Controller) isUsedBy(ctx context.Context, attachment *storagev1.VolumeA
 	return claim != nil && claims.Has(cache.NewObjectName(claim.Namespace, claim.Name)), nil
 }
 
-// claimsOf returns the PersistentVolumeClaims that running Pods use. The claim of an
-// ephemeral volume is named after its Pod.
+// claimsOf returns the PersistentVolumeClaims that running Pods use. The claim of a generic
+// ephemeral volume is named after Pod and volume
+// (https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#persistentvolumeclaim-naming).
 func claimsOf(pods []*corev1.Pod) sets.Set[cache.ObjectName] {
 	claims := sets.New[cache.ObjectName]()
 	for _, pod := range pods {
@@ -92,4 +95,16 @@ func claimsOf(pods []*corev1.Pod) sets.Set[cache.ObjectName] {
 		}
 	}
 	return claims
+}
+
+// getPersistentVolume returns a PersistentVolume, nil if it does not exist.
+func (c *Controller) getPersistentVolume(ctx context.Context, name string) (*corev1.PersistentVolume, error) {
+	volume, err := c.client.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get PersistentVolume %s: %w", name, err)
+	}
+	return volume, nil
 }

@@ -60,9 +60,9 @@ type Options struct {
 	}
 	// Drains reports the progress of drains.
 	Drains interface {
-		// Summary returns how many instances of a group on a shard are being drained, how many
-		// of these drains are blocked, and a message about the blocked drains.
-		Summary(shard, group string) (draining, blocked int, message string)
+		// Summary returns how many instances of a group on a shard are being drained, how
+		// many of these drains are blocked, and the entries of status.blockedDrains.
+		Summary(shard, group string) (draining, blocked int, list []v1beta1.BlockedDrain)
 		AddHandler(handler func(shard, group, instance string))
 	}
 }

@@ -60,8 +60,8 @@ func (p pools) Writer(_ context.Context, _ *v1beta1.NstanceShardGroup, settings 
 // drainSummary implements Options.Drains for the harness.
 type drainSummary struct{ h *harness }
 
-func (d drainSummary) Summary(string, string) (draining, blocked int, message string) {
-	return d.h.drains.draining, d.h.drains.blocked, d.h.drains.message
+func (d drainSummary) Summary(string, string) (draining, blocked int, list []v1beta1.BlockedDrain) {
+	return d.h.drains.draining, d.h.drains.blocked, d.h.drains.list
 }
 func (d drainSummary) AddHandler(func(shard, group, instance string)) {}
 

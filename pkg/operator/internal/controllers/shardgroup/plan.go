@@ -43,11 +43,11 @@ type observation struct {
 	drainsKnown bool
 }
 
-// drains is the number of instances that are being drained, the number of blocked drains among
-// them, and why they are blocked.
+// drains is the number of instances that are being drained, the number of these
+// drains that are blocked, and the entries of status.blockedDrains.
 type drains struct {
 	draining, blocked int
-	message           string
+	list              []v1beta1.BlockedDrain
 }
 
 // step is the action of a sync. At most one call is made to the shard.

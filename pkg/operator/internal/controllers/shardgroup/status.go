@@ -4,8 +4,10 @@
 package shardgroup
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -49,6 +51,9 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 	return status
 }
 
+// maxListedDrains is the number of blocked drains that the condition DrainsProgressing names.
+const maxListedDrains = 3
+
 // setDrains must be called only after the shard has reported its drains: drains from before
 // the operator started continue. It always sets the numbers, because 0 drains differ from an
 // unknown number. The condition is added at the first drain, because few groups ever have
@@ -56,8 +61,11 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observed drains) {
 	status.Draining = ptr.To(int32(observed.draining))
 	status.DrainsBlocked = ptr.To(int32(observed.blocked))
+	if !sameDrains(status.BlockedDrains, observed.list) {
+		status.BlockedDrains = observed.list
+	}
 	set := func(value metav1.ConditionStatus, reason string) {
-		controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionDrainsProgressing, value, reason, observed.message)
+		controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionDrainsProgressing, value, reason, drainsMessage(observed))
 	}
 	switch {
 	case observed.blocked > 0:
@@ -67,6 +75,26 @@ func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observ
 	case meta.FindStatusCondition(status.Conditions, v1beta1.ConditionDrainsProgressing) != nil:
 		set(metav1.ConditionTrue, v1beta1.ReasonNoDrains)
 	}
+}
+
+// sameDrains reports whether two lists have the same entries. The order has no meaning, and
+// the API server may store another one.
+func sameDrains(a, b []v1beta1.BlockedDrain) bool {
+	byInstance := func(a, b v1beta1.BlockedDrain) int { return cmp.Compare(a.Instance, b.Instance) }
+	return equality.Semantic.DeepEqual(slices.SortedFunc(slices.Values(a), byInstance), slices.SortedFunc(slices.Values(b), byInstance))
+}
+
+// drainsMessage describes the drains that have been blocked for the longest time, and counts
+// the others.
+func drainsMessage(observed drains) string {
+	var messages []string
+	for i := range observed.list[:min(len(observed.list), maxListedDrains)] {
+		messages = append(messages, observed.list[i].Message)
+	}
+	if more := observed.blocked - len(messages); more > 0 {
+		messages = append(messages, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(messages, "; ")
 }
 
 func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, rejected *rejection) {
@@ -178,9 +206,31 @@ func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardG
 	applied.Replicas = status.Replicas
 	applied.Draining = status.Draining
 	applied.DrainsBlocked = status.DrainsBlocked
+	for i := range status.BlockedDrains {
+		applied.WithBlockedDrains(applyBlockedDrain(&status.BlockedDrains[i]))
+	}
 	applied.LastSyncTime = status.LastSyncTime
 	if status.Config != nil {
 		applied.WithConfig(applyConfig(status.Config))
 	}
 	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).WithStatus(applied)
+}
+
+func applyBlockedDrain(drain *v1beta1.BlockedDrain) *applyv1beta1.BlockedDrainApplyConfiguration {
+	applied := applyv1beta1.BlockedDrain().
+		WithInstance(drain.Instance).
+		WithReason(drain.Reason).
+		WithMessage(drain.Message).
+		WithSince(drain.Since).
+		WithPodDisruptionBudgets(drain.PodDisruptionBudgets...)
+	if drain.Node != "" {
+		applied.WithNode(drain.Node)
+	}
+	if drain.Pod != nil {
+		applied.WithPod(applyv1beta1.BlockingPod().WithNamespace(drain.Pod.Namespace).WithName(drain.Pod.Name))
+	}
+	if drain.OtherReasons > 0 {
+		applied.WithOtherReasons(drain.OtherReasons)
+	}
+	return applied
 }

@@ -4,6 +4,7 @@
 package shardgroup
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -265,6 +266,15 @@ func TestApplyStatusHasAllFields(t *testing.T) {
 
 const blocked = `Pod "shop/cart-0" is kept on Node "knd1" by PodDisruptionBudget "cart"`
 
+// blockedDrain is an entry with the message blocked.
+var blockedDrain = v1beta1.BlockedDrain{
+	Instance: "knd1", Node: "knd1", Pod: &v1beta1.BlockingPod{Namespace: "shop", Name: "cart-0"}, PodDisruptionBudgets: []string{"cart"},
+	Reason: v1beta1.ReasonPodNotEvictable, Message: blocked, Since: then, OtherReasons: 2,
+}
+
+// oneBlocked are three drains, of which one is blocked.
+var oneBlocked = drains{3, 1, []v1beta1.BlockedDrain{blockedDrain}}
+
 // draining returns the observation of a shard in order with drains.
 func draining(seen drains) observation {
 	all := connected(reported())
@@ -280,10 +290,10 @@ func TestStatusOfDrains(t *testing.T) {
 	}{
 		"none ever":                 {drains{}, drains{}, ""},
 		"the first":                 {drains{}, drains{draining: 1}, "DrainsProgressing=True Draining: "},
-		"one of several is blocked": {drains{}, drains{3, 1, blocked}, was},
-		"the blocked one gets on":   {drains{3, 1, blocked}, drains{draining: 2}, "DrainsProgressing=True Draining: "},
-		"all are done":              {drains{3, 1, blocked}, drains{}, "DrainsProgressing=True NoDrains: "},
-		"nothing new":               {drains{3, 1, blocked}, drains{3, 1, blocked}, was},
+		"one of several is blocked": {drains{}, oneBlocked, was},
+		"the blocked one gets on":   {oneBlocked, drains{draining: 2}, "DrainsProgressing=True Draining: "},
+		"all are done":              {oneBlocked, drains{}, "DrainsProgressing=True NoDrains: "},
+		"nothing new":               {oneBlocked, oneBlocked, was},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -297,6 +307,9 @@ func TestStatusOfDrains(t *testing.T) {
 			if test.want != "" {
 				want = append(want, test.want)
 			}
+			if !equality.Semantic.DeepEqual(got.BlockedDrains, test.seen.list) {
+				t.Errorf("blocked drains %+v, want %+v", got.BlockedDrains, test.seen.list)
+			}
 			words := describe(got.Conditions)
 			if slices.Sort(words); !slices.Equal(words, slices.Sorted(slices.Values(want))) {
 				t.Errorf("got %q, want %q", words, want)
@@ -304,7 +317,7 @@ func TestStatusOfDrains(t *testing.T) {
 			if !got.LastSyncTime.Equal(&then) {
 				t.Error("what the operator does itself was taken for news from the server")
 			}
-			if same := test.before == test.seen; same != equality.Semantic.DeepEqual(got, object.Status) {
+			if same := equality.Semantic.DeepEqual(test.before.list, test.seen.list) && test.before.draining == test.seen.draining; same != equality.Semantic.DeepEqual(got, object.Status) {
 				t.Errorf("from %+v came %+v", object.Status, got)
 			}
 		})
@@ -314,7 +327,7 @@ func TestStatusOfDrains(t *testing.T) {
 // After a start the drains of a shard are not known, but they have not ended.
 func TestStatusKeepsDrainsOfAShardThatIsBeingConnected(t *testing.T) {
 	object := newObject()
-	object.Status = newStatus(object, draining(drains{3, 1, blocked}), outcome{now: then}, nil)
+	object.Status = newStatus(object, draining(oneBlocked), outcome{now: then}, nil)
 	for name, seen := range map[string]observation{
 		"being connected": {configured: true},
 		"away":            {configured: true, lost: lost},
@@ -330,7 +343,7 @@ func TestStatusKeepsDrainsOfAShardThatIsBeingConnected(t *testing.T) {
 func TestStatusKeepsDrainsUntilTheShardHasReportedThem(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
-	h.drains = drains{3, 1, blocked}
+	h.drains = oneBlocked
 	h.Expect(writeStatus)
 
 	// The operator starts again.
@@ -381,7 +394,7 @@ func TestStatusOfANewGroupHasNoDrains(t *testing.T) {
 func TestStatusHasDrainsOfADisconnectedShard(t *testing.T) {
 	object := newObject()
 	object.Status = newStatus(object, draining(drains{draining: 3}), outcome{now: then}, nil)
-	seen := observation{configured: true, synced: true, lost: lost, group: reported(), drains: drains{3, 1, blocked}}
+	seen := observation{configured: true, synced: true, lost: lost, group: reported(), drains: oneBlocked}
 	if got := newStatus(object, seen, outcome{now: then}, nil); *got.DrainsBlocked != 1 {
 		t.Errorf("%d are blocked, want 1", *got.DrainsBlocked)
 	}
@@ -394,7 +407,7 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	h.setGroup(reported())
 	h.Expect()
 
-	h.drains = drains{2, 1, blocked}
+	h.drains = drains{2, 1, oneBlocked.list}
 	h.Expect(writeStatus)
 	h.Expect()
 	got := h.object().Status
@@ -423,10 +436,58 @@ func TestStatusOfDrainsOfAGroupThatIsBeingDeleted(t *testing.T) {
 
 func TestApplyStatusHasDrains(t *testing.T) {
 	object := newObject()
-	object.Status = newStatus(object, draining(drains{3, 1, blocked}), outcome{now: then}, nil)
+	object.Status = newStatus(object, draining(oneBlocked), outcome{now: then}, nil)
 	applied := applyStatus(object, object.Status).Status
+	encoded, err := json.Marshal(applied.BlockedDrains)
+	require.NoError(t, err)
+	var decoded []v1beta1.BlockedDrain
+	require.NoError(t, json.Unmarshal(encoded, &decoded))
+	if !equality.Semantic.DeepEqual(decoded, oneBlocked.list) {
+		t.Errorf("applied %s", encoded)
+	}
 	if *applied.Draining != 3 || *applied.DrainsBlocked != 1 ||
 		*applied.Conditions[0].Type != v1beta1.ConditionDrainsProgressing {
 		t.Errorf("got %+v", applied)
 	}
+}
+
+// The condition has the first entries, and counts the drains that the list does not have too.
+func TestMessageOfDrainsIsWrittenFromTheList(t *testing.T) {
+	entry := func(instance string) v1beta1.BlockedDrain {
+		return v1beta1.BlockedDrain{Instance: instance, Reason: v1beta1.ReasonRequestsFailing, Message: instance + ": a; b", Since: then}
+	}
+	four := []v1beta1.BlockedDrain{entry("d"), entry("c"), entry("b"), entry("a")}
+	for name, test := range map[string]struct {
+		seen drains
+		want string
+	}{
+		"no drains":          {drains{}, ""},
+		"one":                {drains{1, 1, four[:1]}, "d: a; b"},
+		"as many as listed":  {drains{3, 3, four[:3]}, "d: a; b; c: a; b; b: a; b"},
+		"more than listed":   {drains{4, 4, four}, "d: a; b; c: a; b; b: a; b; and 1 more"},
+		"more than the list": {drains{99, 50, four}, "d: a; b; c: a; b; b: a; b; and 47 more"},
+	} {
+		if got := drainsMessage(test.seen); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// The API server may store the entries in another order, which must not cause a write at each
+// sync.
+func TestOrderOfBlockedDrainsIsNoChange(t *testing.T) {
+	other := blockedDrain
+	other.Instance = "knd0"
+	two := drains{2, 2, []v1beta1.BlockedDrain{blockedDrain, other}}
+	object := newObject()
+	object.Status = newStatus(object, draining(two), outcome{now: then}, nil)
+	object.Status.BlockedDrains = []v1beta1.BlockedDrain{other, blockedDrain}
+	h := newHarness(t, object)
+	h.setGroup(reported())
+	h.drains = two
+	h.Expect()
+	h.drains.list = []v1beta1.BlockedDrain{other, blockedDrain}
+	h.drains.list[1].OtherReasons++
+	h.Expect(writeStatus)
+	h.Expect()
 }
