@@ -55,8 +55,8 @@ never ./pkg/operator/internal/distribute "^$module/"
 never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
 never ./pkg/base/providerid "^$module/"
 never ./pkg/base/identifier "^$module/"
-# What the plugin shows does not depend on how it is read.
-for pure in objects drains status why dashboard; do
+# Output of the plugin does not depend on the way in which the objects are read.
+for pure in objects status why dashboard; do
 	never "./pkg/plugin/$pure" "^$module/pkg/plugin/(gather|command)\$"
 done
 # Controllers use the shards through interfaces, and never import each other. The webhook

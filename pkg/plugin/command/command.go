@@ -5,10 +5,18 @@
 package command
 
 import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
 	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"nstance.dev/operator/pkg/plugin/status"
+	"nstance.dev/operator/pkg/plugin/why"
 )
 
 // New returns the command kubectl-nstance.
@@ -36,4 +44,123 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 	o.addFlags(root.PersistentFlags())
 	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newDashboard(o))
 	return root
+}
+
+func newStatus(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status [POOL]",
+		Short: "Show the tree of pools, shards, instances and Nodes, and what is not as it should be",
+		Example: `  # All pools of the namespace
+  kubectl nstance status
+
+  # One pool, as YAML
+  kubectl nstance status workers -o yaml`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			g, err := o.gatherer()
+			if err != nil {
+				return err
+			}
+			snapshot, err := g.Status(command.Context(), first(args))
+			if err != nil {
+				return err
+			}
+			snapshot.Now = time.Now()
+			result := status.Build(snapshot)
+			if o.table() && len(result.Pools) == 0 {
+				_, _ = fmt.Fprintln(o.streams.ErrOut, "No pools found.")
+			}
+			return o.print(result, result.Unknown, func(w io.Writer) error {
+				return status.Print(w, result, o.printing(snapshot.Now))
+			})
+		},
+	}
+}
+
+// first returns the first argument, empty if there are no arguments.
+func first(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
+}
+
+func newWhy(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "why NODE",
+		Short: "Explain why an instance is being created, drained, deleted or kept, and by whom",
+		Long: `Explain why an instance is being created, drained, deleted or kept, and by whom.
+
+NODE is the name of a Node, or the name or the instance id of an NstanceMachine.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			g, err := o.gatherer()
+			if err != nil {
+				return err
+			}
+			snapshot, err := g.Why(command.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			snapshot.Now = time.Now()
+			result := why.Explain(snapshot, args[0])
+			return o.print(result, result.Unknown, func(w io.Writer) error {
+				return why.Print(w, result, o.printing(snapshot.Now))
+			})
+		},
+	}
+}
+
+func newDrainStatus(o *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "drain-status [NODE]",
+		Short: "Show the drains in progress and what blocks them",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			g, err := o.gatherer()
+			if err != nil {
+				return err
+			}
+			snapshot, err := g.Drains(command.Context(), first(args))
+			if err != nil {
+				return err
+			}
+			snapshot.Now = time.Now()
+			result := status.BuildDrains(snapshot)
+			return o.print(result, result.Unknown, func(w io.Writer) error {
+				return status.PrintDrains(w, result, o.printing(snapshot.Now))
+			})
+		},
+	}
+}
+
+// Exit codes of the plugin.
+const (
+	exitOK    = 0
+	exitError = 1
+	// exitIncomplete: the output is complete except for the objects that it lists as unknown.
+	exitIncomplete = 2
+)
+
+// errIncomplete is the error of a command that could not read everything. The output lists the
+// unknown objects.
+var errIncomplete = errors.New("something is unknown")
+
+// ExitCode returns the exit code for the error of a command.
+func ExitCode(err error) int {
+	switch {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errIncomplete):
+		return exitIncomplete
+	}
+	return exitError
+}
+
+// Message returns the text to print for the error of a command, empty if the output has it.
+func Message(err error) string {
+	if err == nil || errors.Is(err, errIncomplete) {
+		return ""
+	}
+	return err.Error()
 }

@@ -11,14 +11,13 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/plugin/command"
-	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/plugin/plugintest"
 	"nstance.dev/operator/pkg/plugin/status"
 	"nstance.dev/operator/pkg/plugin/why"
 )
 
-// result is what a command printed and how it exited.
+// result is the output of a command and its exit code.
 type result struct {
 	stdout, stderr, message string
 	code                    int
@@ -79,9 +78,9 @@ func TestStructuredOutput(t *testing.T) {
 		if pools.APIVersion != objects.APIVersion || pools.Kind != status.Kind || len(pools.Pools) != 1 || len(pools.Drains) != 1 {
 			t.Errorf("%s: %+v", format, pools)
 		}
-		var list drains.Status
+		var list status.DrainStatus
 		require.NoError(t, yaml.UnmarshalStrict([]byte(run(t, server, "drain-status", "a1", "-o", format).stdout), &list))
-		if list.APIVersion != objects.APIVersion || list.Kind != drains.Kind || len(list.Drains) != 1 || list.Drains[0].Reason != "scale-down" {
+		if list.APIVersion != objects.APIVersion || list.Kind != status.DrainStatusKind || len(list.Drains) != 1 || list.Drains[0].Reason != "scale-down" {
 			t.Errorf("%s: %+v", format, list)
 		}
 		var explained why.Explanation
@@ -96,5 +95,22 @@ func TestNoPools(t *testing.T) {
 	got := run(t, plugintest.NewServer(t, &objects.Snapshot{}), "status")
 	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found.\n" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// The help lists every command, and the help of a command lists its flags.
+func TestHelp(t *testing.T) {
+	for name, arguments := range map[string][]string{"help": {"--help"}, "help-dashboard": {"dashboard", "--help"}} {
+		t.Run(name, func(t *testing.T) {
+			// A default of the flags has the home folder.
+			t.Setenv("HOME", "/home/user")
+			streams, _, stdout, _ := genericiooptions.NewTestIOStreams()
+			cmd := command.New(streams)
+			cmd.SetArgs(arguments)
+			if err := cmd.ExecuteContext(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			plugintest.Golden(t, name+".txt", stdout.String())
+		})
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/plugin/plugintest"
 )
 
-// dashboard is one that runs.
+// dashboard is a running dashboard.
 type dashboard struct {
 	url   string
 	ended <-chan error
@@ -79,8 +79,8 @@ func TestDashboardIsServedUntilTheEnd(t *testing.T) {
 	}
 }
 
-// What the user may not read is shown as unknown. No resource is listed in another way than
-// the other commands do, and none is a Secret.
+// A resource that the user may not read is shown as unknown. All resources are listed in the
+// same way as by the other commands, and Secrets are not read.
 func TestDashboardShowsUnknownRights(t *testing.T) {
 	for _, resource := range []string{
 		"nstancemachinepools", "nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods",

@@ -4,7 +4,9 @@
 package command
 
 import (
+	"encoding/json"
 	"fmt"
+	"io"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -12,17 +14,18 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/plugin/gather"
-	"nstance.dev/operator/pkg/plugin/printing"
+	"nstance.dev/operator/pkg/plugin/status"
 )
 
 // options are the flags of all commands.
 type options struct {
 	streams genericiooptions.IOStreams
 	config  *genericclioptions.ConfigFlags
-	// workload is the kubeconfig of the cluster with the Nodes and Pods, if it is another
-	// one.
+	// workload is the kubeconfig of the cluster with the Nodes and Pods, empty if they are in
+	// the cluster of the Nstance objects.
 	workload      string
 	allNamespaces bool
 	output        string
@@ -44,7 +47,7 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.noHeaders, "no-headers", false, "print tables without headers")
 }
 
-// validate returns an error for a value that no command has.
+// validate returns an error for a value of --output that does not exist.
 func (o *options) validate() error {
 	switch o.output {
 	case "", outputWide, outputJSON, outputYAML:
@@ -53,7 +56,7 @@ func (o *options) validate() error {
 	return fmt.Errorf("--output must be wide, json or yaml, and is %q", o.output)
 }
 
-// gatherer returns what reads the objects.
+// gatherer returns a Gatherer with the kubeconfigs and the namespace of the flags.
 func (o *options) gatherer() (*gather.Gatherer, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
@@ -82,7 +85,39 @@ func (o *options) gatherer() (*gather.Gatherer, error) {
 // table reports whether the output is a table.
 func (o *options) table() bool { return o.output == "" || o.output == outputWide }
 
-// printing returns how tables are printed.
-func (o *options) printing(now time.Time) printing.Options {
-	return printing.Options{Wide: o.output == outputWide, NoHeaders: o.noHeaders, Now: now}
+// printing returns the options of tables.
+func (o *options) printing(now time.Time) status.PrintOptions {
+	return status.PrintOptions{Wide: o.output == outputWide, NoHeaders: o.noHeaders, Now: now}
+}
+
+// print writes a structure as JSON or YAML if --output requests it, else by a function. The
+// error is errIncomplete if objects are unknown.
+func (o *options) print(structure any, unknown []string, table func(io.Writer) error) error {
+	if err := o.write(structure, table); err != nil {
+		return err
+	}
+	if len(unknown) > 0 {
+		return errIncomplete
+	}
+	return nil
+}
+
+func (o *options) write(structure any, table func(io.Writer) error) error {
+	var data []byte
+	var err error
+	switch o.output {
+	case outputJSON:
+		if data, err = json.MarshalIndent(structure, "", "    "); err == nil {
+			data = append(data, '\n')
+		}
+	case outputYAML:
+		data, err = yaml.Marshal(structure)
+	default:
+		return table(o.streams.Out)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = o.streams.Out.Write(data)
+	return err
 }

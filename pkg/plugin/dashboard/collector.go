@@ -4,7 +4,11 @@
 package dashboard
 
 import (
+	"bytes"
 	"context"
+	"embed"
+	"html/template"
+	"io"
 	"sync"
 	"time"
 
@@ -26,7 +30,7 @@ type collector struct {
 	read     readFunc
 	interval time.Duration
 	source   string
-	// demand has an element if a viewer waits for a newer state.
+	// demand has an element while a viewer waits for a newer state.
 	demand chan struct{}
 
 	mu     sync.Mutex
@@ -35,14 +39,14 @@ type collector struct {
 	changed chan struct{}
 }
 
-// state is the result of one read.
+// state is the result of a read.
 type state struct {
-	// version counts the reads, and is 0 before the first one.
+	// version is the number of reads until now, 0 before the first read.
 	version int
 	view    view
 	// fragment is the part of the page that changes.
 	fragment []byte
-	// expires is when it may be read again.
+	// expires is the earliest time of the next read.
 	expires time.Time
 }
 
@@ -71,7 +75,7 @@ func (c *collector) run(ctx context.Context) {
 	}
 }
 
-// collect reads the objects. If that fails, the view is the previous one with the reason.
+// collect reads the objects. If that fails, it returns the previous view with the error.
 func (c *collector) collect(ctx context.Context) state {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -98,8 +102,8 @@ func (c *collector) publish(next state) {
 	c.changed = make(chan struct{})
 }
 
-// after returns a state with a later version, at the earliest when its turn to be read has
-// come. The error is that of ctx.
+// after returns a state with a later version than the given version, and waits for the next
+// read if the last state has expired. The error is the error of ctx.
 func (c *collector) after(ctx context.Context, version int) (state, error) {
 	for waited := false; ; waited = true {
 		c.mu.Lock()
@@ -118,4 +122,27 @@ func (c *collector) after(ctx context.Context, version int) (state, error) {
 			return state{}, ctx.Err()
 		}
 	}
+}
+
+// assets are the templates and the files that the page loads.
+//
+//go:embed assets
+var assets embed.FS
+
+var templates = template.Must(template.New("").Funcs(template.FuncMap{
+	"clock":   func(t time.Time) string { return t.Format(time.TimeOnly) },
+	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+}).ParseFS(assets, "assets/*.gohtml"))
+
+// renderPage writes the whole page.
+func renderPage(w io.Writer, v *view) error { return templates.ExecuteTemplate(w, "page", v) }
+
+// renderFragment returns the part of the page that changes. Writing to memory does not
+// fail, and the tests execute every part of the templates.
+func renderFragment(v *view) []byte {
+	var fragment bytes.Buffer
+	if err := templates.ExecuteTemplate(&fragment, "live", v); err != nil {
+		panic(err)
+	}
+	return fragment.Bytes()
 }

@@ -8,8 +8,7 @@ import (
 	"fmt"
 	"strings"
 
-	"nstance.dev/operator/pkg/plugin/drains"
-	"nstance.dev/operator/pkg/plugin/printing"
+	"nstance.dev/operator/pkg/plugin/status"
 )
 
 // drainView is a drain in progress.
@@ -19,12 +18,11 @@ type drainView struct {
 	Facts     []figure
 	Deadline  string
 	// Elapsed and Total are the seconds since the drain began, and from then to its
-	// deadline. Total is 0 if one of them is not known.
+	// deadline. Total is 0 if the start or the deadline is not known.
 	Elapsed, Total int64
-	// Messages are what is reported as blocking.
+	// Messages are texts of the operator and of Cluster API about the drain.
 	Messages []string
-	// Blocking are the Pods that something blocks, or of which that is not known; Leaving are
-	// the other ones.
+	// Blocking are the Pods that are blocked or may be blocked; Leaving are the other Pods.
 	Blocking, Leaving []podView
 	// Rest is a sentence about the Pods, empty if there are Pods to show.
 	Rest string
@@ -33,7 +31,7 @@ type drainView struct {
 // podView is a Pod that has to leave.
 type podView struct{ Name, Text string }
 
-func drainViews(found []drains.Drain, options printing.Options) []drainView {
+func drainViews(found []status.Drain, options status.PrintOptions) []drainView {
 	views := make([]drainView, 0, len(found))
 	for i := range found {
 		views = append(views, newDrain(&found[i], options))
@@ -41,9 +39,9 @@ func drainViews(found []drains.Drain, options printing.Options) []drainView {
 	return views
 }
 
-func newDrain(d *drains.Drain, options printing.Options) drainView {
+func newDrain(d *status.Drain, options status.PrintOptions) drainView {
 	v := drainView{Key: "drain-" + d.Node, Node: d.Node, State: badge{drainTone(d.State), string(d.State)}, Messages: d.Messages}
-	if d.State == drains.Unknown {
+	if d.State == status.DrainUnknown {
 		v.State.Text = "unknown: " + d.WhyUnknown()
 	}
 	v.Facts = []figure{
@@ -77,17 +75,17 @@ func newDrain(d *drains.Drain, options printing.Options) drainView {
 	return v
 }
 
-func drainTone(state drains.State) tone {
+func drainTone(state status.DrainState) tone {
 	switch state {
-	case drains.Blocked:
+	case status.DrainBlocked:
 		return toneBad
-	case drains.Unknown:
+	case status.DrainUnknown:
 		return toneUnknown
 	}
 	return toneBusy
 }
 
-// known returns a value, why it is not known, or "none".
+// known returns a value, the reason why it is not known, or "none".
 func known(value, unknown string) string {
 	if value == "" && unknown != "" {
 		return "unknown: " + unknown
@@ -95,21 +93,21 @@ func known(value, unknown string) string {
 	return cmp.Or(value, "none")
 }
 
-func since(d *drains.Drain, options printing.Options) string {
+func since(d *status.Drain, options status.PrintOptions) string {
 	if d.Since.IsZero() {
 		return "unknown"
 	}
 	return options.Age(d.Since) + " ago"
 }
 
-func deadline(d *drains.Drain, options printing.Options) string {
+func deadline(d *status.Drain, options status.PrintOptions) string {
 	if !d.Deadline.IsZero() {
 		return options.Until(d.Deadline)
 	}
 	return known("", d.DeadlineUnknown)
 }
 
-func volumes(d *drains.Drain) string {
+func volumes(d *status.Drain) string {
 	if d.VolumesUnknown != "" {
 		return "unknown: " + d.VolumesUnknown
 	}

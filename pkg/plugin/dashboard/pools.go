@@ -8,17 +8,16 @@ import (
 	"strconv"
 	"strings"
 
-	"nstance.dev/operator/pkg/plugin/printing"
 	"nstance.dev/operator/pkg/plugin/status"
 )
 
 // openUpTo is the number of instances up to which the table of a pool is open at first.
 const openUpTo = 20
 
-// notYet is the state of an instance that is wanted and that its shard has not reported.
+// notYet is the state of an instance that is wanted and not reported by its shard.
 const notYet = "wanted, not reported"
 
-// notReported is why a number is unknown that no object has.
+// notReported is why a number is unknown if no object has it.
 const notReported = "not reported yet"
 
 // poolView is a pool.
@@ -35,7 +34,7 @@ type poolView struct {
 	Open          bool
 }
 
-// conditionView is a condition that is not as it should be.
+// conditionView is a condition that reports a problem.
 type conditionView struct{ Object, Text string }
 
 // shardView is a shard of a pool.
@@ -43,10 +42,10 @@ type shardView struct {
 	Key, Name string
 	State     badge
 	Figures   []figure
-	// Stale is set if what is shown is what the shard has reported last.
+	// Stale is set if the shard is not connected, so that its last report is shown.
 	Stale bool
 	Tiles []badge
-	// Legend is how many tiles there are of which state.
+	// Legend has the number of tiles of each state.
 	Legend string
 }
 
@@ -56,7 +55,7 @@ type instanceView struct {
 	State                              badge
 }
 
-func poolViews(built *status.Status, options printing.Options) []poolView {
+func poolViews(built *status.Status, options status.PrintOptions) []poolView {
 	several := false
 	for i := range built.Pools {
 		several = several || built.Pools[i].Namespace != built.Pools[0].Namespace
@@ -75,7 +74,7 @@ func poolViews(built *status.Status, options printing.Options) []poolView {
 
 // newPool returns the view of a pool. nodesUnknown is why it is not known which Nodes are
 // Ready.
-func newPool(pool *status.Pool, nodesUnknown string, options printing.Options) poolView {
+func newPool(pool *status.Pool, nodesUnknown string, options status.PrintOptions) poolView {
 	v := poolView{
 		Key: "pool-" + pool.Namespace + "-" + pool.Name, Name: pool.Name, ShardsUnknown: pool.ShardsUnknown,
 		State:   badge{conditionsTone(pool.Problems), pool.Text()},
@@ -100,13 +99,13 @@ func newPool(pool *status.Pool, nodesUnknown string, options printing.Options) p
 	return v
 }
 
-func (v *poolView) addConditions(object string, conditions []status.Condition, options printing.Options) {
+func (v *poolView) addConditions(object string, conditions []status.Condition, options status.PrintOptions) {
 	for i := range conditions {
 		v.Conditions = append(v.Conditions, conditionView{object, conditions[i].Text(options)})
 	}
 }
 
-func newShard(pool string, shard *status.Shard, nodesUnknown string, options printing.Options) shardView {
+func newShard(pool string, shard *status.Shard, nodesUnknown string, options status.PrintOptions) shardView {
 	v := shardView{
 		Key: pool + "-" + shard.Name, Name: shard.Name, Stale: shard.Reachable != "True",
 		State:   badge{conditionsTone(shard.Problems), shard.Text(options)},
@@ -125,7 +124,7 @@ func newShard(pool string, shard *status.Shard, nodesUnknown string, options pri
 			staying++
 		}
 	}
-	// How many of them run is not known before the shard has reported it.
+	// Before the first report of the shard it is not known how many instances run.
 	for ; shard.Actual != nil && staying < shard.Size; staying++ {
 		v.Tiles = append(v.Tiles, badge{toneWanted, notYet})
 		states = append(states, notYet)
@@ -161,7 +160,7 @@ func stays(instance *status.Instance) bool {
 	return false
 }
 
-func newInstance(pool, shard string, instance *status.Instance, options printing.Options) instanceView {
+func newInstance(pool, shard string, instance *status.Instance, options status.PrintOptions) instanceView {
 	v := instanceView{
 		Key: pool + "-" + shard + "-" + instance.Name, Name: instance.Name, Shard: shard,
 		Node: nodeName(instance), Ready: "none", Age: age(instance, options),
@@ -176,7 +175,7 @@ func newInstance(pool, shard string, instance *status.Instance, options printing
 	return v
 }
 
-func age(instance *status.Instance, options printing.Options) string {
+func age(instance *status.Instance, options status.PrintOptions) string {
 	if instance.Created.IsZero() {
 		return "unknown"
 	}
@@ -211,4 +210,29 @@ func number(n *int32, why string) string {
 		return "unknown: " + why
 	}
 	return strconv.Itoa(int(*n))
+}
+
+// singleView is an instance that belongs to no pool.
+type singleView struct {
+	Key, Name, Group, Shard, Node, Pod, Age string
+	State                                   badge
+	Conditions                              []string
+}
+
+func singleViews(built *status.Status, options status.PrintOptions) []singleView {
+	var views []singleView
+	for i := range built.OnDemand {
+		machine := &built.OnDemand[i]
+		v := singleView{
+			Key: "single-" + machine.Namespace + "-" + machine.Machine, Name: machine.Machine, Group: machine.Group,
+			Shard: cmp.Or(machine.Shard, "none"), Node: nodeName(&machine.Instance), Pod: cmp.Or(machine.Pod, "none"),
+			Age:   age(&machine.Instance, options),
+			State: badge{worse(instanceTone(&machine.Instance), conditionsTone(machine.Problems)), machine.Text(options)},
+		}
+		for j := range machine.Problems {
+			v.Conditions = append(v.Conditions, machine.Problems[j].Text(options))
+		}
+		views = append(views, v)
+	}
+	return views
 }

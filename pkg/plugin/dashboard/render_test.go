@@ -163,7 +163,7 @@ func TestUnknownIsNotMissing(t *testing.T) {
 	}
 }
 
-// Of many events the page has the last ones, and the number of the others.
+// The page has the last events, and the number of earlier events.
 func TestLastEvents(t *testing.T) {
 	s := plugintest.AtRest()
 	for i := range maxEvents + 3 {

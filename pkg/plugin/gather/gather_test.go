@@ -27,7 +27,7 @@ func newGatherer(t *testing.T, server *plugintest.Server) *gather.Gatherer {
 	return g
 }
 
-// drained has a Node of the pool and one of no pool that are being drained.
+// drained has a Node of the pool and a Node of no pool that are being drained.
 func drained() *objects.Snapshot {
 	s := plugintest.AtRest()
 	plugintest.Drain(s, "a", "a1", "scale-down")
@@ -42,9 +42,9 @@ func drained() *objects.Snapshot {
 	return s
 }
 
-// What costs the API server most is read only for Nodes of the pool that are being drained.
+// The most expensive reads are made only for Nodes of the pool that are being drained.
 func TestStatusReadsPodsOfDrainingNodesOnly(t *testing.T) {
-	expensive := []string{"pods", "poddisruptionbudgets", "volumeattachments", "events"}
+	expensive := []string{"pods", "poddisruptionbudgets", "volumeattachments"}
 	server := plugintest.NewServer(t, plugintest.AtRest())
 	_, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func TestEveryPageIsRead(t *testing.T) {
 // Each resource that may not be read is named, and never empty.
 func TestForbiddenResourcesAreUnknown(t *testing.T) {
 	for _, resource := range []string{
-		"nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events",
+		"nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments",
 	} {
 		t.Run(resource, func(t *testing.T) {
 			server := plugintest.NewServer(t, drained())
@@ -105,16 +105,27 @@ func TestForbiddenResourcesAreUnknown(t *testing.T) {
 			s, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
 			require.NoError(t, err)
 			if resource == "nstanceshardgroups" {
-				// Then no Node is known to be one of the pool.
+				// Then it is not known which Nodes belong to the pool.
 				require.Equal(t, []string{"forbidden to list nstanceshardgroups"}, s.Unknown())
 				return
 			}
 			require.Equal(t, []string{"forbidden to list " + resource}, s.Unknown())
 		})
 	}
+	// Only why reads the events of a Node.
 	server := plugintest.NewServer(t, drained())
+	server.Forbidden = []string{"events"}
+	s, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	require.NoError(t, err)
+	require.Empty(t, s.Unknown())
+	require.Empty(t, server.Requests("events"))
+	s, err = newGatherer(t, server).Why(t.Context(), "a1")
+	require.NoError(t, err)
+	require.Equal(t, []string{"forbidden to list events"}, s.Unknown())
+
+	server = plugintest.NewServer(t, drained())
 	server.Forbidden = []string{"nstancemachinepools"}
-	_, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	_, err = newGatherer(t, server).Status(t.Context(), plugintest.Pool)
 	require.EqualError(t, err, "forbidden to get nstancemachinepools")
 	_, err = newGatherer(t, server).Status(t.Context(), "")
 	require.EqualError(t, err, "forbidden to list nstancemachinepools")
@@ -134,7 +145,7 @@ func TestNotFoundNamesWhatExists(t *testing.T) {
 	require.EqualError(t, err, `Node or NstanceMachine "z9" not found in namespace "nstance-system"`)
 }
 
-// The Nodes of a management cluster are not those of the pools.
+// The Nodes of a management cluster are not the Nodes of the pools.
 func TestNodesOfAnotherClusterAreUnknown(t *testing.T) {
 	server := plugintest.NewServer(t, drained())
 	cluster := v1beta1.NstanceCluster{ObjectMeta: metav1.ObjectMeta{Namespace: plugintest.Namespace, Name: "dev--default"}}
@@ -152,7 +163,7 @@ func TestNodesOfAnotherClusterAreUnknown(t *testing.T) {
 	s, err = g.Status(t.Context(), plugintest.Pool)
 	require.NoError(t, err)
 	require.Empty(t, s.Unknown())
-	for _, resource := range []string{"nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events"} {
+	for _, resource := range []string{"nodes", "pods", "poddisruptionbudgets", "volumeattachments"} {
 		require.Empty(t, server.Requests(resource), resource)
 		require.NotEmpty(t, workload.Requests(resource), resource)
 	}

@@ -5,11 +5,14 @@ package gather
 
 import (
 	"context"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
@@ -18,6 +21,55 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/objects"
 )
+
+// pageSize is the number of objects of one page, as in kubectl.
+const pageSize = 500
+
+// pageFunc returns a page and the token of the next one.
+type pageFunc[T any] func(context.Context, metav1.ListOptions) (items []T, next string, err error)
+
+// list reads all pages of a list. what names the objects, in the plural. If a page cannot be
+// read, all items are unknown: an incomplete list looks as if objects did not exist.
+func list[T any](ctx context.Context, what string, options metav1.ListOptions, page pageFunc[T]) objects.Read[T] {
+	options.Limit = pageSize
+	var read objects.Read[T]
+	for {
+		items, next, err := page(ctx, options)
+		switch {
+		case apierrors.IsResourceExpired(err) && options.Continue != "":
+			// The API server no longer has the version of the list, so it is read again, without
+			// pages (https://kubernetes.io/docs/reference/using-api/api-concepts/#retrieving-large-results-sets-in-chunks).
+			read.Items, options.Continue, options.Limit = nil, "", 0
+			continue
+		case err != nil:
+			return objects.Unread[T](whyUnknown("list", what, err))
+		}
+		read.Items = append(read.Items, items...)
+		if next == "" {
+			return read
+		}
+		options.Continue = next
+	}
+}
+
+// whyUnknown returns why objects are not known after an error of the API server.
+func whyUnknown(verb, what string, err error) string {
+	if apierrors.IsForbidden(err) {
+		return fmt.Sprintf("forbidden to %s %s", verb, what)
+	}
+	return fmt.Sprintf("cannot %s %s: %v", verb, what, err)
+}
+
+// readOf returns the result of a get, without an item if the object was not found.
+func readOf[T any](what string, object *T, err error) objects.Read[T] {
+	switch {
+	case apierrors.IsNotFound(err):
+		return objects.Read[T]{}
+	case err != nil:
+		return objects.Unread[T](whyUnknown("get", what, err))
+	}
+	return objects.Read[T]{Items: []T{*object}}
+}
 
 func (g *Gatherer) pools(ctx context.Context) objects.Read[v1beta1.NstanceMachinePool] {
 	return list(ctx, "nstancemachinepools", metav1.ListOptions{},
@@ -141,4 +193,40 @@ func events(ctx context.Context, client kubernetes.Interface, namespace, selecto
 			}
 			return l.Items, l.Continue, nil
 		})
+}
+
+// inOtherCluster is why Nodes and Pods are not known if they are in a workload cluster whose
+// kubeconfig was not given. The Nodes of the management cluster are not the Nodes of the pools.
+const inOtherCluster = "the Nodes are in another cluster; name its kubeconfig with --workload-kubeconfig"
+
+// readNodes reads Nodes, unless an NstanceCluster reports that they are in another cluster. If
+// NstanceClusters cannot be read, the Nodes of this cluster are read.
+func (g *Gatherer) readNodes(ctx context.Context, s *objects.Snapshot, read func(context.Context) objects.Read[corev1.Node]) {
+	if !g.separate {
+		s.Clusters = g.clusters(ctx)
+	}
+	if hasWorkloadCluster(s.Clusters.Items) {
+		s.Nodes = objects.Unread[corev1.Node](inOtherCluster)
+		return
+	}
+	s.Nodes = read(ctx)
+}
+
+// hasWorkloadCluster reports whether the Nodes of an NstanceCluster are in another cluster:
+// only then it has the condition WorkloadClusterReachable.
+func hasWorkloadCluster(clusters []v1beta1.NstanceCluster) bool {
+	for _, cluster := range clusters {
+		if meta.FindStatusCondition(cluster.Status.Conditions, v1beta1.ConditionWorkloadClusterReachable) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// node returns a function that reads the Node of a name.
+func (g *Gatherer) node(name string) func(context.Context) objects.Read[corev1.Node] {
+	return func(ctx context.Context) objects.Read[corev1.Node] {
+		node, err := g.nodes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		return readOf("nodes", node, err)
+	}
 }

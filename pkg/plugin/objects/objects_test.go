@@ -13,7 +13,7 @@ import (
 	"nstance.dev/operator/pkg/plugin/plugintest"
 )
 
-// Of several writers of a field the last one counts, and writers of other fields do not.
+// The last of several writers of a field counts, and writers of other fields do not.
 func TestWriterOfIsTheLastOne(t *testing.T) {
 	object := &metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{
 		plugintest.Wrote("first", time.Hour, `{"f:spec":{"f:replicas":{}}}`),
@@ -30,7 +30,7 @@ func TestWriterOfIsTheLastOne(t *testing.T) {
 	}
 }
 
-// An instance is that of a Node only if the whole provider id matches.
+// A Node belongs to an instance only if the whole provider id matches.
 func TestLocateComparesProviderIDs(t *testing.T) {
 	s := plugintest.AtRest()
 	node := plugintest.NewNode("z", "a1")

@@ -53,7 +53,7 @@ func (s *Snapshot) Locate(name string) Subject {
 	}
 	subject.MachinePool = s.MachinePoolOf(subject.Pool)
 	for _, group := range s.ShardGroupsOf(subject.Pool) {
-		// That of an instance that does not run yet.
+		// The instance does not run yet, so no shard group reports it.
 		if subject.ShardGroup == nil && subject.NstanceMachine != nil && string(group.Spec.Shard) == subject.NstanceMachine.Status.Shard {
 			subject.ShardGroup = group
 		}
@@ -61,10 +61,10 @@ func (s *Snapshot) Locate(name string) Subject {
 	return subject
 }
 
-// Found reports whether there is any object of Nstance, or a Node.
+// Found reports whether there is a Node or an NstanceMachine.
 func (s Subject) Found() bool { return s.Node != nil || s.NstanceMachine != nil }
 
-// ProviderID returns the provider id of the instance, empty if it has none yet.
+// ProviderID returns the provider id of the instance, empty if it is not known yet.
 func (s Subject) ProviderID() string {
 	switch {
 	case s.Node != nil && s.Node.Spec.ProviderID != "":
@@ -84,8 +84,9 @@ func (s *Snapshot) nstanceMachineNamed(name string) *v1beta1.NstanceMachine {
 	return nil
 }
 
-// RequestedBy returns the Pod that has requested the instance, and whether there is one.
-func (s Subject) RequestedBy() (types.NamespacedName, bool) {
+// RequestedBy returns the Pod that has requested the instance. ok is false for an instance of
+// a pool, or of another owner.
+func (s Subject) RequestedBy() (pod types.NamespacedName, ok bool) {
 	if s.NstanceMachine == nil || s.NstanceMachine.Labels[v1beta1.LabelPodUID] == "" {
 		return types.NamespacedName{}, false
 	}

@@ -172,8 +172,8 @@ func parse(r *http.Request) (request Request, version string) {
 	return request, version
 }
 
-// matching returns the objects that a request selects. Of the field selectors only that of
-// the Pods of a Node is known; others select everything.
+// matching returns the objects that a request selects. The only supported field selector is
+// spec.nodeName; other field selectors select everything.
 func (s *Server) matching(request Request) []object {
 	selector, err := labels.Parse(request.LabelSelector)
 	if err != nil {

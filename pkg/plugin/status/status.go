@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package status builds the tree of a pool: its shards, their instances and Nodes.
+// Package status builds and prints what the plugin shows: the tree of a pool with its shards,
+// instances and Nodes, and the drains in progress with the reasons that block them.
 package status
 
 import (
 	"time"
-
-	"nstance.dev/operator/pkg/plugin/drains"
 )
 
-// Status is what "kubectl nstance status" prints.
+// Status is the output of "kubectl nstance status".
 type Status struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
@@ -18,10 +17,10 @@ type Status struct {
 	// OnDemand are the instances that belong to no pool.
 	OnDemand        []Machine `json:"onDemand"`
 	OnDemandUnknown string    `json:"onDemandUnknown,omitempty"`
-	// Drains are those of the Nodes of these instances.
-	Drains        []drains.Drain `json:"drains"`
-	DrainsUnknown string         `json:"drainsUnknown,omitempty"`
-	// Unknown is what could not be read, such as "forbidden to list pods".
+	// Drains are the drains of the Nodes of these instances.
+	Drains        []Drain `json:"drains"`
+	DrainsUnknown string  `json:"drainsUnknown,omitempty"`
+	// Unknown lists the objects that could not be read, such as "forbidden to list pods".
 	Unknown []string `json:"unknown,omitempty"`
 }
 
@@ -34,7 +33,7 @@ type Pool struct {
 	Name      string    `json:"name"`
 	Group     string    `json:"group"`
 	Created   time.Time `json:"created"`
-	// Replicas are those of the MachinePool, nil if they are not known or not set.
+	// Replicas are the replicas of the MachinePool, nil if they are not known or not set.
 	Replicas        *int32 `json:"replicas,omitempty"`
 	ReplicasUnknown string `json:"replicasUnknown,omitempty"`
 	// Size is the number of instances that the shards are to run.
@@ -43,7 +42,7 @@ type Pool struct {
 	Draining *int32 `json:"draining,omitempty"`
 	// ReadyNodes is the number of instances whose Node is Ready, nil if Nodes are not known.
 	ReadyNodes *int32 `json:"readyNodes,omitempty"`
-	// Problems are the conditions that are not as they should be.
+	// Problems are the conditions that report a problem.
 	Problems []Condition `json:"problems,omitempty"`
 	Shards   []Shard     `json:"shards"`
 	// ShardsUnknown is why Shards are not known.
@@ -119,7 +118,7 @@ type Machine struct {
 	Problems []Condition `json:"problems,omitempty"`
 }
 
-// Condition is a condition that is not as it should be.
+// Condition is a condition that reports a problem.
 type Condition struct {
 	Type    string    `json:"type"`
 	Status  string    `json:"status"`

@@ -15,7 +15,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/plugin/plugintest"
-	"nstance.dev/operator/pkg/plugin/printing"
 	"nstance.dev/operator/pkg/plugin/status"
 )
 
@@ -112,7 +111,7 @@ func TestBuildAndPrint(t *testing.T) {
 			built := status.Build(snapshot())
 			plugintest.Golden(t, name+".yaml", plugintest.YAML(t, built))
 			var printed bytes.Buffer
-			if err := status.Print(&printed, built, printing.Options{Now: plugintest.Now}); err != nil {
+			if err := status.Print(&printed, built, status.PrintOptions{Now: plugintest.Now}); err != nil {
 				t.Fatal(err)
 			}
 			plugintest.Golden(t, name+".txt", printed.String())
@@ -122,7 +121,7 @@ func TestBuildAndPrint(t *testing.T) {
 
 func TestPrintOptions(t *testing.T) {
 	built := status.Build(plugintest.AtRest())
-	for name, options := range map[string]printing.Options{
+	for name, options := range map[string]status.PrintOptions{
 		"wide":       {Wide: true, Now: plugintest.Now},
 		"no-headers": {NoHeaders: true, Now: plugintest.Now},
 	} {
@@ -134,7 +133,7 @@ func TestPrintOptions(t *testing.T) {
 	}
 }
 
-// What cannot be read is a reason of its own, and no instance counts as one without a Node.
+// If the Nodes cannot be read, no instance counts as an instance without a Node.
 func TestUnknownNodesAreNotMissing(t *testing.T) {
 	built := status.Build(cases["nodes-forbidden"]())
 	if len(built.Unknown) != 1 || built.Unknown[0] != "forbidden to list nodes" {

@@ -1,16 +1,119 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
+// Package why explains why an instance is being created, drained, deleted or kept, and which
+// client or user has caused it.
 package why
 
 import (
 	"cmp"
+	"fmt"
+	"io"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/objects"
+	"nstance.dev/operator/pkg/plugin/status"
+)
+
+// Verdict is the result of an explanation.
+type Verdict string
+
+const (
+	// Created means: the instance does not run yet.
+	Created Verdict = "Created"
+	// Drained means: its Node is being emptied before the instance is deleted.
+	Drained Verdict = "Drained"
+	// Deleted means: the instance is being deleted or was deleted.
+	Deleted Verdict = "Deleted"
+	// Kept means: the instance runs, and no object requests its deletion.
+	Kept Verdict = "Kept"
+	// Unmanaged means: no object that was read has the instance of the Node.
+	Unmanaged Verdict = "Unmanaged"
+	// Unknown means: the objects of the instance could not be read.
+	Unknown Verdict = "Unknown"
+)
+
+// Explanation is the output of "kubectl nstance why".
+type Explanation struct {
+	APIVersion string  `json:"apiVersion"`
+	Kind       string  `json:"kind"`
+	Name       string  `json:"name"`
+	Verdict    Verdict `json:"verdict"`
+
+	Node           string `json:"node,omitempty"`
+	ProviderID     string `json:"providerID,omitempty"`
+	Instance       string `json:"instance,omitempty"`
+	Namespace      string `json:"namespace,omitempty"`
+	Pool           string `json:"pool,omitempty"`
+	Shard          string `json:"shard,omitempty"`
+	NstanceMachine string `json:"nstanceMachine,omitempty"`
+
+	Reasons []Reason `json:"reasons"`
+	// Drain is the drain of the Node, nil if the Node is not being drained.
+	Drain *status.Drain `json:"drain,omitempty"`
+	// Unknown lists the objects that could not be read.
+	Unknown []string `json:"unknown,omitempty"`
+}
+
+// Kind is the kind of Explanation.
+const Kind = "Explanation"
+
+// Reason is a cause of the verdict, or a fact that explains it.
+type Reason struct {
+	Type    string `json:"type"`
+	Message string `json:"message"`
+	// Source is the object that shows the reason.
+	Source Source `json:"source"`
+	// By is the client or controller that has caused the reason. If it is empty, ByUnknown says
+	// why.
+	By        string    `json:"by,omitempty"`
+	ByUnknown string    `json:"byUnknown,omitempty"`
+	At        time.Time `json:"at,omitzero"`
+}
+
+// Source is an object and a field.
+type Source struct {
+	Kind      string `json:"kind"`
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
+	Field     string `json:"field,omitempty"`
+}
+
+// String returns kind/name and the field.
+func (s Source) String() string {
+	text := s.Kind + "/" + s.Name
+	if s.Field != "" {
+		text += " " + s.Field
+	}
+	return text
+}
+
+// Types of reasons.
+const (
+	DrainRequested    = "DrainRequested"
+	DrainTimedOut     = "DrainTimedOut"
+	Replicas          = "Replicas"
+	ShardSize         = "ShardSize"
+	ScaleDown         = "ScaleDown"
+	Configuration     = "Configuration"
+	DeletionCandidate = "DeletionCandidate"
+	RemoveFirst       = "RemoveFirst"
+	MachineDeleted    = "MachineDeleted"
+	HealthCheck       = "HealthCheck"
+	PoolDeleted       = "PoolDeleted"
+	DeletionPolicy    = "DeletionPolicy"
+	ShardRemoved      = "ShardRemoved"
+	Guard             = "Guard"
+	Lent              = "Lent"
+	Shortfall         = "Shortfall"
+	Paused            = "Paused"
+	ShardUnreachable  = "ShardUnreachable"
+	Pod               = "Pod"
+	Owner             = "Owner"
+	Condition         = "Condition"
 )
 
 // Explain explains what happens to the instance of a Node, or of an NstanceMachine that has
@@ -22,7 +125,7 @@ func Explain(s *objects.Snapshot, name string) Explanation {
 		Reasons: []Reason{}, Unknown: s.Unknown(),
 	}
 	e.describe()
-	for _, drain := range drains.Find(s) {
+	for _, drain := range status.FindDrains(s) {
 		if e.subject.Node != nil && drain.Node == e.subject.Node.Name {
 			e.result.Drain = &drain
 		}
@@ -36,7 +139,7 @@ func Explain(s *objects.Snapshot, name string) Explanation {
 	return e.result
 }
 
-// explainer has the objects of an instance, and collects the reasons.
+// explainer collects the reasons from the objects of an instance.
 type explainer struct {
 	*objects.Snapshot
 	subject objects.Subject
@@ -45,7 +148,7 @@ type explainer struct {
 
 func (e *explainer) add(reason Reason) { e.result.Reasons = append(e.result.Reasons, reason) }
 
-// describe sets what the instance is.
+// describe sets the names of the instance and of its objects.
 func (e *explainer) describe() {
 	x := &e.result
 	if node := e.subject.Node; node != nil {
@@ -68,7 +171,7 @@ func (e *explainer) describe() {
 func (e *explainer) verdict() Verdict {
 	machine := e.subject.NstanceMachine
 	switch drain := e.result.Drain; {
-	case drain != nil && drain.State == drains.Unreported:
+	case drain != nil && drain.State == status.DrainUnreported:
 		return Deleted
 	case drain != nil:
 		return Drained
@@ -85,4 +188,51 @@ func (e *explainer) verdict() Verdict {
 		return Unknown
 	}
 	return Unmanaged
+}
+
+var sentences = map[Verdict]string{
+	Created:   "%s is being created.",
+	Drained:   "%s is being drained.",
+	Deleted:   "%s is being deleted.",
+	Kept:      "%s is kept.",
+	Unmanaged: "%s belongs to no instance that was found. Use -A for all namespaces.",
+	Unknown:   "What happens to %s is unknown.",
+}
+
+// Print writes an explanation: a sentence, the names of the instance, a table of the reasons,
+// and the drain.
+func Print(w io.Writer, e Explanation, options status.PrintOptions) error {
+	subject := "NstanceMachine " + e.NstanceMachine
+	switch {
+	case e.Node != "":
+		subject = "Node " + e.Node
+	case e.NstanceMachine == "":
+		subject = e.Name
+	}
+	fmt.Fprintf(w, sentences[e.Verdict]+"\n", subject)
+	for _, line := range []struct{ name, value string }{
+		{"pool", e.Pool}, {"shard", e.Shard}, {"instance", e.Instance}, {"provider id", e.ProviderID},
+		{"NstanceMachine", e.NstanceMachine}, {"namespace", e.Namespace},
+	} {
+		if line.value != "" {
+			fmt.Fprintf(w, "  %-15s %s\n", line.name+":", line.value)
+		}
+	}
+	if len(e.Reasons) > 0 {
+		fmt.Fprintln(w)
+		table := status.NewTable(options, status.Column{Name: "REASON"}, status.Column{Name: "AGE"}, status.Column{Name: "BY"},
+			status.Column{Name: "SOURCE"}, status.Column{Name: "MESSAGE"}, status.Column{Name: "BY-UNKNOWN", Wide: true})
+		for _, reason := range e.Reasons {
+			table.Add(reason.Type, options.Age(reason.At), cmp.Or(reason.By, "<unknown>"), reason.Source.String(), reason.Message, reason.ByUnknown)
+		}
+		if err := table.Print(w); err != nil {
+			return err
+		}
+	}
+	if e.Drain != nil {
+		fmt.Fprintln(w)
+		status.PrintDrainDetails(w, []status.Drain{*e.Drain}, options)
+	}
+	status.PrintUnknown(w, e.Unknown)
+	return nil
 }

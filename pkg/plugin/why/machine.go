@@ -5,20 +5,75 @@ package why
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/objects"
+	"nstance.dev/operator/pkg/plugin/status"
 )
 
-// noDeleter is why it is not known who has deleted an object.
+// Reasons of a shard to delete an instance (docs/protocol.md#drains).
+const (
+	scaleDown   = "scale-down"
+	configDrift = "config-drift"
+)
+
+var meanings = map[string]string{
+	scaleDown:      "the group has more instances than its size",
+	configDrift:    "the configuration of the group has changed, and the instance is replaced",
+	"expired":      "the instance is too old, and is replaced",
+	"unhealthy":    "the instance is unhealthy, and is replaced",
+	"requested":    "its deletion was requested",
+	"spot":         "the provider has announced that it will terminate the instance",
+	"unregistered": "its provider never created it, or its agent has not registered",
+	"returned":     "it was deleted, and its provider lists it again",
+}
+
+// reasonDrainTimedOut is the reason of the event of a drain that was not finished in time.
+const reasonDrainTimedOut = "DrainTimedOut"
+
+// drain adds why the Node is being drained.
+func (e *explainer) drain() {
+	drain := e.result.Drain
+	if drain == nil {
+		return
+	}
+	node := Source{Kind: "Node", Name: drain.Node}
+	if slices.Contains(drain.By, status.ByShard) {
+		reason := Reason{Type: DrainRequested, By: "shard " + drain.Shard, Source: node, At: drain.Since}
+		meaning, known := meanings[drain.Reason]
+		switch {
+		case known:
+			reason.Message = fmt.Sprintf("%s: %s", drain.Reason, meaning)
+		case drain.Reason != "":
+			reason.Message = drain.Reason
+		default:
+			reason.Message = "unknown: " + drain.ReasonUnknown
+		}
+		e.add(reason)
+	}
+	for _, event := range e.NodeEventsOf(e.subject.Node, reasonDrainTimedOut) {
+		e.add(Reason{Type: DrainTimedOut, Message: event.Note, By: event.ReportingController, Source: node, At: objects.LastSeen(&event)})
+		break
+	}
+}
+
+// reasonIs reports whether the shard drains the Node for a reason, or for an unknown reason.
+func (e *explainer) reasonIs(reason string) bool {
+	drain := e.result.Drain
+	return drain != nil && slices.Contains(drain.By, status.ByShard) && (drain.Reason == reason || drain.Reason == "")
+}
+
+// noDeleter is why it is not known which user has deleted an object.
 const noDeleter = "an object does not have who has deleted it; the audit log of the API server has"
 
-// machine adds what Machine and NstanceMachine say.
+// machine adds the reasons of the Machine and the NstanceMachine.
 func (e *explainer) machine() {
 	if machine := e.subject.Machine; machine != nil {
 		source := Source{Kind: "Machine", Namespace: machine.Namespace, Name: machine.Name}
@@ -66,7 +121,7 @@ func drainTimeout(machine *clusterv1.Machine) string {
 	return fmt.Sprintf(", and its drain takes at most %s", time.Duration(*timeout)*time.Second)
 }
 
-// conditions adds the conditions of an NstanceMachine that say why it is not as it should be.
+// conditions adds the conditions of an NstanceMachine that report a problem.
 func (e *explainer) conditions(machine *v1beta1.NstanceMachine, source Source) {
 	for _, condition := range machine.Status.Conditions {
 		bad := metav1.ConditionFalse
@@ -85,7 +140,7 @@ func (e *explainer) conditions(machine *v1beta1.NstanceMachine, source Source) {
 // operatorManager is the field manager of the operator.
 const operatorManager = "nstance-operator"
 
-// setWriter sets who has written a field.
+// setWriter sets the last writer of a field.
 func (r *Reason) setWriter(object metav1.Object, path ...string) {
 	writer, found := objects.WriterOf(object, path...)
 	if !found {
@@ -93,4 +148,58 @@ func (r *Reason) setWriter(object metav1.Object, path ...string) {
 		return
 	}
 	r.By, r.At = writer.Manager, writer.At
+}
+
+// requester adds the Pod or owner that has requested an instance of no pool.
+func (e *explainer) requester() {
+	machine := e.subject.NstanceMachine
+	if machine == nil || e.subject.Pool != nil {
+		return
+	}
+	name, ok := e.subject.RequestedBy()
+	if !ok {
+		e.owner(machine)
+		return
+	}
+	reason := Reason{Type: Pod, By: "Pod " + name.String(), At: machine.CreationTimestamp.Time,
+		Source: Source{Kind: "Pod", Namespace: name.Namespace, Name: name.Name, Field: "metadata.annotations[" + v1beta1.AnnotationOnDemandGroup + "]"}}
+	read := e.Requesting[name]
+	switch uid := machine.Labels[v1beta1.LabelPodUID]; {
+	case read.Unknown != "":
+		reason.Message = "the Pod has requested it; whether the Pod exists is unknown: " + read.Unknown
+	case len(read.Items) == 0 || string(read.Items[0].UID) != uid:
+		reason.Message = "the Pod that has requested it was deleted, so its Machine is deleted"
+	case read.Items[0].Status.Phase == corev1.PodSucceeded || read.Items[0].Status.Phase == corev1.PodFailed:
+		reason.Message = fmt.Sprintf("the Pod that has requested it has finished (%s), so its Machine is deleted", read.Items[0].Status.Phase)
+	default:
+		reason.Message = "the Pod has requested it, and exists"
+		if node := read.Items[0].Spec.NodeName; node != "" {
+			reason.Message += ", on Node " + node
+		}
+	}
+	e.add(reason)
+}
+
+// owner adds the owner of the Machine of an instance.
+func (e *explainer) owner(machine *v1beta1.NstanceMachine) {
+	reason := Reason{Type: Owner, At: machine.CreationTimestamp.Time,
+		Source: Source{Kind: v1beta1.MachineKind, Namespace: machine.Namespace, Name: machine.Name}}
+	var owner *metav1.OwnerReference
+	if e.subject.Machine != nil {
+		reason.Source = Source{Kind: "Machine", Namespace: e.subject.Machine.Namespace, Name: e.subject.Machine.Name}
+		owner = metav1.GetControllerOfNoCopy(e.subject.Machine)
+	}
+	switch {
+	case owner != nil:
+		reason.Message = fmt.Sprintf("%s %s wants its Machine", owner.Kind, owner.Name)
+		reason.By = owner.Kind + " " + owner.Name
+	case e.subject.Machine != nil:
+		reason.Message = "a single Machine wants it"
+		reason.setWriter(e.subject.Machine, "f:spec", "f:infrastructureRef")
+	case e.Machines.Unknown != "":
+		reason.Message, reason.ByUnknown = "unknown: "+e.Machines.Unknown, e.Machines.Unknown
+	default:
+		reason.Message, reason.ByUnknown = "it has no Machine", "the NstanceMachine has no owner"
+	}
+	e.add(reason)
 }

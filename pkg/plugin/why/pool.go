@@ -13,10 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/plugin/drains"
+	"nstance.dev/operator/pkg/plugin/objects"
 )
 
-// pool adds what the pool and its MachinePool say.
+// pool adds the reasons of the pool and its MachinePool.
 func (e *explainer) pool() {
 	pool := e.subject.Pool
 	if pool == nil {
@@ -48,7 +48,7 @@ func (s Source) field(name string) Source {
 	return s
 }
 
-// replicas adds how many instances are wanted, by whom. A write through the scale
+// replicas adds the replicas of the MachinePool and their writer. A write through the scale
 // subresource has no writer; the event of the operator shows when the size has changed.
 func (e *explainer) replicas(source Source) {
 	pool, machinePool := e.subject.Pool, e.subject.MachinePool
@@ -73,7 +73,7 @@ func (e *explainer) replicas(source Source) {
 	if event := e.lastScaled(); event != nil {
 		reason.Message += fmt.Sprintf("; the size was changed %s", event.Note)
 		if reason.At.IsZero() {
-			reason.At = drains.LastSeen(event)
+			reason.At = objects.LastSeen(event)
 		}
 	}
 	e.add(reason)
@@ -84,14 +84,14 @@ func (e *explainer) lastScaled() *eventsv1.Event {
 	var last *eventsv1.Event
 	for i := range e.PoolEvents.Items {
 		event := &e.PoolEvents.Items[i]
-		if event.Reason == "Scaled" && (last == nil || drains.LastSeen(event).After(drains.LastSeen(last))) {
+		if event.Reason == "Scaled" && (last == nil || objects.LastSeen(event).After(objects.LastSeen(last))) {
 			last = event
 		}
 	}
 	return last
 }
 
-// configuration adds who has changed the settings for which the instance is replaced.
+// configuration adds the writers of the settings for which the instance is replaced.
 func (e *explainer) configuration(pool *v1beta1.NstanceMachinePool, source Source) {
 	if drain := e.result.Drain; drain == nil || drain.Reason != configDrift {
 		return
@@ -129,5 +129,36 @@ func (e *explainer) poolConditions(pool *v1beta1.NstanceMachinePool, source Sour
 		}
 		e.add(Reason{Type: kind.reason, Message: condition.Reason + ": " + condition.Message, Source: source.field("condition " + kind.condition),
 			By: operatorManager, At: condition.LastTransitionTime.Time})
+	}
+}
+
+// shard adds the reasons of the shard group.
+func (e *explainer) shard() {
+	group := e.subject.ShardGroup
+	if group == nil {
+		return
+	}
+	source := Source{Kind: "NstanceShardGroup", Namespace: group.Namespace, Name: group.Name}
+	size := Reason{Type: ShardSize, Source: source.field("spec.size"),
+		Message: fmt.Sprintf("shard %s is to run %d instances of the group", group.Spec.Shard, group.Spec.Size)}
+	if running := group.Status.Replicas; running != nil {
+		size.Message += fmt.Sprintf(", and runs %d", *running)
+	}
+	size.setWriter(group, "f:spec", "f:size")
+	e.add(size)
+	if id := e.result.Instance; id != "" && slices.Contains(group.Spec.RemoveFirst, id) {
+		reason := Reason{Type: RemoveFirst, Message: "the shard is to delete it before other instances", Source: source.field("spec.removeFirst")}
+		reason.setWriter(group, "f:spec", "f:removeFirst")
+		e.add(reason)
+	}
+	if lent := group.Annotations[v1beta1.AnnotationLent]; lent != "" {
+		reason := Reason{Type: Lent, Message: "instances that the shard has lent, below 0 borrowed: " + lent, Source: source.field("metadata.annotations[" + v1beta1.AnnotationLent + "]")}
+		reason.setWriter(group, "f:metadata", "f:annotations", "f:"+v1beta1.AnnotationLent)
+		e.add(reason)
+	}
+	reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable)
+	if reachable != nil && reachable.Status != metav1.ConditionTrue {
+		e.add(Reason{Type: ShardUnreachable, Message: reachable.Reason + ": " + reachable.Message + "; its instances stay as they are",
+			Source: source.field("condition " + v1beta1.ConditionShardReachable), By: operatorManager, At: reachable.LastTransitionTime.Time})
 	}
 }

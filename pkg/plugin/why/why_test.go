@@ -18,7 +18,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/plugin/plugintest"
-	"nstance.dev/operator/pkg/plugin/printing"
+	"nstance.dev/operator/pkg/plugin/status"
 	"nstance.dev/operator/pkg/plugin/why"
 )
 
@@ -157,7 +157,7 @@ func TestExplainAndPrint(t *testing.T) {
 			}
 			plugintest.Golden(t, name+".yaml", plugintest.YAML(t, explained))
 			var printed bytes.Buffer
-			if err := why.Print(&printed, explained, printing.Options{Now: plugintest.Now}); err != nil {
+			if err := why.Print(&printed, explained, status.PrintOptions{Now: plugintest.Now}); err != nil {
 				t.Fatal(err)
 			}
 			plugintest.Golden(t, name+".txt", printed.String())
