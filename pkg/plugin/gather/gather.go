@@ -31,10 +31,12 @@ import (
 	"nstance.dev/operator/pkg/plugin/status"
 )
 
-// Limits of the requests of a command, as in kubectl.
+// Limits of the requests of a command. qps and burst are the limits of kubectl.
 const (
 	qps   = 50
 	burst = 300
+	// maxConcurrent is the number of requests for the Pods of Nodes at a time.
+	maxConcurrent = 8
 )
 
 // Gatherer reads objects with the rights of the user.
@@ -267,32 +269,6 @@ func (g *Gatherer) recentNodeEvents(ctx context.Context) objects.Read[eventsv1.E
 	return events(ctx, g.nodes, metav1.NamespaceDefault, byOperator)
 }
 
-// NotFoundError is the error of a command whose object does not exist.
-type NotFoundError struct {
-	// Kind and Name name the missing object. Namespace is empty for a Node, or if all
-	// namespaces were searched.
-	Kind, Namespace, Name string
-	// Existing are the objects that exist instead, nil if they are not listed.
-	Existing []string
-}
-
-func (e *NotFoundError) Error() string {
-	text := fmt.Sprintf("%s %q not found", e.Kind, e.Name)
-	if e.Namespace != "" {
-		text += fmt.Sprintf(" in namespace %q", e.Namespace)
-	}
-	switch {
-	case e.Existing == nil:
-		return text
-	case len(e.Existing) == 0:
-		return text + "; there are none"
-	}
-	return text + "; there are: " + strings.Join(e.Existing, ", ")
-}
-
-// maxConcurrent is the number of requests for the Pods of Nodes at a time.
-const maxConcurrent = 8
-
 // Drains reads the objects for "kubectl nstance drain-status" of a Node, or of all Nodes if the
 // name is empty. The error is a NotFoundError if there is no such Node.
 func (g *Gatherer) Drains(ctx context.Context, node string) (*objects.Snapshot, error) {
@@ -361,4 +337,27 @@ func each[T any](keys []string, read func(key string) objects.Read[T]) map[strin
 		byKey[key] = results[i]
 	}
 	return byKey
+}
+
+// NotFoundError is the error of a command whose object does not exist.
+type NotFoundError struct {
+	// Kind and Name name the missing object. Namespace is empty for a Node, or if all
+	// namespaces were searched.
+	Kind, Namespace, Name string
+	// Existing are the objects that exist instead, nil if they are not listed.
+	Existing []string
+}
+
+func (e *NotFoundError) Error() string {
+	text := fmt.Sprintf("%s %q not found", e.Kind, e.Name)
+	if e.Namespace != "" {
+		text += fmt.Sprintf(" in namespace %q", e.Namespace)
+	}
+	switch {
+	case e.Existing == nil:
+		return text
+	case len(e.Existing) == 0:
+		return text + "; there are none"
+	}
+	return text + "; there are: " + strings.Join(e.Existing, ", ")
 }
