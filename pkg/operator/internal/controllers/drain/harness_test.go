@@ -226,10 +226,10 @@ func (h *harness) deleteNode(name string) {
 	require.NoError(h.t, h.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}))
 }
 
-// updateNode changes a Node as another client.
-func (h *harness) updateNode(name string, change func(*corev1.Node)) {
+// updateNode changes the Node n1 as another client.
+func (h *harness) updateNode(change func(*corev1.Node)) {
 	h.t.Helper()
-	node := h.node(name).DeepCopy()
+	node := h.node("n1").DeepCopy()
 	change(node)
 	_, err := h.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{FieldManager: "kubectl"})
 	require.NoError(h.t, err)

@@ -191,7 +191,7 @@ func TestUncordonedNodeIsCordonedAgain(t *testing.T) {
 		h.rejectEviction = func(string) error { return errBudget }
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(2 * time.Second)
-		h.updateNode("n1", func(node *corev1.Node) { node.Spec.Unschedulable = false })
+		h.updateNode(func(node *corev1.Node) { node.Spec.Unschedulable = false })
 		synctest.Wait()
 		h.expectCordonedBy("n1", "operator")
 	})
@@ -247,7 +247,7 @@ func TestNodeWithoutAProviderIDMayBeThatOfTheInstance(t *testing.T) {
 		h.announce("n2", time.Now().Add(time.Hour))
 		advance(unidentifiedNodeTimeout / 2)
 		h.expectAcknowledged()
-		h.updateNode("n1", func(node *corev1.Node) { node.Spec.ProviderID = newNode("n1").Spec.ProviderID })
+		h.updateNode(func(node *corev1.Node) { node.Spec.ProviderID = newNode("n1").Spec.ProviderID })
 		synctest.Wait()
 		h.expectCordonedBy("n1", "operator")
 
@@ -373,7 +373,7 @@ func TestACordonedNodeHasReasonAndTimeOfTheNotice(t *testing.T) {
 		advance(time.Minute)
 		delete(want, "nstance.dev/delete-at")
 		assert.Equal(t, want, h.node("n1").Annotations, "of a drain without a limit")
-		h.updateNode("n1", func(node *corev1.Node) { delete(node.Annotations, "nstance.dev/drain-reason") })
+		h.updateNode(func(node *corev1.Node) { delete(node.Annotations, "nstance.dev/drain-reason") })
 		advance(time.Minute)
 		assert.Equal(t, want, h.node("n1").Annotations, "after another client has removed the reason")
 		assert.Equal(t, 4, h.count("patch nodes"), "writes")

@@ -227,7 +227,7 @@ func TestPodsOfANodeThatReportsAgainBlockIt(t *testing.T) {
 		}
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(30 * time.Second)
-		h.updateNode("n1", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionTrue })
+		h.updateNode(func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionTrue })
 		h.allowEvictions()
 		advance(30 * time.Second)
 		h.expectAcknowledged()
