@@ -4,6 +4,8 @@
 package reconciler
 
 import (
+	"context"
+	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // addStrayOf creates an instance that only the cloud knows.
@@ -113,6 +117,31 @@ func TestUnconfirmedGroupDoesNotShrink(t *testing.T) {
 		s.settle()
 		assert.Equal(t, []string{onDemand}, s.cloud.ids(workersKey))
 		assert.NotContains(t, stray, onDemand)
+	})
+}
+
+// TestGroupIsUnconfirmedBeforeItsInstancesHaveARecord also if the storage fails meanwhile:
+// with a record an instance no longer shows that the settings of its group may be outdated.
+func TestGroupIsUnconfirmedBeforeItsInstancesHaveARecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.scale(workersKey, 0)
+		origin := instance.Origin{InfraConfigHash: s.hash(workersKey)}
+		s.stop()
+		stray := s.addStrayOf(workersKey, origin)
+		failures := 1
+		s.storage = storagetest.Intercepted{Store: s.storage, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+			if call.IsWrite() && call.Key == storage.GroupsKey("a") && failures > 0 {
+				failures--
+				return errors.New("the storage is down")
+			}
+			return do(ctx)
+		}}
+		s.lead()
+		assert.Zero(t, failures, "failures that are left")
+		s.pass(time.Hour)
+		s.wantCalls()
+		assert.Equal(t, []string{stray}, s.cloud.ids(workersKey))
 	})
 }
 
