@@ -289,3 +289,25 @@ func TestRestartWithAnotherConfiguration(t *testing.T) {
 		}
 	})
 }
+
+// A configuration may be in force before it is stored as accepted. Meanwhile operators
+// delete groups that only the configuration before it names.
+func TestADeletedGroupStaysDeletedWhenAServerStarts(t *testing.T) {
+	store := newStorage(t)
+	s := open(t, store)
+	accepted, next := s.Config(), newConfigWith(nil)
+	reconfigure(t, s, next)
+	if changed, err := s.Delete(t.Context(), plain, nil); !changed || err != nil {
+		t.Fatalf("changed %t, error %v", changed, err)
+	}
+	s, err := Open(t.Context(), accepted, next, store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if group, found := s.Get(plain); found || !s.Deleted(plain) {
+		t.Errorf("the group is %+v, want that it stays deleted", group)
+	}
+	if _, found := s.Get(main); !found {
+		t.Error("the group that was not deleted is gone")
+	}
+}
