@@ -66,6 +66,9 @@ type peer struct {
 	instancesOpened time.Time
 	overlap         time.Duration
 
+	// instanceStatus replies to GetInstanceStatus; nil for a server without the method.
+	instanceStatus func(id string) error
+
 	// connections are all connections that were opened.
 	connections []net.Conn
 }
@@ -157,6 +160,15 @@ func (p *peer) GetConfigStatus(ctx context.Context, _ *emptypb.Empty) (*nstancev
 	}
 	// Some servers do not implement the method.
 	return nil, status.Error(codes.Unimplemented, "method GetConfigStatus not implemented")
+}
+
+func (p *peer) GetInstanceStatus(_ context.Context, request *nstancev1.GetInstanceStatusRequest) (*nstancev1.InstanceStatusResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.instanceStatus == nil {
+		return nil, status.Error(codes.Unimplemented, "method GetInstanceStatus not implemented")
+	}
+	return &nstancev1.InstanceStatusResponse{}, p.instanceStatus(request.GetInstanceId())
 }
 
 // send sends events until the client disconnects or an event is nil.

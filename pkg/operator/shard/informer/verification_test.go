@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
@@ -95,6 +97,26 @@ func TestServerThatNamesNoShardIsVerifiedByItsList(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A server that does not reply to a query may have the instance.
+func TestServerThatDoesNotReplyToAQueryIsNotAWrongServer(t *testing.T) {
+	p := &peer{nameless: true, instanceStatus: func(string) error { return status.Error(codes.Unavailable, "overloaded") }}
+	known := func() map[string]Known { return map[string]Known{"a": {OnDemand: []string{"knd1"}}} }
+	withPeerAndOptions(t, p, Options{KnownInstances: known}, func(t *testing.T, g *Groups, _ func() []string) {
+		<-time.After(5 * time.Minute)
+		synctest.Wait()
+		reachable, err := g.Reachable("a")
+		if reachable || shard.IsWrongServer(err) || g.HasSynced("a") {
+			t.Errorf("without a reply: reachable %t, reason %v, synced %t", reachable, err, g.HasSynced("a"))
+		}
+		p.change(func() { p.instanceStatus = func(string) error { return nil } })
+		<-time.After(5 * time.Minute)
+		synctest.Wait()
+		if reachable, err := g.Reachable("a"); !reachable || !g.HasSynced("a") {
+			t.Errorf("with the instance: reachable %t, reason %v, synced %t", reachable, err, g.HasSynced("a"))
+		}
+	})
 }
 
 // After the first list, the cache is newer than the Kubernetes objects, which are written from
