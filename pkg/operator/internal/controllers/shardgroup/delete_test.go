@@ -350,3 +350,17 @@ func TestALostShardWithoutAStatusIsGivenUpByAnAnnotation(t *testing.T) {
 	h.giveUp("a/unknown")
 	h.Expect(release)
 }
+
+// The cache may not show yet that the shard deletes the group.
+func TestRetainWhileTheDeletionIsNotListed(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(newObject()))
+	h.setGroup(reported())
+	h.a().Unlisted = true
+	h.Expect(deleteGroup, writeStatus)
+	h.change(func(object *v1beta1.NstanceShardGroup) { object.Spec.DeletionPolicy = v1beta1.DeletionRetain })
+	h.Expect(writeStatus)
+	assert.NotNil(t, h.object())
+	h.setGroup(nil)
+	h.a().Unlisted = false
+	h.Expect(release)
+}

@@ -281,6 +281,19 @@ func TestDeletionOfAReplacedGroup(t *testing.T) {
 	assert.Empty(t, h.controller.deletions)
 }
 
+// The first deletion of an object confirms nothing for an object that has its name now.
+func TestDeletionOfAReplacedGroupBySuccessor(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(newObject()))
+	h.setGroup(reportedAt(otherUID, 4, 200))
+	h.Expect(deleteGroup, writeStatus)
+	h.Advance(deletionSettles)
+	h.change(func(object *v1beta1.NstanceShardGroup) { object.UID = "uid-successor" })
+	assert.Equal(t, deletionSettles, h.Expect(deleteGroup, writeStatus))
+	assert.NotNil(t, h.object(), "the object that was deleted a moment ago")
+	h.Advance(deletionSettles)
+	h.Expect(deleteGroup, release)
+}
+
 // The deletion has deleted the group of the other object: the finalizer stays until its
 // instances are deleted.
 func TestDeletionOfAGroupThatTheObjectNeverHad(t *testing.T) {
