@@ -302,3 +302,31 @@ func TestEntriesOfBlockedDrainsAreBounded(t *testing.T) {
 	assert.Equal(t, 1, blocked, "blocked drains")
 	assert.Empty(t, list)
 }
+
+// A DaemonSet may be deleted while other Pods leave, and then its Pods have to leave too.
+func TestNothingIsAcknowledgedWhileADaemonSetCannotBeReadAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newDaemonSet(), newPod("web-0", "n1"), newDaemonSetPod("agent-0", "n1"))
+		reads := 0
+		h.mu.Lock()
+		h.failRequest = func(sent string) error {
+			if sent != "get daemonsets" {
+				return nil
+			}
+			// Only the first list of Pods, before the evictions, succeeds.
+			if reads++; reads == 1 {
+				return nil
+			}
+			return apierrors.NewServiceUnavailable("shutting down")
+		}
+		h.mu.Unlock()
+		h.announce("n1", time.Now().Add(10*time.Minute))
+		advance(2 * time.Minute)
+		assert.Equal(t, 1, h.count("create pods/eviction"), "evictions")
+		assert.Greater(t, reads, 1, "reads of the DaemonSet")
+		h.expectAcknowledged()
+		h.stopFailures()
+		advance(2 * time.Minute)
+		h.expectAcknowledged("i-n1")
+	})
+}
