@@ -410,3 +410,23 @@ func TestAListThatChangesBack(t *testing.T) {
 		w.stop()
 	})
 }
+
+// What an instance had of its own is lost with its record, so that it stays a target of the
+// load balancers that its group does not have any more.
+func TestAnAdoptedInstanceStaysATarget(t *testing.T) {
+	run(t, func(w *world) {
+		w.set("a", reporting)
+		w.set("b", reporting)
+		w.set("b", func(i *instance.Instance) { i.Adopted = true })
+		w.pass(time.Hour)
+		w.expect(targetStates{"a": provider.Registered, "b": provider.Registered})
+		calls := w.countCalls()
+		w.want()
+		w.pass(time.Hour)
+		assert.Equal(t, map[string]int{"deregister web a": 1}, calls)
+		w.expect(targetStates{"b": provider.Registered})
+		w.set("b", draining)
+		w.pass(time.Hour)
+		w.expect(targetStates{})
+	})
+}
