@@ -87,3 +87,28 @@ func TestCallsAreMeasuredByOperationAndOutcome(t *testing.T) {
 	}
 	assert.Equal(t, want, metricstest.Series(t, registry))
 }
+
+// Files of instances are made of objects of the storage, but of none that servers have
+// written.
+func TestKeysOfServersAreReserved(t *testing.T) {
+	for key, want := range map[string]bool{
+		storage.ConfigKey("a"):                               true,
+		storage.AcceptedKey("a"):                             true,
+		storage.GroupsKey("a"):                               true,
+		storage.AcceptedLossesKey("a", "default", "workers"): true,
+		storage.ShardLeaderKey("a"):                          true,
+		storage.ClusterLeaderKey:                             true,
+		storage.InstanceKey("a", "default", "x"):             true,
+		storage.OperatorKey("default", "cluster"):            true,
+		storage.OperatorNonceKey(""):                         true,
+		storage.TenantKey("default"):                         true,
+		storage.SecretPrefix + "app/token":                   true,
+		storage.AuthorityKey:                                 false,
+		"files/object":                                       false,
+		"operators/object":                                   false,
+	} {
+		if got := storage.IsReserved(key); got != want {
+			t.Errorf("IsReserved(%s) = %t, want %t", key, got, want)
+		}
+	}
+}
