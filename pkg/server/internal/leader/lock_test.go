@@ -5,6 +5,7 @@ package leader_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -198,6 +199,20 @@ func TestDeletedLockAtTheStart(t *testing.T) {
 		expectTerms(t, third, 0, false)
 		pass(1)
 		expectTerms(t, third, 1, true)
+	})
+}
+
+// TestNoLockAndAnUnknownPast starts a server that cannot read whether a server has led. It
+// waits as if a server still leads.
+func TestNoLockAndAnUnknownPast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &server{link: newLink(openStorage(t)), done: make(chan struct{})}
+		used := func(context.Context) (bool, error) { return false, errors.New("the list failed") }
+		s.start(t, leader.Options{Store: s.link, Key: key, ID: "one", Address: "one:8991", Election: election, Used: used})
+		pass(timeout - 1)
+		expectTerms(t, s, 0, false)
+		pass(1)
+		expectTerms(t, s, 1, true)
 	})
 }
 
