@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/ptr"
@@ -117,6 +118,24 @@ func TestALeaseThatWasLostOrRestoredIsNotWritten(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Another process creates a Lease that was deleted, and leads at once.
+func TestADeletedLeaseIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{}
+		held := l.open(t)
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: held.Identity(), RenewTime: metav1.Now()}
+		require.NoError(t, held.Create(t.Context(), record))
+		require.NotZero(t, held.Deadline())
+		l.replace(nil)
+		_, _, err := held.Get(t.Context())
+		require.True(t, apierrors.IsNotFound(err), "%v", err)
+		assert.Zero(t, held.Deadline())
+		require.ErrorIs(t, held.Create(t.Context(), record), ErrLost)
+		left, _ := l.left()
+		assert.Nil(t, left)
+	})
 }
 
 // The clock of the next leader may be behind the clock of the former leader.
