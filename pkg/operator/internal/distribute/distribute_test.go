@@ -35,6 +35,7 @@ func TestStep(t *testing.T) {
 		"lowered further too short a time ago":   {shardsOf([]int32{3, 3}, nil), nil, 2, 4, unlimited, 4},
 		"a candidate":                            {shardsOf([]int32{3, 3}, nil), candidatesOn(0), 2, 6, 0, 5},
 		"a candidate counts":                     {shardsOf([]int32{3, 3}, nil), candidatesOn(0), 2, 2, 1, 5},
+		"a candidate counts for the floor":       {shardsOf([]int32{3, 3}, nil), candidatesOn(0), 2, 5, 2, 5},
 		"more candidates than surplus":           {shardsOf([]int32{3, 3}, nil), candidatesOn(0, 1, 0), 4, 4, 0, 4},
 		"candidates and others":                  {shardsOf([]int32{3, 3}, nil), candidatesOn(0), 2, 2, 2, 4},
 		"not yet sent":                           {shardsOf([]int32{3, 3}, []int32{0, 2}), nil, 2, 6, 0, 4},
