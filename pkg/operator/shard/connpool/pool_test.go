@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -122,6 +123,19 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 		}
 		p.mu.Unlock()
 	})
+}
+
+// A connection to the former address of a shard is used no more, also before Run has
+// closed it: another server may have it now.
+func TestNoCallUsesTheFormerAddress(t *testing.T) {
+	p := New(insecureOptions)
+	p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
+	p.connections["a"] = &connection{address: "a:1", ctx: t.Context()}
+	_, err := p.client("a")
+	require.NoError(t, err)
+	p.Set(map[string]shard.Endpoint{"a": endpoint("a:3")})
+	_, err = p.client("a")
+	assert.True(t, shard.IsUnreachable(err), "%v", err)
 }
 
 func TestHandlersReceiveAddedAndRemovedShards(t *testing.T) {
