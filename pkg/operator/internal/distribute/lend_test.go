@@ -137,11 +137,11 @@ func TestUnknownBorrowersReturnNothing(t *testing.T) {
 // A server may report more than its list of instances shows, such as one that has failed and
 // is being replaced.
 func TestWhatExistsIsNotLent(t *testing.T) {
-	shards, stocks := stockedShards([]stocked{{3, 2, Stock{Usable: true, Missing: 3, Due: true}}, {3, 3, Stock{Usable: true}}})
-	loans := Lend(shards, stocks, 6, LendOptions{Even: true, MayMove: true})
-	assert.Equal(t, []int32{2, 4}, loans.Sizes)
-	assert.Equal(t, []string{"a-2"}, loans.Selected[0])
+	shards := stockedShards([]stocked{{3, 2, Stock{Usable: true, Missing: 3, Due: true}}, {3, 3, Stock{Usable: true}}})
+	got := lend(shards, 6, lendOptions{even: true, mayMove: true})
+	assert.Equal(t, []int32{2, 4}, got.sizes)
+	assert.Equal(t, []string{"a-2"}, got.selected[0])
 
-	shards, stocks = stockedShards([]stocked{{3, 3, Stock{Usable: true, Missing: 1, Due: true}}, {3, 3, Stock{Usable: true}}})
-	assert.Equal(t, []int32{3, 3}, Lend(shards, stocks, 6, LendOptions{Even: true, MayMove: true}).Sizes)
+	shards = stockedShards([]stocked{{3, 3, Stock{Usable: true, Missing: 1, Due: true}}, {3, 3, Stock{Usable: true}}})
+	assert.Equal(t, []int32{3, 3}, lend(shards, 6, lendOptions{even: true, mayMove: true}).sizes)
 }
