@@ -202,3 +202,18 @@ func TestOpenRemovesTemporaryFiles(t *testing.T) {
 	require.NoError(t, err)
 	assert.Empty(t, entries)
 }
+
+// With a certificate that no server accepts the agent could not request another certificate.
+func TestTheCertificateOfAServerIsRefused(t *testing.T) {
+	authority := pkitest.NewAuthority(t)
+	i := newIdentity(t, authority)
+	require.NoError(t, i.SetCertificate(sign(t, authority, i, instanceID, time.Hour)))
+	before, err := os.ReadFile(i.path(certificateFile))
+	require.NoError(t, err)
+	leaf, err := authority.SignWorkload(pki.Workload{Server: true, CommonName: instanceID, TTL: time.Hour}, public(t, i), nil)
+	require.NoError(t, err)
+	assert.ErrorContains(t, i.SetCertificate(pki.EncodeCertificate(leaf)), "incompatible key usage")
+	after, err := os.ReadFile(i.path(certificateFile))
+	require.NoError(t, err)
+	assert.Equal(t, string(before), string(after))
+}

@@ -4,20 +4,30 @@
 package identity
 
 import (
+	"context"
+	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/agent/internal/retry"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
+	"nstance.dev/operator/pkg/server/registration"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // The agent does not soon repeat a request that the server would reject again.
@@ -64,4 +74,61 @@ func TestAnotherNonceEndsTheDelay(t *testing.T) {
 		time.AfterFunc(time.Minute+time.Second, func() { write("second") })
 		assert.Equal(t, time.Minute+nonceInterval, waited("first"))
 	})
+}
+
+// prepared is a server that replies with a certificate in PEM.
+type prepared struct {
+	nstancev1.UnimplementedRegistrationServiceServer
+	certificate atomic.Pointer[[]byte]
+}
+
+func (p *prepared) RegisterAgent(context.Context, *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
+	return &nstancev1.RegisterClientResponse{ClientCertificatePem: *p.certificate.Load()}, nil
+}
+
+// Without its nonce an instance that has no certificate could never register.
+func TestTheNonceStaysUntilThereIsACertificate(t *testing.T) {
+	authority := pkitest.NewAuthority(t)
+	reply := &prepared{}
+	server := grpc.NewServer(grpc.Creds(credentials.NewTLS(pki.NewServing(authority, pki.Names{Hosts: []string{"127.0.0.1"}}).Config())))
+	nstancev1.RegisterRegistrationServiceServer(server, reply)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+
+	folder := t.TempDir()
+	id, err := Open(folder, 0o600, instanceID)
+	require.NoError(t, err)
+	key, err := id.Key()
+	require.NoError(t, err)
+	token, err := registration.NewNonceSigner(key).Agent(registration.AgentNonce{InstanceID: instanceID, ClusterID: "test", Tenant: "default", Shard: "a"})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "ca.crt"), authority.CertificatePEM(), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "nonce.jwt"), []byte(token), 0o600))
+	issue := func(to string) {
+		t.Helper()
+		leaf, err := authority.SignClient(pki.Client{ID: to, Tenant: "default", Role: pki.RoleAgent}, key.Public().(ed25519.PublicKey), time.Hour)
+		require.NoError(t, err)
+		certPEM := pki.EncodeCertificate(leaf)
+		reply.certificate.Store(&certPEM)
+	}
+	r := Registration{Address: listener.Addr().String(), Identity: id}
+
+	issue("knc06bgm7733st2576nx5jht4ecjx")
+	_, err = r.Once(t.Context())
+	require.ErrorContains(t, err, "not \"knc06bgm7733st2576nx5jht4ecjw\"")
+	left, err := id.Nonce()
+	require.NoError(t, err)
+	assert.Equal(t, token, left)
+
+	issue(instanceID)
+	_, err = r.Once(t.Context())
+	require.NoError(t, err)
+	left, err = id.Nonce()
+	require.NoError(t, err)
+	assert.Empty(t, left)
+	certificate, err := id.Certificate()
+	require.NoError(t, err)
+	assert.NotNil(t, certificate)
 }

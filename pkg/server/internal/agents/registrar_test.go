@@ -126,3 +126,39 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	_, err = r.Admit(t.Context(), client, certificate)
 	require.NoError(t, err)
 }
+
+// lateInstances do not show a registration before it is to be replaced.
+type lateInstances struct{ Instances }
+
+func (l lateInstances) Get(id string) (instance.Instance, bool) {
+	i, found := l.Instances.Get(id)
+	i.Registration = nil
+	return i, found
+}
+
+// TestACertificateDoesNotReplaceARegistration that another call has stored meanwhile: a
+// certificate only fills in a registration that is lost.
+func TestACertificateDoesNotReplaceARegistration(t *testing.T) {
+	r, id := newRegistrar(t)
+	nonceKey, _ := newKey(t, 0)
+	_, keyPEM := newKey(t, 1)
+	token, err := registration.NewNonceSigner(nonceKey).Agent(registration.AgentNonce{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
+	require.NoError(t, err)
+	certificate, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.NoError(t, err)
+	before, _ := r.Instances.Get(id)
+
+	client := pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}
+	otherKey, _ := newKey(t, 2)
+	other, err := r.Authority.SignClient(client, otherKey.Public().(ed25519.PublicKey), time.Hour)
+	require.NoError(t, err)
+	present := r.Instances
+	r.Instances = lateInstances{present}
+	_, err = r.Admit(t.Context(), client, other)
+	require.ErrorIs(t, err, ErrInstance)
+	require.ErrorIs(t, err, instancestore.ErrOtherKey)
+	_, err = r.Admit(t.Context(), client, certificate)
+	require.NoError(t, err)
+	after, _ := present.Get(id)
+	require.Equal(t, before.Registration, after.Registration)
+}
