@@ -35,14 +35,14 @@ import (
 	"nstance.dev/operator/pkg/testing/metricstest"
 )
 
-// question is a row of the table in docs/operations.md#questions-on-call.
+// question is a row of the table in docs/runbooks/README.md#questions-on-call.
 type question struct{ text, answer, panel string }
 
 // readQuestions returns the rows of the table.
 func readQuestions(t *testing.T) []question {
 	t.Helper()
 	var questions []question
-	for line := range strings.Lines(metricstest.Section(t, filepath.Join("..", "..", "docs", "operations.md"), "Questions on call")) {
+	for line := range strings.Lines(metricstest.Section(t, filepath.Join("..", "..", "docs", "runbooks", "README.md"), "Questions on call")) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
 		if !strings.HasPrefix(line, "| ") || !strings.Contains(line, "`") {
 			continue // no row, or the header

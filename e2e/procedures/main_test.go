@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package procedures runs the procedures of docs/operations.md as they are written, on a cluster
+// Package procedures runs the procedures of docs/runbooks as they are written, on a cluster
 // that they leave unchanged. No procedure terminates an instance or deletes an object that it does
 // not name. For a restore of etcd, the instances are in shard servers that do not use the API
 // server, so that they survive its restore as machines do.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package runbook runs procedures of docs/operations.md as they are written there. A
+// Package runbook runs procedures of docs/runbooks as they are written there. A
 // procedure is a section with these parts, in this order:
 //
 //   - a paragraph that begins with "*Not touched:*";
@@ -51,16 +51,29 @@ type steps struct {
 	steps     []step
 }
 
-// readDocument returns the sections of docs/operations.md.
-func readDocument(root string) ([]section, error) {
+// documents are the documents with procedures, patterns in the folder docs.
+var documents = []string{"install.md", "certificates.md", "runbooks/*.md"}
+
+// readDocuments returns the sections of the documents with procedures.
+func readDocuments(root string) ([]section, error) {
 	if err := inputs.Check(inputs.Docs); err != nil {
 		return nil, err
 	}
-	data, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
-	if err != nil {
-		return nil, err
+	var sections []section
+	for _, pattern := range documents {
+		paths, err := filepath.Glob(filepath.Join(root, "docs", pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range paths {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return nil, err
+			}
+			sections = append(sections, splitSections(string(data))...)
+		}
 	}
-	return splitSections(string(data)), nil
+	return sections, nil
 }
 
 var headingLine = regexp.MustCompile(`^#{1,6} (.+)$`)
@@ -93,7 +106,7 @@ func find(sections []section, heading string) (section, error) {
 			return s, nil
 		}
 	}
-	return section{}, fmt.Errorf("docs/operations.md has no section %q", heading)
+	return section{}, fmt.Errorf("the documents have no section %q", heading)
 }
 
 // isProcedure reports whether a section is marked as a procedure.

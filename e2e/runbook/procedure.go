@@ -48,7 +48,7 @@ type Procedure struct {
 // variables.
 func StartProcedure(t testing.TB, heading string, tools Tools, values map[string]string) *Procedure {
 	t.Helper()
-	sections, err := readDocument(tools.Root)
+	sections, err := readDocuments(tools.Root)
 	require.NoError(t, err)
 	found, err := find(sections, heading)
 	require.NoError(t, err)

@@ -224,7 +224,7 @@ func startAPIServer(t *testing.T) *apiServer {
 }
 
 // serve serves the API through a tap, and returns the path of a kubeconfig with which a server
-// reaches it there. Its user has only the rights in docs/server.md#providers.
+// reaches it there. Its user has only the rights in docs/server-reference.md#providers.
 func (a *apiServer) serve(t *testing.T, p *tap) (kubeconfig string) {
 	t.Helper()
 	upstream, err := url.Parse(a.Server())

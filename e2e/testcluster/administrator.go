@@ -25,7 +25,7 @@ import (
 	"nstance.dev/operator/pkg/admin"
 )
 
-// StartProcedure starts a procedure of docs/operations.md on the cluster, with its
+// StartProcedure starts a procedure of docs/runbooks on the cluster, with its
 // variables set to values. The administrator has kubectl and the programs of Nstance.
 func (c *Cluster) StartProcedure(t testing.TB, heading string, values map[string]string) *runbook.Procedure {
 	t.Helper()

@@ -138,7 +138,7 @@ func CountResources(requests []controlplane.Request, resources ...string) float6
 	return count
 }
 
-// AuditTrailLine is a line of the audit trail (docs/operations.md#audit-trail), by key. The key
+// AuditTrailLine is a line of the audit trail (docs/reference.md#audit-trail), by key. The key
 // "message" has what was done.
 type AuditTrailLine map[string]string
 

@@ -40,7 +40,7 @@ const (
 // Operators and servers of the previous version are replaced by this version, one after the other,
 // and then the other way round, while a pool is scaled up and a drain is blocked. Exactly the
 // wanted instances are created, no instance is terminated, and the drain is the same at the end.
-// The upgrade follows docs/operations.md#upgrade. The kinds of this version stay.
+// The upgrade follows docs/install.md#upgrade. The kinds of this version stay.
 func TestUpgradeAndRollBack(t *testing.T) {
 	standby := env.RunStandby(t)
 	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}

@@ -129,14 +129,14 @@ var published = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[rR]eason|Condition)[A
 // publishers maps folders of programs to the documents that explain the names that they
 // publish.
 var publishers = []struct{ folders, documents []string }{
-	{[]string{"pkg/apis/infrastructure", "pkg/operator", "pkg/server"}, []string{"docs/operations.md", "docs/server.md"}},
+	{[]string{"pkg/apis/infrastructure", "pkg/operator", "pkg/server"}, []string{"docs/reference.md", "docs/certificates.md", "docs/drains.md", "docs/server.md", "docs/server-reference.md"}},
 	{[]string{"pkg/apis/marekvs", "pkg/marekvs"}, []string{"docs/marekvs.md"}},
 }
 
 // options maps files with flags of programs to the documents that explain the flags.
 var options = map[string][]string{
-	"pkg/operator/options.go":           {"docs/operations.md", "docs/server.md"},
-	"pkg/controller/election/timing.go": {"docs/operations.md"},
+	"pkg/operator/options.go":             {"docs/reference.md"},
+	"pkg/controller/election/election.go": {"docs/reference.md"},
 
 	"pkg/marekvs/operator/options.go": {"docs/marekvs.md"},
 }

@@ -41,7 +41,7 @@ func registered(t *testing.T) []string {
 }
 
 func TestEveryMetricIsDocumented(t *testing.T) {
-	documented := metricstest.Documented(t, filepath.Join("..", "..", "docs", "operations.md"))
+	documented := metricstest.Documented(t, filepath.Join("..", "..", "docs", "reference.md"))
 	want := append(registered(t), foreign...)
 	slices.Sort(want)
 	assert.Equal(t, want, documented)
@@ -122,14 +122,14 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 	var want, got []string
 	for _, alert := range alerts {
 		want = append(want, alert.Alert)
-		assert.Equal(t, "docs/operations.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook"], alert.Alert)
+		assert.Equal(t, "docs/monitoring.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook"], alert.Alert)
 		assert.Contains(t, []string{"critical", "warning", "info"}, alert.Labels["severity"], alert.Alert)
 	}
-	for _, match := range regexp.MustCompile(`(?m)^#### (\w+)$`).FindAllStringSubmatch(
-		metricstest.Section(t, "../../docs/operations.md", "Monitoring"), -1) {
+	for _, match := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(
+		metricstest.Section(t, "../../docs/monitoring.md", "Alerts"), -1) {
 		got = append(got, match[1])
 	}
-	assert.ElementsMatch(t, want, got, "alerts with a runbook in docs/operations.md")
+	assert.ElementsMatch(t, want, got, "alerts with a runbook in docs/monitoring.md")
 }
 
 // Each alert fires in one test and is silent in another.
@@ -207,7 +207,7 @@ var metric = regexp.MustCompile(`\b(nstance_[a-z0-9_]+|nstance:[a-z0-9_:]+|contr
 
 // Alerts, recording rules and panels use metrics that exist.
 func TestEveryQueryUsesMetricsThatExist(t *testing.T) {
-	known := append(registered(t), metricstest.Documented(t, "../../docs/server.md")...)
+	known := append(registered(t), metricstest.Documented(t, "../../docs/server-reference.md")...)
 	known = append(known, foreign...)
 	records, alerts := rules(t)
 	all := queries(t)

@@ -15,7 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// health serves the health address (docs/server.md#health): /health and / for
+// health serves the health address (docs/server-reference.md#health): /health and / for
 // probes, /metrics for Prometheus.
 type health struct {
 	// ready reports whether the server serves operators, or stands by for a server

@@ -148,5 +148,5 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	storage.WithMetrics(nil, sh.registry)
 	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{},
 		&loadbalancers.Syncer{}, new(leaderNetwork).metric())
-	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md")))
+	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server-reference.md")))
 }

@@ -179,7 +179,7 @@ func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, 
 	return nil
 }
 
-// Limits of clients (docs/server.md#limits).
+// Limits of clients (docs/server-reference.md#limits).
 const (
 	// maxOperatorConnections is the maximum number of connections of operators. Further
 	// connections wait. An operator has one connection for each of its processes that leads.

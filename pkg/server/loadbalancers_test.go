@@ -248,7 +248,7 @@ func TestServersExportTheMetricsOfLoadBalancers(t *testing.T) {
 		time.Sleep(time.Minute)
 		_, text := s.Get("/metrics")
 		assert.Contains(t, text, `nstance_server_load_balancer_targets{load_balancer="web",state="registered"} 2`)
-		documented := metricstest.Documented(t, "../../docs/server.md")
+		documented := metricstest.Documented(t, "../../docs/server-reference.md")
 		for line := range strings.Lines(text) {
 			if name, _, _ := strings.Cut(line, "{"); strings.HasPrefix(name, "nstance_server_load_balancer") {
 				assert.Contains(t, documented, name)

@@ -36,7 +36,7 @@ func backUp(t *testing.T, s *servertest.Server) string {
 	return backup
 }
 
-// restore replaces the storage of a server that is stopped, as docs/operations.md says.
+// restore replaces the storage of a server that is stopped, as docs/runbooks/backup-and-restore.md says.
 func restore(t *testing.T, s *servertest.Server, backup string) {
 	t.Helper()
 	require.NoError(t, os.RemoveAll(s.Bucket()))

@@ -366,7 +366,7 @@ func TestServersExportDocumentedMetrics(t *testing.T) {
 	families, err := parser.TextToMetricFamilies(response.Body)
 	require.NoError(t, err)
 	foreign := regexp.MustCompile("^(go|process|promhttp)_")
-	documented := metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md"))
+	documented := metricstest.Documented(t, filepath.Join("..", "..", "docs", "server-reference.md"))
 	for name := range families {
 		if !foreign.MatchString(name) {
 			assert.Contains(t, documented, name)

@@ -3,7 +3,7 @@
 
 // Package audit defines the audit trail of operator and servers: a log line at the default
 // verbosity for everything that shrinks, deletes or terminates, and the request id that
-// connects the lines of operator and server (docs/operations.md#audit-trail).
+// connects the lines of operator and server (docs/reference.md#audit-trail).
 package audit
 
 import (
@@ -108,7 +108,7 @@ func (e Entry) values() []any {
 }
 
 // Action is the message of a line of the audit trail. Operator and servers use the same
-// actions (docs/operations.md#audit-trail).
+// actions (docs/reference.md#audit-trail).
 type Action string
 
 const (

@@ -43,10 +43,10 @@ func TestEntryLeavesOutWhatIsNotSet(t *testing.T) {
 
 // TestDocument expects the document to list exactly the messages and keys that are logged.
 func TestDocument(t *testing.T) {
-	data, err := os.ReadFile("../../../docs/operations.md")
+	data, err := os.ReadFile("../../../docs/reference.md")
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(data), "\n## Audit trail\n")
-	require.True(t, found, "docs/operations.md has no section Audit trail")
+	require.True(t, found, "docs/reference.md has no section Audit trail")
 	section, _, _ = strings.Cut(section, "\n## ")
 
 	var messages, keys []string

@@ -4586,7 +4586,7 @@ func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.Reference
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a step is made only while every guard allows it. Deletion candidates and instances that do not run yet pass every guard (docs/operations.md#guards-for-scale-down).",
+				Description: "ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a step is made only while every guard allows it. Deletion candidates and instances that do not run yet pass every guard (docs/reference.md#guards-for-scale-down).",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"maxUnavailable": {

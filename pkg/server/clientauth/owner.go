@@ -26,7 +26,7 @@ import (
 const maxClusterLength = 128
 
 // Owner is the stored Kubernetes cluster that a tenant belongs to
-// (docs/server.md#storage).
+// (docs/server-reference.md#storage).
 type Owner struct {
 	// KubernetesCluster is the UID of the cluster's namespace kube-system.
 	KubernetesCluster string    `json:"kubernetes_cluster"`

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package config reads and validates the configuration of one shard server
-// (docs/server.md#configuration): JSON with comments and trailing commas.
+// (docs/server-reference.md#configuration): JSON with comments and trailing commas.
 package config
 
 import (
@@ -125,7 +125,7 @@ type Defaults struct {
 }
 
 // Userdata is the script or cloud-init configuration that instances start with, before
-// decoding and rendering (docs/server.md#userdata).
+// decoding and rendering (docs/server-reference.md#userdata).
 type Userdata struct {
 	// Inline is the userdata itself, and URL is where to fetch it. At most one is set.
 	Inline string
@@ -146,7 +146,7 @@ const (
 	EncodingGzipBase64 = "base64+gzip"
 )
 
-// File is a file that agents write on their instances (docs/server.md#files).
+// File is a file that agents write on their instances (docs/server-reference.md#files).
 type File struct {
 	// Kind is one of certificate, secret, storage, env, json and string.
 	Kind string

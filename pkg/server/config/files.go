@@ -19,7 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Kinds of files (docs/server.md#files).
+// Kinds of files (docs/server-reference.md#files).
 const (
 	FileCertificate = "certificate"
 	FileSecret      = "secret"

@@ -115,7 +115,7 @@ const retiredKey = "retired_uids"
 const marksKey = "group_marks"
 
 // decode keeps unknown fields, which a later version has stored. A name with an underscore is
-// such a field, and not a tenant (docs/server.md#format-versions).
+// such a field, and not a tenant (docs/server-reference.md#format-versions).
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {

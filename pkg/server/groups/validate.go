@@ -174,7 +174,7 @@ func validateStatic(change Change, group *Group) field.ErrorList {
 }
 
 // Limits for operators, so that no tenant can fill the memory of the shard that others use
-// too (docs/server.md#limits).
+// too (docs/server-reference.md#limits).
 const (
 	maxGroups     = 1000
 	maxVars       = 64

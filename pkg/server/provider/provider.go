@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package provider defines the interface of instance providers (docs/server.md#providers).
+// Package provider defines the interface of instance providers (docs/server-reference.md#providers).
 // Package providertest tests implementations.
 package provider
 

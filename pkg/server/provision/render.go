@@ -17,7 +17,7 @@ import (
 )
 
 // facts are the values that the templates of arguments and userdata can use
-// (docs/server.md#userdata). They have no host name or address, which are unknown before the
+// (docs/server-reference.md#userdata). They have no host name or address, which are unknown before the
 // instance runs, and no .Image, because there are no images.
 type facts struct {
 	Instance struct{ ID, Group, Kind, Arch, Type string }
@@ -63,7 +63,7 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 }
 
 // FileFacts are the values that the templates of files can use: the values for arguments, and
-// the agent's report about its machine (docs/server.md#files).
+// the agent's report about its machine (docs/server-reference.md#files).
 type FileFacts struct {
 	facts
 	Instance struct{ ID, Kind, Arch, Type, Hostname, IP4, IP6 string }

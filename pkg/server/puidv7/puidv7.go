@@ -111,7 +111,7 @@ func (id ID) Time() time.Time {
 
 // StorageKey returns the form of id in keys of the object storage. The UUID is
 // before the prefix, so that ids with any prefix sort by time
-// (docs/server.md#storage).
+// (docs/server-reference.md#storage).
 func (id ID) StorageKey() string {
 	return id.UUID.String() + "-" + id.Prefix
 }

@@ -25,7 +25,7 @@ import (
 // the client opens connections with the old certificate until it has stored the next one.
 const Grace = 10 * time.Minute
 
-// Record is the stored registration of an operator (docs/server.md#storage).
+// Record is the stored registration of an operator (docs/server-reference.md#storage).
 //
 // Its key consists of tenant and client id, and the client id of every operator of
 // a tenant is the cluster id, so a new registration replaces the previous one. Check

@@ -58,7 +58,7 @@ func WithoutKeys(store storage.Store) *Encrypted { return &Encrypted{store: stor
 var errNoKey = errors.New("there is no encryption key")
 
 // newCipher returns AES-256-GCM. The sealed data consists of 12 random bytes, the
-// ciphertext and its tag (docs/server.md#keys).
+// ciphertext and its tag (docs/server-reference.md#keys).
 func newCipher(key []byte) (cipher.AEAD, error) {
 	if err := checkSize(key); err != nil {
 		return nil, err

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package secrets stores the secrets of a cluster: its keys, and the secrets for files of
-// instances (docs/server.md#keys).
+// instances (docs/server-reference.md#keys).
 package secrets
 
 import (

@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// Keys of objects of the whole cluster (docs/server.md#storage).
+// Keys of objects of the whole cluster (docs/server-reference.md#storage).
 const (
 	// AuthorityKey is the CA certificate that agents and operators trust, PEM.
 	AuthorityKey = "ca.crt"
@@ -19,7 +19,7 @@ const (
 	SecretPrefix = "secret/"
 )
 
-// Names of the secrets that only servers may read (docs/server.md#keys).
+// Names of the secrets that only servers may read (docs/server-reference.md#keys).
 const (
 	AuthoritySecret = "ca.key"
 	NonceSecret     = "registration-nonce.key"

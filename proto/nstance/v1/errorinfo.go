@@ -5,7 +5,7 @@ package nstancev1
 
 // ReasonNotServing is the reason in the google.rpc.ErrorInfo of each Unavailable of a
 // server that leads its shard and cannot serve it before an administrator does something.
-// The text of the error says what (docs/server.md#lost-objects).
+// The text of the error says what (docs/server-reference.md#lost-objects).
 const ReasonNotServing = "NOT_SERVING"
 
 // The google.rpc.ErrorInfo of a request whose revision is older than an accepted one

@@ -35,7 +35,7 @@ const (
 	ConditionScalingDown = "ScalingDown"
 	// ConditionShortfall, on a pool, is true while a shard reports that it has no capacity
 	// or quota for an instance, or has lent instances to other shards. The condition
-	// exists after the first shortfall (docs/operations.md#a-zone-without-stock).
+	// exists after the first shortfall (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
 	ConditionShortfall = "Shortfall"
 	// ConditionPaused, on all kinds but the shard group and the template, is true while
 	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
@@ -56,7 +56,7 @@ const (
 	ConditionAvailable = "Available"
 )
 
-// Condition reasons that several kinds share. docs/operations.md#conditions describes how to
+// Condition reasons that several kinds share. docs/reference.md#conditions describes how to
 // react.
 const (
 	// ReasonReady: the actual state is the requested state.

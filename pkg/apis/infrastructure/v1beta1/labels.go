@@ -64,7 +64,7 @@ const (
 )
 
 // Annotations on an NstanceMachine that repeat its status, so that the instance is found
-// again after a restore without the status (docs/operations.md#backup-and-restore). The
+// again after a restore without the status (docs/runbooks/backup-and-restore.md#backup-and-restore). The
 // status precedes them.
 const (
 	// AnnotationRequest is the create request of the instance: {shard}/{request id}.
@@ -95,28 +95,28 @@ const AnnotationKept = "nstance.dev/kept-for"
 // AnnotationLent is on a shard group whose size differs from its share of the replicas,
 // because a shard had no capacity. It says how many instances the shard has lent to others,
 // less than 0 if it has borrowed them, of which replicas and among which shards
-// (docs/operations.md#a-zone-without-stock).
+// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
 const AnnotationLent = "nstance.dev/lent"
 
 // AnnotationReplaces is on a shard group that is older than the group on its shard, as
 // after a restore of etcd: an administrator sets it to the revision that the condition
 // Ready names, {uid}/{generation}, or for a group that was deleted to the uid of the
 // shard group. The operator then sends the shard group all the same. The annotation has
-// no effect on any other revision (docs/operations.md#backup-and-restore).
+// no effect on any other revision (docs/runbooks/backup-and-restore.md#backup-and-restore).
 const AnnotationReplaces = "nstance.dev/replaces-revision"
 
 // AnnotationAbandonedShard is on a shard group or an NstanceMachine that is being deleted
 // although its shard is not configured any more, because the shard is lost: an
 // administrator sets it to the value that the condition Ready names, {shard}/{number of
 // instances} or {shard}/{instance id}. The object is then deleted without a confirmation of
-// the shard, and its instances are given up (docs/operations.md#a-shard-that-is-lost).
+// the shard, and its instances are given up (docs/runbooks/a-shard-that-is-lost.md#a-shard-that-is-lost).
 const AnnotationAbandonedShard = "nstance.dev/abandoned-shard"
 
 // AnnotationConfirmedAddress is the beginning of annotations of the ConfigMap
 // nstance-shards; the rest is the id of a shard. An administrator confirms with such an
 // annotation that the server at an address, the value, serves the shard although its
 // certificate names no shard and it reports no known instance. The annotation has no effect
-// while the shard has another address (docs/operations.md#servers-that-name-no-shard).
+// while the shard has another address (docs/certificates.md#servers-that-name-no-shard).
 const AnnotationConfirmedAddress = "nstance.dev/confirmed-address."
 
 // ShardGroupName is the name of the shard group of group on shard. It is

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package statemetrics exports the content of the operator's caches as metrics: the shards,
-// their groups, the machines, and the caches themselves (docs/operations.md#metrics). The
+// their groups, the machines, and the caches themselves (docs/reference.md#metrics). The
 // caches are read at each scrape, so that metrics are never older than the caches. No label
 // has the name of a Node, a Pod or an instance: the number of series is bounded by groups ×
 // shards.

@@ -196,7 +196,7 @@ const (
 )
 
 // The number of series is bounded by groups × shards. More instances and more drains do not
-// add series (docs/operations.md#metrics).
+// add series (docs/reference.md#metrics).
 func TestSeriesOf1000PoolsOn3Shards(t *testing.T) {
 	ids := []string{"a", "b", "c"}
 	for _, test := range []struct {

@@ -139,7 +139,7 @@ var errReplaced = status.Error(codes.Aborted, "another stream of this instance h
 const (
 	// reportInterval is how often an agent may report in the long run, and reportBurst how
 	// many reports it may send at once. Further reports are read later
-	// (docs/server.md#limits).
+	// (docs/server-reference.md#limits).
 	reportInterval = 500 * time.Millisecond
 	reportBurst    = 10
 )

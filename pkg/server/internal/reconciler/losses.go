@@ -260,7 +260,7 @@ func (r *reconciliation) others() map[instance.GroupKey][]instance.Instance {
 
 // confirmations decide how long the managed instances of a group are left alone because some
 // of them were missing when this server began to lead: an operator may send another size
-// (docs/server.md#lost-objects).
+// (docs/server-reference.md#lost-objects).
 type confirmations struct {
 	mu sync.Mutex
 	// first has the groups that existed when this server began to lead.

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package clusterkeys creates and reads the keys of a cluster: the key of its certificate
-// authority and the key of its registration nonces (docs/server.md#keys).
+// authority and the key of its registration nonces (docs/server-reference.md#keys).
 package clusterkeys
 
 import (

@@ -19,7 +19,7 @@ import (
 )
 
 // Labels of a Node. A shard finds its instances by the first three labels
-// (docs/server.md#providers). If it has no record of an instance, it restores tenant, group
+// (docs/server-reference.md#providers). If it has no record of an instance, it restores tenant, group
 // and LabelOnDemand from the labels.
 const (
 	LabelManaged   = "nstance.dev/managed"

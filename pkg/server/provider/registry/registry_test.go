@@ -12,11 +12,11 @@ import (
 )
 
 func TestEveryProviderIsDocumented(t *testing.T) {
-	document, err := os.ReadFile("../../../../docs/server.md")
+	document, err := os.ReadFile("../../../../docs/server-reference.md")
 	require.NoError(t, err)
 	for name := range Providers {
 		if !strings.Contains(string(document), "\n| `"+name+"` | ") {
-			t.Errorf("provider %s is not in the table of docs/server.md", name)
+			t.Errorf("provider %s is not in the table of docs/server-reference.md", name)
 		}
 	}
 }

@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package awssecrets stores secrets in AWS Secrets Manager and in AWS Parameter Store, and
-// decrypts keys with AWS KMS (docs/server.md#keys).
+// decrypts keys with AWS KMS (docs/server-reference.md#keys).
 package awssecrets
 
 import (

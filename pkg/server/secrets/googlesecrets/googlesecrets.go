@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package googlesecrets stores secrets in Google Secret Manager (docs/server.md#keys).
+// Package googlesecrets stores secrets in Google Secret Manager (docs/server-reference.md#keys).
 package googlesecrets
 
 import (

@@ -330,10 +330,10 @@ func testKeys(t *testing.T, b Backend) {
 	}
 }
 
-// testPermissions compares the table of docs/server.md#keys with the calls of servers, and
+// testPermissions compares the table of docs/server-reference.md#keys with the calls of servers, and
 // with the calls that only nstance-admin makes.
 func testPermissions(t *testing.T, b Backend) {
-	document, err := os.ReadFile("../../../../docs/server.md")
+	document, err := os.ReadFile("../../../../docs/server-reference.md")
 	require.NoError(t, err)
 	row := regexp.MustCompile("(?m)^\\| `" + b.Provider + "` \\|.*\\|(.*)\\|$").FindSubmatch(document)
 	require.NotNil(t, row)

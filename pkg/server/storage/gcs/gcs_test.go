@@ -109,7 +109,7 @@ func TestDocumentedPermissions(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), "a"))
 
-	data, err := os.ReadFile("../../../../docs/server.md")
+	data, err := os.ReadFile("../../../../docs/server-reference.md")
 	require.NoError(t, err)
 	var documented, permissions []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `(storage\\.[a-z]+\\.[a-z]+)` \\| (.+) \\|$").FindAllStringSubmatch(string(data), -1) {

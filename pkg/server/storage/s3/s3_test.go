@@ -114,7 +114,7 @@ func TestDocumentedPermissions(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, store.Delete(t.Context(), "a"))
 
-	data, err := os.ReadFile("../../../../docs/server.md")
+	data, err := os.ReadFile("../../../../docs/server-reference.md")
 	require.NoError(t, err)
 	_, section, found := strings.Cut(string(data), "\n### Amazon S3\n")
 	require.True(t, found)

@@ -15,7 +15,7 @@ import (
 //
 // ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a
 // step is made only while every guard allows it. Deletion candidates and instances that do
-// not run yet pass every guard (docs/operations.md#guards-for-scale-down).
+// not run yet pass every guard (docs/reference.md#guards-for-scale-down).
 type ScaleDownGuardsApplyConfiguration struct {
 	// maxUnavailable is the number of instances of the pool that may be removed at once, as a number
 	// or as a percentage of its instances, which is rounded down and is at least 1. An

@@ -239,7 +239,7 @@ func resizes(shards []shardState, sizes []int32) bool {
 // replaces returns the value of AnnotationReplaces for a shard group that gets a size.
 //
 // A shard group that a restore of etcd has made older than the group on its shard is not
-// sent (docs/operations.md#backup-and-restore). When the replicas of its pool are changed
+// sent (docs/runbooks/backup-and-restore.md#backup-and-restore). When the replicas of its pool are changed
 // afterwards, the user wants the new size now, and it replaces the size on the shard.
 // A size that terminates instances does not: the replicas may have been changed by an
 // autoscaler that has not seen the instances of the shard. An administrator decides about it.

@@ -290,7 +290,7 @@ func (c *Controller) renew(ctx context.Context, o observation) error {
 	return fmt.Errorf("renew the client certificate: %w", failures.join())
 }
 
-// Reasons of the condition IdentityReady. docs/operations.md describes what to do.
+// Reasons of the condition IdentityReady. docs/reference.md describes what to do.
 const (
 	reasonCAMissing    = "CAMissing"
 	reasonCAInvalid    = "CAInvalid"

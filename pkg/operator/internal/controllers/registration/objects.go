@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/base/keys"
 )
 
-// Keys of the objects (docs/operations.md#identity).
+// Keys of the objects (docs/certificates.md#identity).
 const (
 	caKey         = "ca.crt"
 	nonceKey      = "nonce.jwt"

@@ -3,7 +3,7 @@
 
 // Package workload reports whether the operator can read the Nodes of a workload cluster other
 // than its own cluster. While it cannot, it still scales pools; drains and Pods that request
-// machines wait (docs/operations.md#management-cluster-and-workload-cluster).
+// machines wait (docs/install.md#management-cluster-and-workload-cluster).
 package workload
 
 import (

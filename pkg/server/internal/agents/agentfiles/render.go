@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package agentfiles makes the files of instances and sends them to the agents
-// (docs/server.md#files). It stores nothing: the reports of an agent say which files it has.
+// (docs/server-reference.md#files). It stores nothing: the reports of an agent say which files it has.
 package agentfiles
 
 import (
