@@ -10,6 +10,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // Settings are the settings of a group that an operator may configure, apart from its size.
@@ -20,6 +21,34 @@ type Settings struct {
 	// SubnetPools are pool ids in the order in which they are tried.
 	SubnetPools []string          `json:"subnet_pools,omitempty"`
 	Vars        map[string]string `json:"vars,omitempty"`
+}
+
+// SettingsOf returns the settings of a request.
+func SettingsOf(config *nstancev1.GroupConfig) Settings {
+	return Settings{
+		Template:     config.GetTemplate(),
+		InstanceType: config.GetInstanceType(),
+		SubnetPools:  config.GetSubnets(),
+		Vars:         config.GetVars(),
+	}
+}
+
+// SettingsMessage returns the message with settings.
+func SettingsMessage(s Settings) *nstancev1.GroupSettings {
+	return &nstancev1.GroupSettings{
+		Template:     s.Template,
+		InstanceType: s.InstanceType,
+		Subnets:      s.SubnetPools,
+		Vars:         s.Vars,
+	}
+}
+
+// ReportSettings writes settings into the status of a group, whose fields have the same names.
+func ReportSettings(status *nstancev1.GroupStatus, s Settings) {
+	status.Template = s.Template
+	status.InstanceType = s.InstanceType
+	status.Subnets = s.SubnetPools
+	status.Vars = s.Vars
 }
 
 // infraSettings are the settings that only a new instance can receive: their part of

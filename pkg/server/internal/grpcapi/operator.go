@@ -70,7 +70,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 		return nil, status.Errorf(codes.InvalidArgument, "group %s: config: Required value", key)
 	}
 	group, changed, err := s.Store.Upsert(ctx, key, groups.Change{
-		Settings:    settingsFrom(wanted),
+		Settings:    groups.SettingsOf(wanted),
 		Declarative: request.GetDeclarative(),
 		Size:        wanted.GetSize(),
 		RemoveFirst: request.GetRemoveFirst(),

@@ -19,7 +19,7 @@ import (
 func TestEverySettingIsReceivedAndReported(t *testing.T) {
 	var config nstancev1.GroupConfig
 	settingstest.Fill(&config)
-	received := settingsFrom(&config)
+	received := groups.SettingsOf(&config)
 	values := reflect.ValueOf(received)
 	for i := range values.NumField() {
 		if values.Field(i).IsZero() {
