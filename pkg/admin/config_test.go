@@ -40,9 +40,10 @@ func TestConfig(t *testing.T) {
 		t.Helper()
 		content, err := os.ReadFile(s.ConfigPath())
 		require.NoError(t, err)
+		require.Contains(t, string(content), old)
 		require.NoError(t, os.WriteFile(s.ConfigPath(), []byte(strings.ReplaceAll(string(content), old, new)), 0o600))
 	}
-	edit("// Not read", "// Never read")
+	edit("// The provider does not read it", "// The provider never reads it")
 	refreshed := row(mustRun(t, "config", "refresh"))
 	after := row(mustRun(t, "config", "status"))[1]
 	if strings.Join(refreshed, " ") != "us-west-2a true "+before+" "+after || after == before {
