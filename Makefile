@@ -177,7 +177,7 @@ soak: ## Change pools at random while parts of the system fail, for 20 minutes.
 .PHONY: bench-targets
 bench-targets: ## Run every benchmark once; a target that is missed fails. Nothing is recorded.
 	NSTANCE_TEST_FULL=1 $(GOTEST) bench -run '^$$' -bench . ./...
-	cd e2e && NSTANCE_TEST_FULL=1 $(GOTEST) bench-e2e -p 1 -run '^$$' -bench . -benchtime 1x -timeout 60m $$(grep -rlE '^func Benchmark' --include='*_test.go' . | xargs -n1 dirname | sort -u)
+	cd e2e && NSTANCE_TEST_FULL=1 $(GOTEST) bench-e2e -p 1 -run '^$$' -bench . -benchtime 1x -timeout 60m $$(grep -rlE '^func Benchmark' --include='*_test.go' --exclude-dir=.cache . | xargs -n1 dirname | sort -u)
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.

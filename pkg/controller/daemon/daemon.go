@@ -130,7 +130,8 @@ type Access struct {
 	limiter *rate.Limiter
 }
 
-// NewAccess returns an Access that the API server decides.
+// NewAccess returns an Access that sends a TokenReview and a SubjectAccessReview for each
+// request.
 func NewAccess(authentication authenticationclient.AuthenticationV1Interface, authorization authorizationclient.AuthorizationV1Interface) *Access {
 	return &Access{
 		tokens:  authentication.TokenReviews(),
@@ -139,8 +140,7 @@ func NewAccess(authentication authenticationclient.AuthenticationV1Interface, au
 	}
 }
 
-// NewAccess returns an Access that sends a TokenReview and a SubjectAccessReview for each
-// request.
+// Protect returns a handler that serves only requests with access.
 func (m *Access) Protect(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		status, err := m.review(r.Context(), r.Header.Get("Authorization"))

@@ -176,7 +176,7 @@ func PodNamespace() (string, error) {
 	return strings.TrimSpace(string(namespace)), nil
 }
 
-// ErrRestored: the caches of this process are newer than the API server.
+// ErrRestored means that the caches of this process are newer than the API server.
 var ErrRestored = errors.New("the API server was restored from a backup that is older than the caches of this process")
 
 // CachedKind is a kind whose cache can be compared with the API server.

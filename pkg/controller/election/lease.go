@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
-// ErrNotLeader: a write was not sent, because the Lease was not renewed in time.
+// ErrNotLeader means that a write was not sent, because the Lease was not renewed in time.
 var ErrNotLeader = errors.New("the lease of the leader was not renewed in time")
 
 // Lease is the lock of the election. It also records until when this process may act as the

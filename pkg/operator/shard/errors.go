@@ -17,7 +17,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// ErrUnknownShard: the shard of a call has no endpoint.
+// ErrUnknownShard means that the shard of a call has no endpoint.
 var ErrUnknownShard = errors.New("shard is not configured")
 
 // ErrRemoved is the cause (context.Cause) of the end of a shard's context when the shard was
@@ -25,8 +25,8 @@ var ErrUnknownShard = errors.New("shard is not configured")
 // change of the address or a shutdown.
 var ErrRemoved = errors.New("shard was removed from the configuration")
 
-// WrongServerError: the server of another shard or cluster listens at the address of a shard.
-// The shard counts as unreachable: the call was not sent, or it was a read whose reply is
+// WrongServerError means that the server of another shard or cluster listens at the address of a
+// shard. The shard counts as unreachable: the call was not sent, or it was a read whose reply is
 // ignored.
 type WrongServerError struct {
 	// Want and Got name the servers (identifier.ServerURI).

@@ -54,7 +54,7 @@ func TestNoResponse(t *testing.T) {
 				defer cancel()
 				aborted := false
 				go func() {
-					defer func() { aborted = recover() == http.ErrAbortHandler }()
+					defer func() { aborted = http.ErrAbortHandler == recover() }()
 					f.Inject(request.WithContext(ctx), all, func() {})
 				}()
 				synctest.Wait()

@@ -129,7 +129,7 @@ func declared(message *nstancev1.GroupSettings) *shard.GroupSettings {
 
 // groupConfig returns the configuration of an UpsertGroup request.
 func groupConfig(config shard.GroupConfig) *nstancev1.GroupConfig {
-	message := config.GroupSettings.Config()
+	message := config.Config()
 	message.Size = config.Size
 	return message
 }
