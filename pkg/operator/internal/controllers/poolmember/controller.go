@@ -8,6 +8,7 @@
 package poolmember
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -160,23 +161,25 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	}
 }
 
-// nstanceMachineChanged records existing NstanceMachines, and enqueues the pool when one was
-// created or deleted. The record of a deleted NstanceMachine is dropped, unless its shard
-// still lists the instance: it would be created again.
+// nstanceMachineChanged records which instances of a pool have or had an NstanceMachine, and
+// enqueues the pool when an NstanceMachine was created or deleted.
 func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine) {
-	nstanceMachine := after
-	if after == nil {
-		nstanceMachine = before
-	}
-	pool := controllers.PoolOf(nstanceMachine)
-	if pool == nil || before != nil && after != nil && before.UID == after.UID {
+	if before != nil && after != nil && before.UID == after.UID {
 		return
 	}
-	shard := string(nstanceMachine.Spec.Shard)
-	if after != nil || c.ids(shard, string(nstanceMachine.Spec.GroupRef.Name)).Has(nstanceMachine.Name) {
-		c.states.addInstance(pool.UID, nstanceMachine.Name, shard)
+	nstanceMachine := cmp.Or(after, before)
+	pool := controllers.PoolOf(nstanceMachine)
+	if pool == nil {
+		return
+	}
+	instanceID := nstanceMachine.Name
+	shard, group := string(nstanceMachine.Spec.Shard), string(nstanceMachine.Spec.GroupRef.Name)
+	// A listed instance without a record would get an NstanceMachine (planCreation). The record
+	// of a deleted NstanceMachine therefore stays until the shard no longer lists the instance.
+	if after == nil && !c.ids(shard, group).Has(instanceID) {
+		c.states.dropInstances(pool.UID, func(id, _ string) bool { return id == instanceID })
 	} else {
-		c.states.dropInstances(pool.UID, func(id, _ string) bool { return id == nstanceMachine.Name })
+		c.states.addInstance(pool.UID, instanceID, shard)
 	}
 	c.queue.AddAfter(c.key(pool.Name), controller.BatchPeriod)
 }

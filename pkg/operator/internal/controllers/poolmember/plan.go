@@ -107,22 +107,24 @@ func createsMachines(observed observation) bool {
 		len(observed.machinePools) == 1 && !deleting(observed.machinePools[0])
 }
 
-// planDeletion removes instances by deleting their Machines, which Cluster API drains:
-// instances that a scale-down has selected (distribute.Divide) and instances to replace. An
-// NstanceMachine without a Machine waits for it, unless Cluster API will not create it.
+// planDeletion removes the instances that a scale-down has selected (distribute.Divide), or all
+// instances if the pool is being deleted, and the instances to replace. It deletes their
+// Machines, because Cluster API drains the Node of a deleted Machine.
 func planDeletion(observed observation, d *decision) {
 	ids := observed.selected
 	if deleting(observed.pool) {
 		ids = slices.Sorted(maps.Keys(observed.nstanceMachines))
 	}
 	for _, id := range ids {
-		machine, nstanceMachine := observed.machines[id], observed.nstanceMachines[id]
-		switch {
-		case machine != nil:
+		if machine := observed.machines[id]; machine != nil {
 			if !deleting(machine) {
 				d.deleteMachines = append(d.deleteMachines, machine)
 			}
-		case nstanceMachine != nil && !deleting(nstanceMachine) && getsNoMachines(observed):
+			continue
+		}
+		// If Cluster API has yet to create the Machine, a later sync deletes the Machine.
+		nstanceMachine := observed.nstanceMachines[id]
+		if nstanceMachine != nil && !deleting(nstanceMachine) && getsNoMachines(observed) {
 			d.deleteWithoutMachine = append(d.deleteWithoutMachine, nstanceMachine)
 		}
 	}
