@@ -90,26 +90,27 @@ func newClients(options *Options) (*clients, error) {
 	return made, made.addWorkload(options, config)
 }
 
-// addWorkload makes the clients of the cluster with the Nodes. config is the configuration
-// of all other clients.
-func (c *clients) addWorkload(options *Options, config *rest.Config) error {
+// addWorkload makes the clients of the workload cluster, which has the Nodes. ours is the
+// configuration of the clients of the operator's cluster.
+func (c *clients) addWorkload(options *Options, ours *rest.Config) error {
 	external, err := workloadConfig(options)
 	if err != nil {
 		return err
 	}
-	c.workload.Kube = c.kube
-	if external != nil {
-		adjust(external)
-		external.Wrap(c.lease.Guard)
-		config, c.workloadServer = external, external.Host
-		if c.workload.Kube, err = newKube(config); err != nil {
-			return fmt.Errorf("workload cluster: %w", err)
-		}
+	if external == nil {
+		// The operator's cluster is the workload cluster.
+		c.workload.Kube = c.kube
+		c.workload.Metadata, err = newMetadata(ours)
+		return err
 	}
-	if c.workload.Metadata, err = metadata.NewForConfig(config); err != nil {
-		return fmt.Errorf("make the client for metadata: %w", err)
+	adjust(external)
+	external.Wrap(c.lease.Guard)
+	c.workloadServer = external.Host
+	if c.workload.Kube, err = newKube(external); err != nil {
+		return fmt.Errorf("workload cluster: %w", err)
 	}
-	return nil
+	c.workload.Metadata, err = newMetadata(external)
+	return err
 }
 
 // adjust sets the options that all configurations share.
@@ -128,6 +129,14 @@ func newKube(config *rest.Config) (kubernetes.Interface, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
+	}
+	return client, nil
+}
+
+func newMetadata(config *rest.Config) (metadata.Interface, error) {
+	client, err := metadata.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client for metadata: %w", err)
 	}
 	return client, nil
 }
