@@ -139,7 +139,7 @@ func newOperatorRevokeCommand() *cobra.Command {
 	options.addFlags(command.Flags())
 	options.addTenantFlag(command.Flags())
 	command.Flags().StringVar(&options.clusterID, "cluster-id", "", clusterIDUsage)
-	command.Flags().StringVar(&options.client, "client", "", "id of another client, as \"operator list\" has it (default: the cluster id, which is that of the operator)")
+	command.Flags().StringVar(&options.client, "client", "", "id of another client, as \"operator list\" has it (default: the cluster id, which is the client id of the operator)")
 	command.Flags().BoolVar(&options.all, allFlag, false, "revoke all certificates that exist")
 	command.Flags().StringVar(&options.serial, serialFlag, "", "revoke the certificate with this serial number, hexadecimal")
 	return command
@@ -165,26 +165,33 @@ func (o *revokeOptions) validate() error {
 	return wrong.join()
 }
 
-// revoke revokes certificates, and returns a description of them.
+// revoke revokes certificates, and describes them for the message "Revoked %s of the operator".
 func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) {
 	store, err := o.open(ctx)
 	if err != nil {
 		return "", err
 	}
-	client := cmp.Or(o.client, o.clusterID)
-	if client == "" {
-		if client, err = readClusterID(ctx, store); err != nil {
-			return "", err
-		}
+	client, err := o.clientID(ctx, store)
+	if err != nil {
+		return "", err
 	}
 	if o.serial != "" {
 		return "certificate " + o.serial, registration.Revoke(ctx, store, o.tenant, client, o.serial)
 	}
-	numbers, err := registration.RevokeAll(ctx, store, o.tenant, client)
-	if len(numbers) == 0 {
+	registered, err := registration.RevokeAll(ctx, store, o.tenant, client)
+	if len(registered) == 0 {
 		return "all certificates, none of them registered,", err
 	}
-	return fmt.Sprintf("all certificates (registered: %s)", strings.Join(numbers, ", ")), err
+	return fmt.Sprintf("all certificates (registered: %s)", strings.Join(registered, ", ")), err
+}
+
+// clientID returns the client id of the certificates to revoke. The client id of an operator is
+// the cluster id (docs/protocol.md#authentication).
+func (o *revokeOptions) clientID(ctx context.Context, store storage.Store) (string, error) {
+	if id := cmp.Or(o.client, o.clusterID); id != "" {
+		return id, nil
+	}
+	return readClusterID(ctx, store)
 }
 
 // readClusterID returns the id of the cluster in the certificate of its authority.
@@ -221,7 +228,7 @@ func newOperatorIssueCommand() *cobra.Command {
 		Use:   "issue --storage-bucket BUCKET --identity-dir DIR",
 		Short: "Issue a certificate for an administrator, with the rights of a tenant's operator",
 		Long: "Issue a certificate for an administrator, with the rights of a tenant's operator.\n" +
-			"It has a client id of its own: that of the operator stays valid.",
+			"The certificate has its own client id, so the certificate of the operator stays valid.",
 		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := options.validate(); err != nil {
