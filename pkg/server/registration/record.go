@@ -238,22 +238,32 @@ func Revoke(ctx context.Context, store storage.Store, tenant, clientID, number s
 	})
 }
 
-// RevokeAll revokes all existing certificates and nonces of a client, and returns the serial
-// numbers of registered certificates.
-func RevokeAll(ctx context.Context, store storage.Store, tenant, clientID string) (numbers []string, err error) {
+// RevokeAll revokes all certificates and nonces of a client that exist. It returns the serial
+// numbers of the registered certificates.
+func RevokeAll(ctx context.Context, store storage.Store, tenant, clientID string) (registered []string, err error) {
 	err = updateRecord(ctx, store, tenant, clientID, func(record *Record) (Record, error) {
-		numbers = nil
-		if record != nil && record.CertSerial != "" {
-			numbers = append(numbers, record.CertSerial)
-		}
-		if record != nil && record.PreviousSerial != "" {
-			numbers = append(numbers, record.PreviousSerial)
-		}
-		changed := record.revoked(tenant, clientID, numbers...)
+		registered = record.serials()
+		changed := record.revoked(tenant, clientID, registered...)
+		// The serial numbers of certificates without a registration are unknown.
 		changed.RevokedBefore = changed.RevokedAt
 		return changed, nil
 	})
-	return numbers, err
+	return registered, err
+}
+
+// serials returns the serial numbers of the registered certificates: the latest certificate and
+// the certificate that it replaced. The record may be nil.
+func (r *Record) serials() []string {
+	if r == nil {
+		return nil
+	}
+	var numbers []string
+	for _, number := range []string{r.CertSerial, r.PreviousSerial} {
+		if number != "" {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers
 }
 
 // revoked returns a copy of the record, which may be nil, with more revoked serial
