@@ -74,8 +74,8 @@ func (h *Health) handler(other http.Handler) http.Handler {
 	return mux
 }
 
-// Serve serves the handler at address until ctx is done. It returns once the
-// address is bound.
+// Serve listens at address and returns. Until ctx is done, a goroutine serves the probes, and
+// passes other requests to other.
 func (h *Health) Serve(ctx context.Context, address string, other http.Handler) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -130,8 +130,7 @@ type Access struct {
 	limiter *rate.Limiter
 }
 
-// NewAccess returns an Access that sends a TokenReview and a SubjectAccessReview for each
-// request.
+// NewAccess returns an Access that sends its reviews with these clients.
 func NewAccess(authentication authenticationclient.AuthenticationV1Interface, authorization authorizationclient.AuthorizationV1Interface) *Access {
 	return &Access{
 		tokens:  authentication.TokenReviews(),
@@ -140,7 +139,8 @@ func NewAccess(authentication authenticationclient.AuthenticationV1Interface, au
 	}
 }
 
-// Protect returns a handler that serves only requests with access.
+// Protect returns a handler that passes the requests of clients with access to handler, and
+// rejects all other requests.
 func (m *Access) Protect(handler http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		status, err := m.review(r.Context(), r.Header.Get("Authorization"))
