@@ -76,8 +76,8 @@ func requestsMachine(pod *metav1.PartialObjectMetadata, cluster string) bool {
 	return requested && (!ok || named == cluster)
 }
 
-// essentials returns a copy of the fields of a Pod that the controller reads. It shares no
-// memory with pod, and contains the kind, which events need.
+// essentials returns a copy of a Pod with only the fields that the controller reads, so that the
+// cache does not keep the others, and with the kind, which events need.
 func essentials(pod *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata {
 	kept := &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -91,6 +91,7 @@ func essentials(pod *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}
 	}
+	// The controller reads an owner only to reject the Pod.
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && excluded(controller) {
 		kept.OwnerReferences = []metav1.OwnerReference{*controller.DeepCopy()}
 	}
