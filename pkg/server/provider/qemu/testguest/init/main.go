@@ -35,7 +35,10 @@ const (
 )
 
 func main() {
-	// The kernel passes arguments of its command line on, never the first of these.
+	// Only a container is started with these arguments. In a virtual machine, the kernel passes
+	// the words of its command line that it does not recognize
+	// (https://docs.kernel.org/admin-guide/kernel-parameters.html): testguest.Append has no such
+	// word.
 	if len(os.Args) == 3 && os.Args[1] == "container" {
 		log("failed: %v", becomeAgent(os.Args[2]))
 		os.Exit(1)
@@ -47,7 +50,8 @@ func main() {
 	select {} // the kernel panics if this process exits
 }
 
-// becomeAgent returns only if that fails.
+// becomeAgent replaces this process with the agent, which gets the userdata in the file at path.
+// It returns only if it fails.
 func becomeAgent(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
