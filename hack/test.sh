@@ -30,11 +30,11 @@ programs() {
 unit() {
 	# The race detector makes another variant of every package, and tests several times slower.
 	if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
-		CGO_ENABLED=1 nice -n 19 hack/gotest.sh unit -race -count=1 -timeout 30m ./...
+		CGO_ENABLED=1 nice -n 5 hack/gotest.sh unit -race -count=1 -timeout 30m ./...
 	else
-		nice -n 19 hack/gotest.sh unit ./...
+		nice -n 5 hack/gotest.sh unit ./...
 	fi
-	(cd hack/tools && nice -n 19 "$root/hack/gotest.sh" tools ./image)
+	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image)
 }
 
 end_to_end() {

@@ -74,7 +74,7 @@ func (c Clients) CreatePods(t testing.TB, timeout time.Duration, pods ...*corev1
 			if !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool {
 				return p.Namespace == pod.Namespace && p.Name == pod.Name && p.Status.Phase == corev1.PodRunning
 			}) {
-				return fmt.Errorf("Pod %s/%s does not run", pod.Namespace, pod.Name)
+				return fmt.Errorf("the Pod %s/%s does not run", pod.Namespace, pod.Name)
 			}
 		}
 		return nil
