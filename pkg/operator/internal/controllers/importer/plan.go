@@ -5,7 +5,6 @@ package importer
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -126,13 +125,12 @@ func commonSettings(found []shardState) v1beta1.GroupSettings {
 	}) {
 		return settings
 	}
-	settings.InstanceType, settings.Vars = declared.InstanceType, maps.Clone(declared.Vars)
-	if settings.Template == "" {
+	template := settings.Template
+	settings = controllers.SpecSettings(*declared)
+	settings.Template = template
+	if template == "" {
 		// The group is static, or the templates differ, and so do their subnets.
-		return settings
-	}
-	for _, id := range declared.Subnets {
-		settings.Subnets = append(settings.Subnets, v1beta1.Identifier(id))
+		settings.Subnets = nil
 	}
 	return settings
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -113,7 +114,7 @@ func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 	wanted := wantedSettings(spec.GroupSettings, group.Static)
 	return group.Size == spec.Size && !group.Deleting &&
 		(!group.ListsInstances || slices.Equal(spec.RemoveFirst, group.RemoveFirst)) &&
-		inEffect(wanted, group.GroupSettings) &&
+		controllers.SettingsInEffect(wanted, group.GroupSettings) &&
 		(group.Declared == nil || group.Declared.Equal(wanted))
 }
 

@@ -33,7 +33,7 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.IsStatic = ptr.To(observed.group.Static)
 		status.Replicas = ptr.To(observed.group.ActualSize)
 		status.ProviderIDs = slices.Sorted(slices.Values(observed.group.ProviderIDs))
-		status.Config = reportedConfig(observed.group)
+		status.Config = controllers.ReportedConfig(observed.group.GroupSettings)
 	case observed.synced:
 		status.IsStatic = ptr.To(false)
 		status.Replicas = ptr.To[int32](0)
@@ -211,7 +211,7 @@ func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardG
 	}
 	applied.LastSyncTime = status.LastSyncTime
 	if status.Config != nil {
-		applied.WithConfig(applyConfig(status.Config))
+		applied.WithConfig(controllers.ApplyConfig(status.Config))
 	}
 	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).WithStatus(applied)
 }

@@ -6,7 +6,6 @@ package shardgroup
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -17,7 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/controller"
-	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -138,14 +137,7 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 // wantedSettings returns the settings to send. It omits template and subnets of a static
 // group: the server's configuration sets them, and the server rejects other values.
 func wantedSettings(spec v1beta1.GroupSettings, static bool) shard.GroupSettings {
-	settings := shard.GroupSettings{
-		Template:     spec.Template,
-		InstanceType: spec.InstanceType,
-		Vars:         spec.Vars,
-	}
-	for _, id := range spec.Subnets {
-		settings.Subnets = append(settings.Subnets, string(id))
-	}
+	settings := controllers.ShardSettings(spec)
 	if static {
 		settings.Template, settings.Subnets = "", nil
 	}
@@ -175,35 +167,4 @@ func staticConflict(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) str
 	}
 	return fmt.Sprintf("the group is static, and its server's configuration sets template and subnets; remove from the pool's spec: %s",
 		strings.Join(conflicts, "; "))
-}
-
-// inEffect reports whether the server reports settings as effective. An empty setting leaves
-// the choice to the server, which also adds its own vars.
-func inEffect(settings, effective shard.GroupSettings) bool {
-	for name, value := range settings.Vars {
-		if got, ok := effective.Vars[name]; !ok || got != value {
-			return false
-		}
-	}
-	return (settings.InstanceType == "" || settings.InstanceType == effective.InstanceType) &&
-		(settings.Template == "" || settings.Template == effective.Template) &&
-		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets))
-}
-
-// reportedConfig returns the settings in effect for the status.
-func reportedConfig(group *shard.Group) *v1beta1.GroupConfig {
-	return &v1beta1.GroupConfig{
-		Template:     group.Template,
-		Subnets:      slices.Clone(group.Subnets),
-		InstanceType: group.InstanceType,
-		Vars:         maps.Clone(group.Vars),
-	}
-}
-
-func applyConfig(config *v1beta1.GroupConfig) *applyv1beta1.GroupConfigApplyConfiguration {
-	return applyv1beta1.GroupConfig().
-		WithTemplate(config.Template).
-		WithSubnets(config.Subnets...).
-		WithInstanceType(config.InstanceType).
-		WithVars(config.Vars)
 }

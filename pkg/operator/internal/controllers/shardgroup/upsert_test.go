@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/settingstest"
 )
@@ -136,10 +137,10 @@ func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 		if !inOrder(&removed, &older) {
 			t.Errorf("%s was removed from spec, and a server that cannot remove it is called again", name)
 		}
-		if reported := reflect.ValueOf(*reportedConfig(&group)).FieldByName(name); !reported.IsValid() || reported.IsZero() {
+		if reported := reflect.ValueOf(*controllers.ReportedConfig(group.GroupSettings)).FieldByName(name); !reported.IsValid() || reported.IsZero() {
 			t.Errorf("%s is not reported", name)
 		}
-		if applied := reflect.ValueOf(*applyConfig(reportedConfig(&group))).FieldByName(name); !applied.IsValid() || applied.IsZero() {
+		if applied := reflect.ValueOf(*controllers.ApplyConfig(controllers.ReportedConfig(group.GroupSettings))).FieldByName(name); !applied.IsValid() || applied.IsZero() {
 			t.Errorf("%s is not written to the status", name)
 		}
 	}

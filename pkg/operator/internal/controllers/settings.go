@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controllers
+
+import (
+	"maps"
+	"slices"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// ShardSettings returns the settings of a spec as the shards get them.
+func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
+	settings := shard.GroupSettings{
+		Template:     spec.Template,
+		InstanceType: spec.InstanceType,
+		Vars:         spec.Vars,
+	}
+	for _, id := range spec.Subnets {
+		settings.Subnets = append(settings.Subnets, string(id))
+	}
+	return settings
+}
+
+// SpecSettings returns the spec whose ShardSettings are settings, for a group that is imported.
+func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
+	spec := v1beta1.GroupSettings{
+		Template:     settings.Template,
+		InstanceType: settings.InstanceType,
+		Vars:         maps.Clone(settings.Vars),
+	}
+	for _, id := range settings.Subnets {
+		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
+	}
+	return spec
+}
+
+// SettingsInEffect reports whether a server reports settings as effective. An empty setting
+// leaves the choice to the server, which also adds its own vars.
+func SettingsInEffect(settings, effective shard.GroupSettings) bool {
+	for name, value := range settings.Vars {
+		if got, ok := effective.Vars[name]; !ok || got != value {
+			return false
+		}
+	}
+	return (settings.InstanceType == "" || settings.InstanceType == effective.InstanceType) &&
+		(settings.Template == "" || settings.Template == effective.Template) &&
+		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets))
+}
+
+// ReportedConfig returns the settings in effect for the status of a shard group.
+func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
+	return &v1beta1.GroupConfig{
+		Template:     effective.Template,
+		Subnets:      slices.Clone(effective.Subnets),
+		InstanceType: effective.InstanceType,
+		Vars:         maps.Clone(effective.Vars),
+	}
+}
+
+// ApplyConfig returns the apply configuration of a ReportedConfig.
+func ApplyConfig(config *v1beta1.GroupConfig) *applyv1beta1.GroupConfigApplyConfiguration {
+	return applyv1beta1.GroupConfig().
+		WithTemplate(config.Template).
+		WithSubnets(config.Subnets...).
+		WithInstanceType(config.InstanceType).
+		WithVars(config.Vars)
+}
