@@ -5,6 +5,7 @@ package httpfault
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -54,7 +55,10 @@ func TestNoResponse(t *testing.T) {
 				defer cancel()
 				aborted := false
 				go func() {
-					defer func() { aborted = http.ErrAbortHandler == recover() }()
+					defer func() {
+						err, _ := recover().(error)
+						aborted = errors.Is(err, http.ErrAbortHandler)
+					}()
 					f.Inject(request.WithContext(ctx), all, func() {})
 				}()
 				synctest.Wait()
