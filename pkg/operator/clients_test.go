@@ -41,6 +41,8 @@ import (
 // apiServer is an API server without objects that records which resources are requested.
 type apiServer struct {
 	*httptest.Server
+	// stopped is closed before the server: a watch that is opened afterwards ends at once.
+	stopped chan struct{}
 
 	mu        sync.Mutex
 	requested sets.Set[string]
@@ -52,9 +54,10 @@ type apiServer struct {
 
 func newAPIServer(t *testing.T) *apiServer {
 	t.Helper()
-	s := &apiServer{requested: sets.New[string](), tokens: sets.New[string](), version: "5"}
+	s := &apiServer{stopped: make(chan struct{}), requested: sets.New[string](), tokens: sets.New[string](), version: "5"}
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
+		close(s.stopped)
 		s.CloseClientConnections()
 		s.Close()
 	})
@@ -80,7 +83,10 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 		})
 	case query.Get("watch") != "":
 		_ = http.NewResponseController(w).Flush()
-		<-r.Context().Done()
+		select {
+		case <-r.Context().Done():
+		case <-s.stopped:
+		}
 	default:
 		kind, version := kindOf(resource)+"List", versionOf(r.URL.Path)
 		if strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadataList") {
