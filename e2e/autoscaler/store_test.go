@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -136,10 +137,30 @@ func untilStoreHealthy(t *testing.T, clusters marekvsclient.MarekvsClusterInterf
 		}
 		status := cluster.Status
 		if status.Phase != marekvsv1alpha1.PhaseHealthy || status.Replicas != nodes || status.ObservedGeneration != cluster.Generation {
-			return fmt.Errorf("the phase is %s with %d nodes: %s", status.Phase, status.Replicas, status.Message)
+			return fmt.Errorf("the phase is %s with %d nodes: %s; %s", status.Phase, status.Replicas, status.Message, storePods(ctx))
 		}
 		return nil
 	})
+}
+
+// storePods describes the Pods of the store: the Node of each, and its conditions that are not true.
+func storePods(ctx context.Context) string {
+	pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err.Error()
+	}
+	var text strings.Builder
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		fmt.Fprintf(&text, "Pod %s on %q, phase %s, deleted %v", pod.Name, pod.Spec.NodeName, pod.Status.Phase, pod.DeletionTimestamp != nil)
+		for _, c := range pod.Status.Conditions {
+			if c.Status != corev1.ConditionTrue {
+				fmt.Fprintf(&text, ", %s %s (%s)", c.Type, c.Status, c.Message)
+			}
+		}
+		text.WriteString("; ")
+	}
+	return text.String()
 }
 
 // nodeOf returns the Node of a Pod of the store.

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -92,6 +93,7 @@ func (s *Store) sync(ctx context.Context) {
 func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 	switch {
 	case pod.Status.PodIP != "":
+		s.report(ctx, pod)
 		return
 	case pod.Spec.NodeName == "" && s.Scheduled:
 		return
@@ -121,11 +123,30 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 		pod: pod.Name, cluster: pod.Labels[v1alpha1.LabelApp], container: run, uid: pod.UID,
 		node: &storetest.Node{Ordinal: int32(ordinal)}, last: now, nextRound: now.Add(roundTime),
 	}
-	_ = s.patchStatus(ctx, pod.Name, map[string]any{
+	if err := s.patchStatus(ctx, pod.Name, map[string]any{
 		"phase": corev1.PodRunning, "podIP": address, "podIPs": []any{map[string]any{"ip": address}},
 		"containerStatuses": []any{run.status()},
-		"conditions":        []any{map[string]any{"type": corev1.PodReady, "status": "True", "lastTransitionTime": metav1.Now()}},
+		"conditions":        readyCondition(),
+	}); err != nil {
+		delete(s.pods, address) // the next sync starts it again
+	}
+}
+
+// report makes a running Pod ready again: the node controller makes the Pods of a Node that has
+// not reported in time not ready, and only the kubelet takes that back.
+func (s *Store) report(ctx context.Context, pod *corev1.Pod) {
+	p := s.pods[pod.Status.PodIP]
+	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
+	if p == nil || p.uid != pod.UID || ready {
+		return
+	}
+	_ = s.patchStatus(ctx, pod.Name, map[string]any{"conditions": readyCondition()})
+}
+
+func readyCondition() []any {
+	return []any{map[string]any{"type": corev1.PodReady, "status": "True", "lastTransitionTime": metav1.Now()}}
 }
 
 // podIndexLabel is set by the StatefulSet controller.

@@ -98,12 +98,19 @@ func (a *agentStreams) patch() (files map[string]string, hash string) {
 	}
 }
 
-// sendKey answers one request for keys.
-func (a *agentStreams) sendKey() ed25519.PublicKey {
+// untilKeyRequested receives one request for keys. The server ignores keys of an agent before
+// it has the agent's streams.
+func (a *agentStreams) untilKeyRequested() {
 	a.t.Helper()
 	request, err := a.keys.Recv()
 	require.NoError(a.t, err)
 	require.Equal(a.t, []string{"kubelet.server"}, request.GetKeyNames())
+}
+
+// sendKey answers one request for keys.
+func (a *agentStreams) sendKey() ed25519.PublicKey {
+	a.t.Helper()
+	a.untilKeyRequested()
 	public, _, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(a.t, err)
 	der, err := x509.MarshalPKIXPublicKey(public)
@@ -271,6 +278,7 @@ func TestRefusedFilesAreReportedAtOnce(t *testing.T) {
 func TestPublicKeysOfAgents(t *testing.T) {
 	s := startWithFiles(t, "1")
 	a := openStreams(t, s, untilInstances(t, s, 1)[0])
+	a.untilKeyRequested()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	der, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
