@@ -122,9 +122,26 @@ func (id processID) open() (*process, error) {
 	return p, nil
 }
 
+// running reports whether any thread of the process runs. The first thread may have exited
+// before others, which still hold the ports of the process.
 func (id processID) running() bool {
 	now, running, err := identify(id.PID)
-	return err == nil && now == id && running
+	if err != nil || now != id {
+		return false
+	}
+	return running || !id.exited()
+}
+
+// exited reports whether all threads have exited
+// (https://man7.org/linux/man-pages/man2/pidfd_open.2.html).
+func (id processID) exited() bool {
+	p, err := id.open()
+	if err != nil {
+		return errors.Is(err, errNotRunning)
+	}
+	defer p.close()
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}, 0)
+	return err == nil && n > 0
 }
 
 func (p *process) close() { _ = unix.Close(p.fd) }
