@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -167,8 +168,20 @@ func deleteMachine(t *testing.T, m machine, propagation metav1.DeletionPropagati
 func orphan(t *testing.T, m machine) {
 	t.Helper()
 	annotate(t, m, clusterv1.PausedAnnotation, `"true"`)
-	deleteMachine(t, m, metav1.DeletePropagationOrphan)
 	machines := env.ClusterAPI("machines")
+	// Otherwise a reconciliation that has begun before adds the owner again.
+	testcluster.Eventually(t, time.Minute, "Cluster API has seen the pause", func(ctx context.Context) error {
+		live, err := machines.Get(ctx, m.name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var machine clusterv1.Machine
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(live.Object, &machine); err != nil {
+			return err
+		}
+		return testcluster.HasCondition(machine.Status.Conditions, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
+	})
+	deleteMachine(t, m, metav1.DeletePropagationOrphan)
 	testcluster.Eventually(t, time.Minute, "the Machine is deleted", func(ctx context.Context) error {
 		live, err := machines.Get(ctx, m.name, metav1.GetOptions{})
 		if err != nil {
