@@ -40,6 +40,6 @@ go tool informer-gen --go-header-file $header \
 
 go tool -modfile=$tools controller-gen crd paths=./pkg/apis/infrastructure/... output:crd:dir=manifests/crd
 go tool -modfile=$tools controller-gen crd paths=./pkg/apis/marekvs/... output:crd:dir=manifests/marekvs/crd
-go run ./hack/apireference manifests/crd/infrastructure.cluster.x-k8s.io_*.yaml >docs/api.md
+go run ./hack/apireference -metadata pkg/apis/infrastructure/v1beta1/labels.go manifests/crd/infrastructure.cluster.x-k8s.io_*.yaml >docs/api.md
 go run ./hack/apireference manifests/marekvs/crd/marekvs.io_*.yaml >docs/marekvs-api.md
 go run ./hack/benchtables

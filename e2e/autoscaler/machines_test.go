@@ -66,10 +66,10 @@ func TestNoMachinesByDefault(t *testing.T) {
 	const name = "no-machines"
 	watchOperator(t)
 	group := createPool(t, name, 4, notScaled)
-	untilWithoutMachines(t, name, 4, v1beta1.ReasonMachinesDisabled)
+	untilWithoutMachines(t, name, 4, "")
 	for _, replicas := range []int{6, 2} {
 		require.NoError(t, group.setSize(t.Context(), int64(replicas)))
-		untilWithoutMachines(t, name, replicas, v1beta1.ReasonMachinesDisabled)
+		untilWithoutMachines(t, name, replicas, "")
 	}
 	sizes, err := sizesOf(t.Context(), name)
 	if err != nil || fmt.Sprint(sizes) != "[1 1 0]" {
@@ -78,7 +78,7 @@ func TestNoMachinesByDefault(t *testing.T) {
 }
 
 // untilWithoutMachines waits until a pool has so many instances and no Machines, and
-// reports the reason.
+// reports the reason, "" if they are not wanted.
 func untilWithoutMachines(t *testing.T, name string, replicas int, reason string) {
 	t.Helper()
 	testcluster.Eventually(t, timeout, fmt.Sprintf("%s has %d instances without Machines", name, replicas), func(ctx context.Context) error {
@@ -89,7 +89,7 @@ func untilWithoutMachines(t *testing.T, name string, replicas int, reason string
 		if len(found) != replicas {
 			return fmt.Errorf("%d instances", len(found))
 		}
-		return errors.Join(stable(ctx, name, found), hasMachines(ctx, name, 0), machinesAre(ctx, name, metav1.ConditionFalse, reason))
+		return errors.Join(stable(ctx, name, found), hasMachines(ctx, name, 0), machinesAre(ctx, name, false, reason))
 	})
 }
 
@@ -107,17 +107,25 @@ func hasMachines(ctx context.Context, name string, count int) error {
 	return err
 }
 
-// machinesAre succeeds when a pool reports whether its instances have Machines, with
-// this reason.
-func machinesAre(ctx context.Context, name string, status metav1.ConditionStatus, reason string) error {
+// machinesAre succeeds when a pool reports whether its instances have Machines, with this
+// reason. Without a reason they are not wanted, and the pool has no condition.
+func machinesAre(ctx context.Context, name string, enabled bool, reason string) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return err
 	}
-	if err := testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled, status, reason); err != nil {
+	status := metav1.ConditionFalse
+	if enabled {
+		status = metav1.ConditionTrue
+	}
+	if reason == "" {
+		if condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled); condition != nil {
+			return fmt.Errorf("condition %+v", condition)
+		}
+	} else if err := testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled, status, reason); err != nil {
 		return err
 	}
-	if on := pool.Status.InfrastructureMachineKind != ""; on != (status == metav1.ConditionTrue) {
+	if on := pool.Status.InfrastructureMachineKind != ""; on != enabled {
 		return fmt.Errorf("the kind of its machines is %q", pool.Status.InfrastructureMachineKind)
 	}
 	return nil
@@ -129,7 +137,7 @@ func TestSwitchingModes(t *testing.T) {
 	const name = "modes"
 	watchOperator(t)
 	group := createPool(t, name, 3, notScaled)
-	untilWithoutMachines(t, name, 3, v1beta1.ReasonMachinesDisabled)
+	untilWithoutMachines(t, name, 3, "")
 	first, from := getInstances(t, name), env.AuditEnd(t)
 
 	// The pool becomes a node group of the autoscaler.
@@ -139,9 +147,9 @@ func TestSwitchingModes(t *testing.T) {
 	expectInstances(t, name, first)
 
 	// Instances with a Machine keep it, new instances get no Machine.
-	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
+	patchPool(t, name, `{"spec":{"machineMode":"Never"}}`)
 	never := func(ctx context.Context) error {
-		return machinesAre(ctx, name, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled)
+		return machinesAre(ctx, name, false, "")
 	}
 	testcluster.Eventually(t, timeout, "the Machines are switched off", never)
 	untilResynced(t)
@@ -164,13 +172,13 @@ func TestSwitchingModes(t *testing.T) {
 	}
 	second := getInstances(t, name)
 
-	patchPool(t, name, `{"spec":{"machines":"Always"}}`)
+	patchPool(t, name, `{"spec":{"machineMode":"Always"}}`)
 	untilRunning(t, name, 4)
 	expectInstances(t, name, second)
 	expectNodeChanges(t, from, name, 1)
 
 	// Machines are deleted with their instances, even when they are switched off.
-	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
+	patchPool(t, name, `{"spec":{"machineMode":"Never"}}`)
 	testcluster.Eventually(t, timeout, "the Machines are switched off again", never)
 	require.NoError(t, group.setSize(t.Context(), 2))
 	testcluster.Eventually(t, timeout, "two instances are left, with their Machines", func(ctx context.Context) error {
@@ -265,13 +273,13 @@ func TestOldServerLeavesPool(t *testing.T) {
 	watchOperator(t)
 	createPool(t, name, 2, notScaled, func(_ *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) {
 		pool.Spec.Shards = []v1beta1.Identifier{v1beta1.Identifier(shardIDs[0]), oldShard}
-		pool.Spec.Machines = v1beta1.MachinesAlways
+		pool.Spec.MachineMode = v1beta1.MachineModeAlways
 	})
 	untilWithoutMachines(t, name, 2, v1beta1.ReasonUnsupportedByServer)
 	patchPool(t, name, fmt.Sprintf(`{"spec":{"shards":[%q]}}`, shardIDs[0]))
 	untilRunning(t, name, 2)
 	testcluster.Eventually(t, timeout, "it reports that it has Machines", func(ctx context.Context) error {
-		if err := machinesAre(ctx, name, metav1.ConditionTrue, v1beta1.ReasonMachinesEnabled); err != nil {
+		if err := machinesAre(ctx, name, true, v1beta1.ReasonMachinesEnabled); err != nil {
 			return err
 		}
 		pool, err := env.NstanceMachinePool(ctx, name)

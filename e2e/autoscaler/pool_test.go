@@ -194,8 +194,11 @@ func stable(ctx context.Context, name string, want instances) error {
 	if err != nil {
 		return err
 	}
-	if !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) || ptr.Deref(pool.Status.Replicas, -1) != int32(len(want)) {
-		return fmt.Errorf("the pool has %d replicas: %+v", ptr.Deref(pool.Status.Replicas, -1), pool.Status.Conditions)
+	if err := testcluster.Settled(pool); err != nil {
+		return err
+	}
+	if ptr.Deref(pool.Status.Replicas, -1) != int32(len(want)) {
+		return fmt.Errorf("the pool has %d replicas", ptr.Deref(pool.Status.Replicas, -1))
 	}
 	nodes, err := env.Nodes(ctx, name)
 	if err != nil {

@@ -73,10 +73,10 @@ func TestPlugin(t *testing.T) {
 			return fmt.Errorf("condition %+v", condition)
 		}
 		drained = nodes[at]
-		if pool, err := env.NstanceMachinePool(ctx, name); err != nil || ptr.Deref(pool.Status.DrainsBlocked, 0) != 1 {
+		if pool, err := env.NstanceMachinePool(ctx, name); err != nil || ptr.Deref(pool.Status.BlockedReplicas, 0) != 1 {
 			return errors.Join(err, errors.New("the pool does not report the blocked drain"))
 		}
-		return poolIs(ctx, name, v1beta1.ReasonScaling)
+		return poolIs(ctx, name, v1beta1.ReasonDrainBlocked)
 	})
 	pod := fmt.Sprintf("pod-%d", slices.Index(nodes, drained))
 	names = append(startingWith(drained, nodes), pod)

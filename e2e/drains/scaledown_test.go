@@ -152,8 +152,8 @@ func TestScaleDown(t *testing.T) {
 		}
 		// Drains that were over before a report leave no condition.
 		condition := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionDrainsProgressing)
-		if ptr.Deref(group.Status.Draining, -1) != 0 || condition != nil && condition.Reason != v1beta1.ReasonNoDrains {
-			return fmt.Errorf("draining %v, condition %+v", ptr.Deref(group.Status.Draining, -1), condition)
+		if ptr.Deref(group.Status.DrainingReplicas, -1) != 0 || condition != nil && condition.Reason != v1beta1.ReasonNoDrains {
+			return fmt.Errorf("draining %v, condition %+v", ptr.Deref(group.Status.DrainingReplicas, -1), condition)
 		}
 		return nil
 	})
@@ -240,7 +240,7 @@ func TestGuardedScaleDown(t *testing.T) {
 	const name, before, after = "guarded", 6, 2
 	nodes := createGroup(t, steadyShard, name, before)
 	_, err := env.NstanceMachinePools().Patch(t.Context(), name, types.MergePatchType,
-		[]byte(`{"spec":{"scaleDown":{"maxUnavailable":1,"pauseWhile":["DrainBlocked"]}}}`), metav1.PatchOptions{})
+		[]byte(`{"spec":{"scaleDown":{"maxInFlight":1,"pauseWhile":["DrainBlocked"]}}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	env.CreateNamespace(t, name)
 	// The oldest instance is removed first.
@@ -258,7 +258,7 @@ func TestGuardedScaleDown(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionScalingDown, metav1.ConditionFalse, v1beta1.ReasonDrainBlocked)
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionScalingDown, metav1.ConditionTrue, v1beta1.ReasonDrainBlocked)
 	})
 	ofGroup := func(d *drain) bool { return d.Group == name }
 	if drains := env.drains[steadyShard].matching(ofGroup); len(drains) != 1 || drains[0].Instance != nodes[0] {
@@ -290,18 +290,13 @@ func TestGuardedScaleDown(t *testing.T) {
 	}
 }
 
-// scaledDown succeeds when a pool has no condition of a scale-down any more, and is ready.
+// scaledDown succeeds when a pool has settled.
 func scaledDown(ctx context.Context, name string) error {
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return err
 	}
-	for _, condition := range pool.Status.Conditions {
-		if condition.Type == v1beta1.ConditionScalingDown {
-			return fmt.Errorf("condition %+v", condition)
-		}
-	}
-	return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady)
+	return testcluster.Settled(pool)
 }
 
 // mostRemovedAtOnce returns how many instances the server had at most beyond the size of a

@@ -207,8 +207,8 @@ func TestRenewal(t *testing.T) {
 	env.Scale(t, drained, 3)
 	testcluster.Eventually(t, time.Minute, "three drains begin", func(ctx context.Context) error {
 		pool, err := env.NstanceMachinePool(ctx, drained)
-		if err == nil && ptr.Deref(pool.Status.Draining, 0) != 3 {
-			err = fmt.Errorf("%d drains", ptr.Deref(pool.Status.Draining, 0))
+		if err == nil && ptr.Deref(pool.Status.DrainingReplicas, 0) != 3 {
+			err = fmt.Errorf("%d drains", ptr.Deref(pool.Status.DrainingReplicas, 0))
 		}
 		return err
 	})
@@ -238,7 +238,7 @@ func blockedDrains(ctx context.Context, name string, want int32) error {
 	if err != nil {
 		return err
 	}
-	draining, blocked := ptr.Deref(pool.Status.Draining, 0), ptr.Deref(pool.Status.DrainsBlocked, 0)
+	draining, blocked := ptr.Deref(pool.Status.DrainingReplicas, 0), ptr.Deref(pool.Status.BlockedReplicas, 0)
 	if draining != want || blocked != want {
 		return fmt.Errorf("%d drains, %d of them blocked, want %d", draining, blocked, want)
 	}

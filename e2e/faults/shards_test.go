@@ -64,7 +64,7 @@ func TestWrongShard(t *testing.T) {
 	o := runFaultyOperator(t)
 	replicas := int32(7)
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
-	pool.Spec.Machines = v1beta1.MachinesAlways
+	pool.Spec.MachineMode = v1beta1.MachineModeAlways
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
 	env.UntilRunning(t, name, replicas)
 
@@ -164,7 +164,7 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 	replacement := startNameless(t, "us-west-3d")
 	replicas := int32(7)
 	pool := testcluster.NewNstanceMachinePool(name, namelessIDs...)
-	pool.Spec.Machines = v1beta1.MachinesAlways
+	pool.Spec.MachineMode = v1beta1.MachineModeAlways
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
 	t.Cleanup(func() { env.DeletePools(t, name) })
 	env.UntilRunning(t, name, replicas)
@@ -205,7 +205,7 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 		expectNoDeletion(t)
 		assert.Zero(t, changes(replacement))
 		_, err := env.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(t.Context(), "nstance-shards", types.MergePatchType,
-			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationConfirmedAddress+a, replacement.Addr), metav1.PatchOptions{})
+			fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationConfirmAddress+a, replacement.Addr), metav1.PatchOptions{})
 		require.NoError(t, err)
 		env.UntilRunning(t, name, replicas)
 		assert.NotZero(t, changes(replacement))
@@ -223,8 +223,7 @@ func testZoneWithoutStock(t *testing.T) {
 	for pool, replicas := range map[string]int32{name: 9, builders: 0} {
 		wanted := testcluster.NewNstanceMachinePool(pool, shardIDs...)
 		wanted.Spec.InstanceType = scarce
-		wanted.Spec.OnShortfall = v1beta1.ShortfallMove
-		wanted.Spec.ShortfallAfter = &metav1.Duration{Duration: 5 * time.Second}
+		wanted.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: ptr.To[int32](5)}
 		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool, replicas), wanted))
 	}
 	untilShortfall(t, name, v1beta1.ReasonMoved,
@@ -271,11 +270,11 @@ func testZoneWithoutStock(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionFalse, v1beta1.ReasonNoShortfall)
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionCapacityAvailable, metav1.ConditionTrue, v1beta1.ReasonNoShortfall)
 	})
 }
 
-// untilShortfall waits for the condition Shortfall of a pool.
+// untilShortfall waits for the condition CapacityAvailable of a pool.
 func untilShortfall(t *testing.T, name, reason, message string) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, "the pool reports "+message, func(ctx context.Context) error {
@@ -283,7 +282,7 @@ func untilShortfall(t *testing.T, name, reason, message string) {
 		if err != nil {
 			return err
 		}
-		short := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
+		short := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionCapacityAvailable)
 		if short == nil || short.Reason != reason || short.Message != message {
 			return fmt.Errorf("the condition is %+v", short)
 		}

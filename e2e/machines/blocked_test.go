@@ -163,8 +163,8 @@ func untilBlocked(t *testing.T, shard, name, why string) {
 		}
 		condition := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionDrainsProgressing)
 		if condition == nil || condition.Status != metav1.ConditionFalse || !strings.Contains(condition.Message, why) ||
-			ptr.Deref(group.Status.DrainsBlocked, 0) != 1 {
-			return fmt.Errorf("%v blocked drains, condition %+v", group.Status.DrainsBlocked, condition)
+			ptr.Deref(group.Status.BlockedReplicas, 0) != 1 {
+			return fmt.Errorf("%v blocked drains, condition %+v", group.Status.BlockedReplicas, condition)
 		}
 		return nil
 	})

@@ -223,10 +223,10 @@ func namesShortfall(t *testing.T, o *onCall, command string) {
 		if err != nil {
 			return err
 		}
-		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionTrue, v1beta1.ReasonWaiting)
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionCapacityAvailable, metav1.ConditionFalse, v1beta1.ReasonWaiting)
 	})
 	printed := o.run(t.Context(), t, command, "POOL", name)
-	assert.Regexp(t, `NstanceMachinePool nstance-system/stockless: Shortfall is True for \S+, Waiting: shards cannot create 1 instances: us-west-2b lacks 1 \(.+`, printed)
+	assert.Regexp(t, `NstanceMachinePool nstance-system/stockless: CapacityAvailable is False for \S+, Waiting: shards cannot create 1 instances: us-west-2b lacks 1 \(.+`, printed)
 	assert.NotContains(t, printed, steadyShard+" lacks")
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,6 +29,9 @@ func TestMachineDeployment(t *testing.T) {
 	templates := env.NstanceMachineTemplates()
 	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	template.Spec.Template.Spec.GroupRef.Name = group
+	template.Spec.Template.ObjectMeta = v1beta1.TemplateMetadata{
+		Labels: map[string]string{"example.com/team": "blue"}, Annotations: map[string]string{"example.com/note": "for three"},
+	}
 	if _, err := templates.Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -64,6 +68,16 @@ func TestMachineDeployment(t *testing.T) {
 		}
 	})
 	three := untilDeployed(t, name, 3)
+	for _, m := range three {
+		nstanceMachine, err := env.NstanceMachines().Get(t.Context(), m.name, metav1.GetOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, "blue", nstanceMachine.Labels["example.com/team"])
+		assert.Equal(t, "for three", nstanceMachine.Annotations["example.com/note"])
+		assert.Equal(t, nstanceMachine.Status.Shard, nstanceMachine.Status.FailureDomain)
+	}
+	reported, err := templates.Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotEmpty(t, reported.Status.Capacity, "of a Node of the template")
 	_, err = env.ClusterAPI("machinedeployments").
 		Patch(t.Context(), name, mergePatch, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}, "scale")
 	require.NoError(t, err)

@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -107,7 +106,7 @@ func otherPoolRuns(ctx context.Context, replicas int32) error {
 	if err != nil {
 		return err
 	}
-	if !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) || ptr.Deref(pool.Status.Replicas, -1) != replicas {
+	if testcluster.Settled(pool) != nil || ptr.Deref(pool.Status.Replicas, -1) != replicas {
 		return fmt.Errorf("status %+v", pool.Status)
 	}
 	return nil

@@ -32,12 +32,12 @@ func TestDeletePool(t *testing.T) {
 	t.Parallel()
 	type deletion struct {
 		name     string
-		machines v1beta1.MachinesMode
+		machines v1beta1.MachineMode
 		remove   func(ctx context.Context, name string) error
 	}
 	deletions := []deletion{
 		{name: "deleted-pool", remove: deleteNstanceMachinePool},
-		{name: "deleted-with-machines", machines: v1beta1.MachinesAlways, remove: deleteMachinePool},
+		{name: "deleted-with-machines", machines: v1beta1.MachineModeAlways, remove: deleteMachinePool},
 	}
 	if tier.Full() {
 		deletions = append(deletions, deletion{name: "deleted-machinepool", remove: deleteMachinePool})
@@ -257,13 +257,13 @@ func runPools(t *testing.T, replicas map[string]int32) {
 }
 
 // runPoolWith is runPool on all shards, with Machines or without.
-func runPoolWith(t *testing.T, name string, replicas int32, machines v1beta1.MachinesMode) {
+func runPoolWith(t *testing.T, name string, replicas int32, machines v1beta1.MachineMode) {
 	t.Helper()
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
-	pool.Spec.Machines = machines
+	pool.Spec.MachineMode = machines
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
 	env.UntilRunning(t, name, replicas)
-	if machines == v1beta1.MachinesAlways {
+	if machines == v1beta1.MachineModeAlways {
 		untilMachines(t, name, int(replicas))
 	}
 }

@@ -30,7 +30,7 @@ import (
 
 // The annotations with which the deletion of an object is accepted.
 const (
-	confirmDeletion = "nstance.dev/confirm-deletion"
+	confirmDeletion = v1beta1.AnnotationConfirmDeletion
 	deleteForMove   = "clusterctl.cluster.x-k8s.io/delete-for-move"
 )
 
@@ -327,8 +327,8 @@ func TestPoliciesHaveNoWarnings(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(policies.Items) != 4 {
-			return fmt.Errorf("%d policies, want 4", len(policies.Items))
+		if len(policies.Items) != 5 {
+			return fmt.Errorf("%d policies, want 5", len(policies.Items))
 		}
 		for _, policy := range policies.Items {
 			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {
@@ -340,6 +340,47 @@ func TestPoliciesHaveNoWarnings(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// Fields of Cluster API's MachinePool that have no effect are a warning.
+func TestWarningsAboutUnusedFields(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		fields string
+		want   string
+	}{
+		"nothing unused":  {`"template": {"spec": {%s}}`, ""},
+		"failure domains": {`"failureDomains": ["us-west-2a"], "template": {"spec": {%s}}`, "spec.failureDomains has no effect"},
+		"a version":       {`"template": {"spec": {%s, "version": "v1.36.0"}}`, "spec.template.spec.version has no effect"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const template = `"clusterName": "any", "bootstrap": {"dataSecretName": ""},
+				"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": "unused"}`
+			expectWarning(t, fmt.Sprintf(test.fields, template), test.want)
+		})
+	}
+	t.Run("bootstrap data", func(t *testing.T) {
+		expectWarning(t, `"template": {"spec": {"clusterName": "any", "bootstrap": {"dataSecretName": "mine"},
+			"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": "unused"}}}`,
+			"spec.template.spec.bootstrap is not used")
+	})
+}
+
+// expectWarning creates a MachinePool with these fields of the spec in a dry run, and compares
+// the warning.
+func expectWarning(t *testing.T, fields, want string) {
+	t.Helper()
+	command := env.KubectlCommand(t.Context(), "create", "--dry-run=server", "-f", "-")
+	command.Stdin = strings.NewReader(fmt.Sprintf(`{"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": "MachinePool",
+		"metadata": {"name": "unused", "namespace": %q}, "spec": {"clusterName": "any", "replicas": 1, %s}}`, installation.Namespace, fields))
+	output, err := command.CombinedOutput()
+	require.NoError(t, err, string(output))
+	if want == "" {
+		require.NotContains(t, string(output), "Warning:")
+		return
+	}
+	require.Contains(t, string(output), "Warning:")
+	require.Contains(t, string(output), want)
 }
 
 // capiManager is the account of Cluster API.

@@ -27,15 +27,15 @@ import (
 func TestRetainedPool(t *testing.T) {
 	t.Parallel()
 	tests := []retained{
-		{"retained-pool", v1beta1.MachinesNever, func(ctx context.Context, name string) error {
+		{"retained-pool", v1beta1.MachineModeNever, func(ctx context.Context, name string) error {
 			return env.NstanceMachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 		}},
-		{"retained-machines", v1beta1.MachinesAlways, func(ctx context.Context, name string) error {
+		{"retained-machines", v1beta1.MachineModeAlways, func(ctx context.Context, name string) error {
 			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 		}},
 	}
 	if tier.Full() {
-		tests = append(tests, retained{"retained-machinepool", v1beta1.MachinesNever, func(ctx context.Context, name string) error {
+		tests = append(tests, retained{"retained-machinepool", v1beta1.MachineModeNever, func(ctx context.Context, name string) error {
 			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 		}})
 	}
@@ -50,18 +50,18 @@ func TestRetainedPool(t *testing.T) {
 // retained is a pool that is deleted, and the function that deletes it.
 type retained struct {
 	name     string
-	machines v1beta1.MachinesMode
+	machines v1beta1.MachineMode
 	remove   func(ctx context.Context, name string) error
 }
 
 func (r retained) run(t *testing.T) {
 	const replicas = 3
 	pool := testcluster.NewNstanceMachinePool(r.name, shardIDs...)
-	pool.Spec.Machines, pool.Spec.DeletionPolicy = r.machines, v1beta1.DeletionRetain
+	pool.Spec.MachineMode, pool.Spec.DeletionPolicy = r.machines, v1beta1.DeletionRetain
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(r.name, replicas), pool))
 	env.UntilRunning(t, r.name, replicas)
 	t.Cleanup(func() { deletePools(t, r.name) })
-	if r.machines == v1beta1.MachinesAlways {
+	if r.machines == v1beta1.MachineModeAlways {
 		untilMachines(t, r.name, replicas)
 	}
 	before, err := env.NstanceMachinePool(t.Context(), r.name)

@@ -182,9 +182,9 @@ func TestQuietWhenIdle(t *testing.T) {
 		names[i] = fmt.Sprintf("quiet-%d", i)
 		group.Go(func() error { return env.CreatePoolOnAllShards(t.Context(), names[i], 1) })
 	}
-	for name, machines := range map[string]v1beta1.MachinesMode{large: v1beta1.MachinesNever, withMachines: v1beta1.MachinesAlways} {
+	for name, machines := range map[string]v1beta1.MachineMode{large: v1beta1.MachineModeNever, withMachines: v1beta1.MachineModeAlways} {
 		pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
-		pool.Spec.Machines = machines
+		pool.Spec.MachineMode = machines
 		group.Go(func() error { return env.CreatePool(t.Context(), testcluster.NewMachinePool(name, members), pool) })
 	}
 	require.NoError(t, group.Wait())

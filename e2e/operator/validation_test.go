@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
@@ -40,16 +41,28 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		"group with hyphens":  {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "a--b" }, "spec.group", "must not contain consecutive hyphens"},
 		"no group":            {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "" }, "spec.group", "at least 1 char"},
 		"long group":          {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = v1beta1.Identifier(strings.Repeat("a", 33)) }, "spec.group", "32"},
-		"no instance at once": {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromInt32(0)) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
-		"no part at once":     {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("0%")) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
-		"no percentage":       {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("half")) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
+		"no instance at once": {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromInt32(0)) }, "spec.scaleDown.maxInFlight", "must be a number from 1 on"},
+		"no part at once":     {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("0%")) }, "spec.scaleDown.maxInFlight", "must be a number from 1 on"},
+		"no percentage":       {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("half")) }, "spec.scaleDown.maxInFlight", "must be a number from 1 on"},
 		"an unknown pause": {func(p *v1beta1.NstanceMachinePool) {
-			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.ScaleDownPause{"Night"}}
+			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.PoolState{"Night"}}
 		}, "spec.scaleDown.pauseWhile[0]", "Unsupported value"},
 		"a negative time":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: -1} }, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
 		"an unknown policy":                  {func(p *v1beta1.NstanceMachinePool) { p.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", "Unsupported value"},
-		"no time of a shortfall":             {func(p *v1beta1.NstanceMachinePool) { p.Spec.ShortfallAfter = new(metav1.Duration) }, "spec.shortfallAfter", "must be greater than 0"},
-		"an unknown reaction to a shortfall": {func(p *v1beta1.NstanceMachinePool) { p.Spec.OnShortfall = "Ignore" }, "spec.onShortfall", "Unsupported value"},
+		"no time of a shortfall":             {shortfall(v1beta1.ShortfallSettings{AfterSeconds: ptr.To[int32](0)}), "spec.shortfall.afterSeconds", "greater than or equal to 1"},
+		"more than a day of a shortfall":     {shortfall(v1beta1.ShortfallSettings{AfterSeconds: ptr.To[int32](86401)}), "spec.shortfall.afterSeconds", "less than or equal to 86400"},
+		"an unknown reaction to a shortfall": {shortfall(v1beta1.ShortfallSettings{Policy: "Ignore"}), "spec.shortfall.policy", "Unsupported value"},
+		"no setting of a shortfall":          {shortfall(v1beta1.ShortfallSettings{}), "spec.shortfall", "at least 1 properties"},
+		"an unknown mode":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.MachineMode = "Sometimes" }, "spec.machineMode", "Unsupported value"},
+		"guards without a guard":             {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{} }, "spec.scaleDown", "at least 1 properties"},
+		"a subnet twice":                     {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"x", "x"} }, "spec.subnets", "must not contain a subnet pool twice"},
+		"a blank template":                   {func(p *v1beta1.NstanceMachinePool) { p.Spec.Template = " " }, "spec.template", "should match"},
+		"a long template":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.Template = strings.Repeat("t", 64) }, "spec.template", "63"},
+		"a sentence as an instance type":     {func(p *v1beta1.NstanceMachinePool) { p.Spec.InstanceType = "Not A Key!" }, "spec.instanceType", "should match"},
+		"too many vars":                      {func(p *v1beta1.NstanceMachinePool) { p.Spec.Vars = vars(65) }, "spec.vars", "at most 64"},
+		"a long var":                         {func(p *v1beta1.NstanceMachinePool) { p.Spec.Vars = map[string]string{"v": strings.Repeat("x", 4097)} }, "spec.vars", "a value at most 4096"},
+		"a long name of a var":               {func(p *v1beta1.NstanceMachinePool) { p.Spec.Vars = map[string]string{strings.Repeat("n", 257): "x"} }, "spec.vars", "1 to 256 characters"},
+		"a var without a name":               {func(p *v1beta1.NstanceMachinePool) { p.Spec.Vars = map[string]string{"": "x"} }, "spec.vars", "1 to 256 characters"},
 		"a bad subnet":                       {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,8 +94,20 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 	})
 }
 
+func shortfall(settings v1beta1.ShortfallSettings) func(*v1beta1.NstanceMachinePool) {
+	return func(p *v1beta1.NstanceMachinePool) { p.Spec.Shortfall = &settings }
+}
+
+func vars(count int) map[string]string {
+	made := map[string]string{}
+	for i := range count {
+		made[fmt.Sprintf("v%d", i)] = "x"
+	}
+	return made
+}
+
 func upTo(n intstr.IntOrString) *v1beta1.ScaleDownGuards {
-	return &v1beta1.ScaleDownGuards{MaxUnavailable: &n}
+	return &v1beta1.ScaleDownGuards{MaxInFlight: &n}
 }
 
 func TestInvalidShardGroupsAreRejected(t *testing.T) {

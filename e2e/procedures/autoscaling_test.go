@@ -41,7 +41,7 @@ const (
 func TestMoveFromAutoScalingGroups(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "successor", "bystander", 4
-	createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
+	createPool(t, bystander, v1beta1.MachineModeNever, 2, env.ShardIDs...)
 	old := createOldNodes(t, 3)
 	deployMoving(t, 6)
 	before := nodes(t)

@@ -29,7 +29,7 @@ func TestExpiredCertificate(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "overslept", 4
 	const ttl = 30 * time.Second
-	createPool(t, pool, v1beta1.MachinesNever, replicas, env.ShardIDs...)
+	createPool(t, pool, v1beta1.MachineModeNever, replicas, env.ShardIDs...)
 	before := nodes(t)
 	losses, from := env.NewLossChecker(t, pool), env.AuditEnd(t)
 	certificate := shortCertificate(t, ttl)
@@ -61,7 +61,7 @@ func TestExpiredCertificate(t *testing.T) {
 func TestReplaceCA(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "recertified", 4
-	createPool(t, pool, v1beta1.MachinesNever, replicas, env.ShardIDs...)
+	createPool(t, pool, v1beta1.MachineModeNever, replicas, env.ShardIDs...)
 	before, from := nodes(t), env.AuditEnd(t)
 	losses := env.NewLossChecker(t, pool)
 	old := env.Installation.Authority().CertificatePEM()

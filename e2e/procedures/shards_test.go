@@ -29,20 +29,20 @@ import (
 // A lost shard is given up: the other shard runs the replicas and keeps its own instances, and
 // only the objects of the lost shard are deleted.
 func TestLostShard(t *testing.T) {
-	for _, mode := range []v1beta1.MachinesMode{v1beta1.MachinesNever, v1beta1.MachinesAlways} {
+	for _, mode := range []v1beta1.MachineMode{v1beta1.MachineModeNever, v1beta1.MachineModeAlways} {
 		t.Run(string(mode), func(t *testing.T) {
-			if mode == v1beta1.MachinesAlways {
+			if mode == v1beta1.MachineModeAlways {
 				testcluster.SkipUnlessFull(t)
 			}
 			const bystander, replicas = "bystander", 6
 			lost := "us-west-2x"
-			if mode == v1beta1.MachinesAlways {
+			if mode == v1beta1.MachineModeAlways {
 				lost = "us-west-2y"
 			}
 			pool := strings.ToLower("without-" + lost)
 			require.NoError(t, env.SetShardAddress(t.Context(), lost, runShard(t, lost)))
 			createPool(t, pool, mode, replicas, env.ShardIDs[0], lost)
-			createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
+			createPool(t, bystander, v1beta1.MachineModeNever, 2, env.ShardIDs...)
 			before := nodes(t)
 			losses, from := env.NewLossChecker(t, bystander), env.AuditEnd(t)
 			require.NoError(t, env.ShardServer(lost).Kill(t.Context()))
@@ -84,8 +84,8 @@ func TestReplaceShard(t *testing.T) {
 	require.NoError(t, env.SetShardAddress(t.Context(), from, runShard(t, from)))
 	address := runShard(t, to)
 	require.NoError(t, env.ShardServer(to).Stop(t.Context()))
-	createPool(t, pool, v1beta1.MachinesNever, replicas, kept, from)
-	createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
+	createPool(t, pool, v1beta1.MachineModeNever, replicas, kept, from)
+	createPool(t, bystander, v1beta1.MachineModeNever, 2, env.ShardIDs...)
 	before := nodes(t)
 	losses, begin := env.NewLossChecker(t, bystander), env.AuditEnd(t)
 
@@ -138,14 +138,14 @@ func runShard(t *testing.T, id string) string {
 }
 
 // createPool creates a pool, waits until it runs, and deletes it at the end of the test.
-func createPool(t *testing.T, name string, mode v1beta1.MachinesMode, replicas int32, shards ...string) {
+func createPool(t *testing.T, name string, mode v1beta1.MachineMode, replicas int32, shards ...string) {
 	t.Helper()
 	pool := testcluster.NewNstanceMachinePool(name, shards...)
-	pool.Spec.Machines = mode
+	pool.Spec.MachineMode = mode
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
 	t.Cleanup(func() { env.DeletePools(t, name) })
 	env.UntilRunning(t, name, replicas)
-	if mode != v1beta1.MachinesAlways {
+	if mode != v1beta1.MachineModeAlways {
 		return
 	}
 	testcluster.Eventually(t, time.Minute, "the instances have Machines", func(ctx context.Context) error {

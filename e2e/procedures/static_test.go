@@ -33,7 +33,7 @@ func TestChangeStaticPool(t *testing.T) {
 	const pool, bystander, replicas = "fixed", "bystander", 4
 	const instanceType = "m7i.xlarge"
 	configureFixed(t, pool, replicas/2)
-	createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
+	createPool(t, bystander, v1beta1.MachineModeNever, 2, env.ShardIDs...)
 	before := nodes(t)
 	losses, from := env.NewLossChecker(t, bystander), env.AuditEnd(t)
 

@@ -210,7 +210,7 @@ func createPools(t *testing.T, replicas int32, names ...string) {
 	for _, name := range names {
 		pool := testcluster.NewNstanceMachinePool(name, env.ShardIDs...)
 		if name == raised {
-			pool.Spec.Machines = v1beta1.MachinesAlways
+			pool.Spec.MachineMode = v1beta1.MachineModeAlways
 		}
 		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
 	}

@@ -5,6 +5,7 @@ package testcluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -126,6 +127,22 @@ func (c *Cluster) UntilRunning(t testing.TB, name string, replicas int32) {
 	})
 }
 
+// Settled succeeds when nothing is wrong with a pool, and its shards run what they are to run.
+func Settled(pool *v1beta1.NstanceMachinePool) error {
+	conditions := pool.Status.Conditions
+	return errors.Join(
+		HasCondition(conditions, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady),
+		notScaling(conditions, v1beta1.ConditionScalingUp), notScaling(conditions, v1beta1.ConditionScalingDown))
+}
+
+// notScaling fails while a condition is true. Versions before v0.1.0 do not have it.
+func notScaling(conditions []metav1.Condition, kind string) error {
+	if condition := meta.FindStatusCondition(conditions, kind); condition != nil && condition.Status == metav1.ConditionTrue {
+		return fmt.Errorf("condition %+v", *condition)
+	}
+	return nil
+}
+
 // Running succeeds when the pool, its MachinePool and the Nodes agree on the pool's
 // size.
 func (c *Cluster) Running(ctx context.Context, name string, replicas int32) error {
@@ -133,8 +150,11 @@ func (c *Cluster) Running(ctx context.Context, name string, replicas int32) erro
 	if err != nil {
 		return err
 	}
-	if !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) || !ptr.Deref(pool.Status.Ready, false) {
-		return fmt.Errorf("pool is not ready: %+v", pool.Status.Conditions)
+	if err := Settled(pool); err != nil {
+		return err
+	}
+	if !ptr.Deref(pool.Status.Ready, false) {
+		return errors.New("status.ready of the pool is not true")
 	}
 	if len(pool.Spec.ProviderIDList) != int(replicas) || ptr.Deref(pool.Status.Replicas, -1) != replicas {
 		return fmt.Errorf("pool lists %d instances and counts %d, want %d",

@@ -104,7 +104,7 @@ func kindOf(resource string) string {
 		return kind
 	}
 	return map[string]string{
-		"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "nstanceclusters": "NstanceCluster",
+		"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "nstanceclusters": "NstanceCluster", "nstancemachinetemplates": "NstanceMachineTemplate",
 		"validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
 	}[resource]
 }

@@ -171,7 +171,7 @@ func (c *configuration) confirmed(id, address string) (confirmed bool, how strin
 	if c.shards == nil || c.endpoints[id].Operator != address {
 		return false, "the address has changed"
 	}
-	annotation := v1beta1.AnnotationConfirmedAddress + id
+	annotation := v1beta1.AnnotationConfirmAddress + id
 	return c.shards.Annotations[annotation] == address, fmt.Sprintf("correct the address, or confirm it with the annotation %s=%s of the ConfigMap %s",
 		annotation, address, c.shards.Name)
 }

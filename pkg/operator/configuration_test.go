@@ -191,10 +191,10 @@ func TestConfirmedAddress(t *testing.T) {
 	expect("without a ConfigMap", "a", "host-a:8993", false, "")
 	object := shardsOf("a=host-a:08993", "b=host-b:8993")
 	c.setEndpoints(ctx, object)
-	expect("without the annotation", "a", "host-a:8993", false, "the annotation nstance.dev/confirmed-address.a=host-a:8993 of the ConfigMap nstance-shards")
+	expect("without the annotation", "a", "host-a:8993", false, "the annotation nstance.dev/confirm-address.a=host-a:8993 of the ConfigMap nstance-shards")
 
 	object = object.DeepCopy()
-	object.Annotations = map[string]string{"nstance.dev/confirmed-address.a": "host-a:8993"}
+	object.Annotations = map[string]string{"nstance.dev/confirm-address.a": "host-a:8993"}
 	c.setEndpoints(ctx, object)
 	expect("with the annotation alone", "a", "host-a:8993", true, "")
 	expect("another shard", "b", "host-b:8993", false, "")
@@ -203,7 +203,7 @@ func TestConfirmedAddress(t *testing.T) {
 	moved := shardsOf("a=host-x:8993")
 	moved.Annotations = object.Annotations
 	c.setEndpoints(ctx, moved)
-	expect("another address", "a", "host-x:8993", false, "nstance.dev/confirmed-address.a=host-x:8993")
+	expect("another address", "a", "host-x:8993", false, "nstance.dev/confirm-address.a=host-x:8993")
 	expect("a connection to the former address", "a", "host-a:8993", false, "")
 }
 

@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/importer"
 	"nstance.dev/operator/pkg/operator/internal/controllers/machine"
 	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinetemplate"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 	"nstance.dev/operator/pkg/operator/internal/controllers/poolmember"
 	"nstance.dev/operator/pkg/operator/internal/controllers/registration"
@@ -77,6 +78,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	list.add(shardgroup.New(d, shardgroup.Options{Pools: pools, Drains: drains}))
 	list.add(importer.New(d))
 	list.add(machine.New(d, machine.Options{Drains: drains}))
+	list.add(machinetemplate.New(d))
 	list.add(poolmember.New(d))
 	list.add(startup.New(d))
 	list.add(ondemand.New(d, ondemand.Options{

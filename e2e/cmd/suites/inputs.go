@@ -45,6 +45,7 @@ var suites = map[string][]string{
 	"cmd/devcluster": nil,
 	"cmd/suites":     {inputs.Docs, inputs.Manifests},
 	"controlplane":   {controlplane.ControlPlaneInput, inputs.Manifests},
+	"crds":           {inputs.Manifests},
 	"dockerhost":     nil,
 	"faultproxy":     nil,
 	"gobuild":        nil,

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -59,6 +60,20 @@ func ReplicasOwned(machinePool *clusterv1.MachinePool) bool {
 	return slices.ContainsFunc(machinePool.ManagedFields, ownsReplicas)
 }
 
+// UnusedBootstrap returns the bootstrap data of a Machine or of the template of a MachinePool
+// that Nstance does not use, "" if it has none: the shard server provides the userdata of
+// instances (docs/capi.md#machine-pools).
+func UnusedBootstrap(bootstrap *clusterv1.Bootstrap) string {
+	switch {
+	case ptr.Deref(bootstrap.DataSecretName, "") != "":
+		return fmt.Sprintf("dataSecretName %q", *bootstrap.DataSecretName)
+	case bootstrap.ConfigRef.IsDefined():
+		return fmt.Sprintf("configRef to %s %q", bootstrap.ConfigRef.Kind, bootstrap.ConfigRef.Name)
+	default:
+		return ""
+	}
+}
+
 // TrimMachinePool is the transform of a MachinePool informer. It keeps the metadata, the
 // fields of the spec that the operator reads, and the managed fields that ReplicasOwned
 // needs.
@@ -71,6 +86,7 @@ func TrimMachinePool(obj any) (any, error) {
 	kept.Spec.ClusterName = machinePool.Spec.ClusterName
 	kept.Spec.Replicas = machinePool.Spec.Replicas
 	kept.Spec.Template.Spec.InfrastructureRef = machinePool.Spec.Template.Spec.InfrastructureRef
+	kept.Spec.Template.Spec.Bootstrap = machinePool.Spec.Template.Spec.Bootstrap
 	switch {
 	case ReplicasOwned(machinePool):
 		kept.ManagedFields = replicasOwned

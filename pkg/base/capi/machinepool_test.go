@@ -92,7 +92,9 @@ func TestTrimMachinePool(t *testing.T) {
 	want := &clusterv1.MachinePool{
 		ObjectMeta: metadata,
 		Spec: clusterv1.MachinePoolSpec{ClusterName: "one", Replicas: ptr.To[int32](3),
-			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{InfrastructureRef: ref}}},
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+				Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")}, InfrastructureRef: ref,
+			}}},
 	}
 	want.ManagedFields = replicasOwned
 	for range 2 {

@@ -27,12 +27,20 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.BlockedDrainApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("BlockingPod"):
 		return &infrastructurev1beta1.BlockingPodApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("Division"):
+		return &infrastructurev1beta1.DivisionApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("FailureDomain"):
+		return &infrastructurev1beta1.FailureDomainApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupConfig"):
 		return &infrastructurev1beta1.GroupConfigApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupReference"):
 		return &infrastructurev1beta1.GroupReferenceApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("GroupRevision"):
+		return &infrastructurev1beta1.GroupRevisionApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupSettings"):
 		return &infrastructurev1beta1.GroupSettingsApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("Loan"):
+		return &infrastructurev1beta1.LoanApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("MachineAddress"):
 		return &infrastructurev1beta1.MachineAddressApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NodeInfo"):
@@ -67,6 +75,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NstanceMachineTemplateResourceApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceMachineTemplateSpec"):
 		return &infrastructurev1beta1.NstanceMachineTemplateSpecApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("NstanceMachineTemplateStatus"):
+		return &infrastructurev1beta1.NstanceMachineTemplateStatusApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceShardGroup"):
 		return &infrastructurev1beta1.NstanceShardGroupApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceShardGroupSpec"):
@@ -77,6 +87,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.ScaleDownGuardsApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShardsSummary"):
 		return &infrastructurev1beta1.ShardsSummaryApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("ShortfallSettings"):
+		return &infrastructurev1beta1.ShortfallSettingsApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("TemplateMetadata"):
+		return &infrastructurev1beta1.TemplateMetadataApplyConfiguration{}
 
 		// Group=marekvs.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Autoscale"):

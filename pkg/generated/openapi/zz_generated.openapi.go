@@ -79,9 +79,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.APIEndpoint":                      schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain":                     schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockingPod":                      schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division":                         schema_pkg_apis_infrastructure_v1beta1_Division(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.FailureDomain":                    schema_pkg_apis_infrastructure_v1beta1_FailureDomain(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupReference":                   schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision":                    schema_pkg_apis_infrastructure_v1beta1_GroupRevision(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupSettings":                    schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan":                             schema_pkg_apis_infrastructure_v1beta1_Loan(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.MachineAddress":                   schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo":                         schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceCluster":                   schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref),
@@ -103,12 +107,15 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateList":       schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateList(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateResource":   schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateResource(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec":       schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateSpec(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateStatus":     schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateStatus(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroup":                schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroup(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupList":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupList(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster":                         schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterList":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref),
@@ -2859,7 +2866,7 @@ func schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref common.ReferenceCall
 					},
 					"port": {
 						SchemaProps: spec.SchemaProps{
-							Description: "port is the TCP port.",
+							Description: "port is the TCP port. It is not set without host.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -2985,6 +2992,77 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref common.ReferenceCall
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_Division(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Division names the replicas of a pool and the shards that they are divided among.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"replicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicas is the number of instances of the pool.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"shards": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "shards are the shards of the pool, in its order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"replicas", "shards"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_FailureDomain(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "FailureDomain is a shard in which Machines can be (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-cluster#infracluster-failuredomains).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the id of the shard.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"controlPlane": {
+						SchemaProps: spec.SchemaProps{
+							Description: "controlPlane is true if Machines of a control plane can be in the shard. Nstance manages no control plane with Machines: it is false.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3070,6 +3148,36 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref common.ReferenceC
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_GroupRevision(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "GroupRevision is the revision of a group on a shard: the shard group that it was last written from (docs/protocol.md#groups).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"uid": {
+						SchemaProps: spec.SchemaProps{
+							Description: "uid is the UID of the shard group.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"generation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "generation is the generation of the shard group.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"uid", "generation"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3113,7 +3221,7 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are merged over the template's vars.",
+							Description: "vars are merged over the template's vars: at most 64, with names of at most 256 and values of at most 4096 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -3128,6 +3236,56 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 						},
 					},
 				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_Loan(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Loan is the difference between the share of a shard and its size.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"lent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "lent is how many instances other shards run for this shard. It is less than 0 if this shard runs instances for others, and never 0.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"replicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicas is the number of instances of the pool.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"shards": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "shards are the shards of the pool, in its order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"lent", "replicas", "shards"},
 			},
 		},
 	}
@@ -3356,6 +3514,35 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 							Format:      "",
 						},
 					},
+					"failureDomains": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "failureDomains are the configured shards. The failureDomain of a Machine may name each.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.FailureDomain"),
+									},
+								},
+							},
+						},
+					},
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "observedGeneration is the generation that the status was computed from.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3366,7 +3553,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable.",
+							Description: "conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable, IdentityReady, and WorkloadClusterReachable in an external cluster.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3382,7 +3569,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization"},
+			v1.Condition{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.FailureDomain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization"},
 	}
 }
 
@@ -3691,7 +3878,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are merged over the template's vars.",
+							Description: "vars are merged over the template's vars: at most 64, with names of at most 256 and values of at most 4096 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -3705,9 +3892,9 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 					},
-					"machines": {
+					"machineMode": {
 						SchemaProps: spec.SchemaProps{
-							Description: "machines decides whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
+							Description: "machineMode decides whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an unset field means, creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3720,22 +3907,15 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
-							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
+							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
-					"onShortfall": {
+					"shortfall": {
 						SchemaProps: spec.SchemaProps{
-							Description: "onShortfall is what happens when a shard reports that its provider has no capacity or quota for instances of the pool. Wait: its size stays until it has created them. Move: the other shards run them instead.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"shortfallAfter": {
-						SchemaProps: spec.SchemaProps{
-							Description: "shortfallAfter is how long a shard has to report that before its missing instances move, and the shortest time between two moves.",
-							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
+							Description: "shortfall is what happens when a shard reports that its provider has no capacity or quota for instances of the pool. An unset field means the policy Wait.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"),
 						},
 					},
 					"providerIDList": {
@@ -3763,7 +3943,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			v1.Duration{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
 	}
 }
 
@@ -3802,16 +3982,16 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							Format:      "int32",
 						},
 					},
-					"draining": {
+					"drainingReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "draining is the number of instances that are being drained.",
+							Description: "drainingReplicas is the number of instances that are being drained.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
-					"drainsBlocked": {
+					"blockedReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainsBlocked is the number of blocked drains; the shard groups have the reasons.",
+							Description: "blockedReplicas is the number of instances whose drain is blocked; the shard groups have the reasons.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -3852,7 +4032,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the template in force on the shards.",
+							Description: "template is the template in force on the shards. It is not set if they differ.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3864,7 +4044,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "subnets are the subnet pools in force on the shards.",
+							Description: "subnets are the subnet pools in force on the shards. They are not set if the shards differ.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3922,7 +4102,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, ScalingDown, Shortfall, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3958,7 +4138,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 					},
 					"shard": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shard is the shard of the instance. If it is not set, the operator selects a shard.",
+							Description: "shard is the shard of the instance. If it is not set, the instance is on the shard of the Machine's failureDomain, or on a shard that the operator selects. If both are set, they must be the same.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3972,7 +4152,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are added to the vars of the group and override them.",
+							Description: "vars are added to the vars of the group and override them: at most 64, with names of at most 256 and values of at most 4096 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -4033,6 +4213,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 					"providerID": {
 						SchemaProps: spec.SchemaProps{
 							Description: "providerID is the provider id of the instance.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"failureDomain": {
+						SchemaProps: spec.SchemaProps{
+							Description: "failureDomain is the shard of the instance, once it is known. Cluster API copies it to the Machine.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4140,12 +4327,18 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplate(ref common.Re
 							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec"),
 						},
 					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateStatus"),
+						},
+					},
 				},
 				Required: []string{"spec"},
 			},
 		},
 		Dependencies: []string{
-			v1.ObjectMeta{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec"},
+			v1.ObjectMeta{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateStatus"},
 	}
 }
 
@@ -4205,6 +4398,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateResource(ref c
 				Description: "NstanceMachineTemplateResource is the template of the NstanceMachines.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Description: "metadata has the labels and annotations of the NstanceMachines.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata"),
+						},
+					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
 							Description: "spec is the spec of the NstanceMachines.",
@@ -4217,7 +4417,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateResource(ref c
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineSpec"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineSpec", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata"},
 	}
 }
 
@@ -4241,6 +4441,42 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateSpec(ref commo
 		},
 		Dependencies: []string{
 			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateResource"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NstanceMachineTemplateStatus has what the cluster autoscaler needs to scale up from zero (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#autoscaling-from-zero).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"capacity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "capacity is the capacity of a Node of the group, as far as the shards know it.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(resource.Quantity{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"nodeInfo": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeInfo is the platform of a Node of the group.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo"),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			resource.Quantity{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo"},
 	}
 }
 
@@ -4408,7 +4644,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are merged over the template's vars.",
+							Description: "vars are merged over the template's vars: at most 64, with names of at most 256 and values of at most 4096 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -4449,10 +4685,30 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							Format:      "",
 						},
 					},
+					"imported": {
+						SchemaProps: spec.SchemaProps{
+							Description: "imported is set if the size was imported from the shard. While the pool has these replicas on these shards, the operator does not divide them evenly.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division"),
+						},
+					},
+					"loan": {
+						SchemaProps: spec.SchemaProps{
+							Description: "loan is set if the size differs from the share of the shard, because a shard has no capacity. It has no effect while the pool has other replicas or other shards (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan"),
+						},
+					},
+					"overwrites": {
+						SchemaProps: spec.SchemaProps{
+							Description: "overwrites is the revision of the group on the shard that this shard group replaces although it is older, as after a restore of etcd, because the replicas were changed since (docs/runbooks/backup-and-restore.md#backup-and-restore).",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision"),
+						},
+					},
 				},
 				Required: []string{"group", "shard", "size"},
 			},
 		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan"},
 	}
 }
 
@@ -4477,16 +4733,16 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							Format:      "",
 						},
 					},
-					"draining": {
+					"drainingReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "draining is the number of instances that are being drained.",
+							Description: "drainingReplicas is the number of instances that are being drained.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
-					"drainsBlocked": {
+					"blockedReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainsBlocked is the number of blocked drains, also if blockedDrains does not list all of them.",
+							Description: "blockedReplicas is the number of instances whose drain is blocked, also if blockedDrains does not list all of them.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4562,7 +4818,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardReachable, ConfigValid, DrainsProgressing.",
+							Description: "conditions are the current conditions: Ready, ShardReachable, ConfigValid, DrainsProgressing, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4589,22 +4845,22 @@ func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.Reference
 				Description: "ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a step is made only while every guard allows it. Deletion candidates and instances that do not run yet pass every guard (docs/reference.md#guards-for-scale-down).",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
-					"maxUnavailable": {
+					"maxInFlight": {
 						SchemaProps: spec.SchemaProps{
-							Description: "maxUnavailable is the number of instances of the pool that may be removed at once, as a number or as a percentage of its instances, which is rounded down and is at least 1. An instance that is being drained or terminated counts until its shard no longer reports it. Without a value there is no limit.",
+							Description: "maxInFlight is the number of instances of the pool that may be removed at once, as a number or as a percentage of its instances, which is rounded down and is at least 1. An instance that is being drained or terminated counts until its shard no longer reports it. Without a value there is no limit.",
 							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
 					"minReadySeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "minReadySeconds is the time for which the Node of every remaining instance must have been Ready before a step. A Node that cannot be found is not ready.",
+							Description: "minReadySeconds is the time for which the Node of every remaining instance must have been Ready before a step, in seconds. A Node that cannot be found is not ready. 0 and an unset field mean that no Node has to be Ready.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"stabilizationSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "stabilizationSeconds is the time for which the replicas must have been at or below a number before the pool is scaled down to it. The time starts again with a new leader of the operator.",
+							Description: "stabilizationSeconds is the time for which the replicas must have been at or below a number before the pool is scaled down to it, in seconds. The time starts again with a new leader of the operator. 0 and an unset field mean at once.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4616,7 +4872,7 @@ func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.Reference
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "pauseWhile are states of the pool in which no step is made.",
+							Description: "pauseWhile are states of the pool in which no step is made. An unset field or an empty list is no state.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4658,6 +4914,78 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ShortfallSettings decide what happens to instances that a shard cannot create (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"policy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "policy is Wait or Move. Wait, which an unset field means: the size of the shard stays until it has created the instances. Move: the other shards run them instead.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"afterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "afterSeconds is how long a shard has to report a shortfall before its missing instances move, and the shortest time between two moves, in seconds. An unset field means 300.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TemplateMetadata is the part of the metadata that a template sets, as Cluster API copies it (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#inframachinetemplate-support-for-ssa-dry-run).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "labels are the labels of the objects.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"annotations": {
+						SchemaProps: spec.SchemaProps{
+							Description: "annotations are the annotations of the objects.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
 						},
 					},
 				},

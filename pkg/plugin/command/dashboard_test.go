@@ -70,7 +70,7 @@ func TestDashboardIsServedUntilTheEnd(t *testing.T) {
 	if address.Hostname() != "127.0.0.1" {
 		t.Errorf("address %s", d.url)
 	}
-	if code, body := get(t, d.url); code != http.StatusOK || !strings.Contains(body, "Pool workers is Ready.") {
+	if code, body := get(t, d.url); code != http.StatusOK || !strings.Contains(body, "Pool workers has settled.") {
 		t.Errorf("%d\n%s", code, body)
 	}
 	d.stop()

@@ -49,8 +49,8 @@ var cases = map[string]func() *objects.Snapshot{
 	"scaling": func() *objects.Snapshot {
 		s := plugintest.AtRest()
 		*s.Pools.Items[0].Status.DesiredReplicas = 5
-		plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonScaling,
-			"not every shard runs the wanted number of instances yet")
+		plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, v1beta1.ConditionScalingUp, metav1.ConditionTrue, v1beta1.ReasonScalingUp,
+			"fewer instances run than are wanted on b")
 		plugintest.Group(s, "b").Spec.Size = 2
 		plugintest.AddOnDemand(s)
 		return s
@@ -104,7 +104,8 @@ func TestMarkupIsEscaped(t *testing.T) {
 	s.ShardGroups.Items[0].Name = markup
 	s.ShardGroups.Items[1].Spec.Shard = markup
 	s.ShardGroups.Items[2].Status.ProviderIDs[0] = "kwok:///c/" + markup
-	s.ShardGroups.Items[2].Annotations = map[string]string{v1beta1.AnnotationLent: markup}
+	s.ShardGroups.Items[2].Spec.Loan = plugintest.Borrowed()
+	s.ShardGroups.Items[2].Spec.Loan.Shards[0] = markup
 	s.Pods["a1"].Items[0].Name, s.Pods["a1"].Items[0].Namespace = markup, "web"
 	s.Budgets["web"].Items[0].Name = markup
 	*s.Attachments.Items[0].Spec.Source.PersistentVolumeName = markup

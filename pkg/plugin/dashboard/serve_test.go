@@ -88,8 +88,8 @@ func TestEveryViewerReceivesAnUpdate(t *testing.T) {
 	changed := plugintest.AtRest()
 	changed.Pools.Items[0].Name = "renamed"
 	r.snapshots <- changed
-	first.until(t, "Pool renamed is Ready.")
-	second.until(t, "Pool renamed is Ready.")
+	first.until(t, "Pool renamed has settled.")
+	second.until(t, "Pool renamed has settled.")
 	if got := r.reads.Load(); got != 2 {
 		t.Errorf("%d reads for 2 viewers, want 2", got)
 	}
@@ -100,7 +100,7 @@ func TestServerEnds(t *testing.T) {
 	r := start(t)
 	v := r.view(t)
 	r.snapshots <- plugintest.AtRest()
-	v.until(t, "Pool workers is Ready.")
+	v.until(t, "Pool workers has settled.")
 	r.stop()
 	require.NoError(t, <-r.ended)
 	if _, err := io.Copy(io.Discard, v); err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {

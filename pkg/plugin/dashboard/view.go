@@ -103,13 +103,13 @@ func poolsSentence(pools []status.Pool) string {
 	case len(pools) == 0:
 		return "There are no pools."
 	case len(others) == 0 && len(pools) == 1:
-		return fmt.Sprintf("Pool %s is Ready.", pools[0].Name)
+		return fmt.Sprintf("Pool %s has settled.", pools[0].Name)
 	case len(pools) == 1:
-		return fmt.Sprintf("Pool %s is not Ready: %s.", pools[0].Name, pools[0].Text())
+		return fmt.Sprintf("Pool %s has not settled: %s.", pools[0].Name, pools[0].Text())
 	case len(others) == 0:
-		return fmt.Sprintf("All %d pools are Ready.", len(pools))
+		return fmt.Sprintf("All %d pools have settled.", len(pools))
 	}
-	text := fmt.Sprintf("%d of %d pools %s not Ready: ", len(others), len(pools), verb(len(others), "is", "are"))
+	text := fmt.Sprintf("%d of %d pools %s not settled: ", len(others), len(pools), verb(len(others), "has", "have"))
 	if len(others) > maxNamed {
 		return fmt.Sprintf("%s%s, and %d more.", text, strings.Join(others[:maxNamed], ", "), len(others)-maxNamed)
 	}
@@ -230,7 +230,7 @@ func worse(a, b tone) tone {
 // reasonTones are the tones of reasons that are progress, or that need an administrator. All
 // other reasons are warnings.
 var reasonTones = map[string]tone{
-	v1beta1.ReasonScaling:           toneBusy,
+	v1beta1.ReasonScalingUp:         toneBusy,
 	v1beta1.ReasonWaiting:           toneBusy,
 	v1beta1.ReasonProvisioning:      toneBusy,
 	v1beta1.ReasonStabilizing:       toneBusy,

@@ -32,6 +32,11 @@ func Ago(d time.Duration) metav1.Time { return metav1.NewTime(Now.Add(-d)) }
 // Pool is the name of the pool of AtRest, and of its group.
 const Pool = "workers"
 
+// Borrowed returns the loan of a shard that has borrowed an instance.
+func Borrowed() *v1beta1.Loan {
+	return &v1beta1.Loan{Lent: -1, Division: v1beta1.Division{Replicas: 4, Shards: []v1beta1.Identifier{"a", "b", "c"}}}
+}
+
 // AtRest returns a pool with 4 instances on 3 shards: a1 and a2 on shard a, b1 on b, c1 on c.
 // Each has a Node of its name.
 func AtRest() *objects.Snapshot {
@@ -40,11 +45,10 @@ func AtRest() *objects.Snapshot {
 		ObjectMeta: named(Pool, "pool-uid"),
 		Spec:       v1beta1.NstanceMachinePoolSpec{Group: Pool, Shards: []v1beta1.Identifier{"a", "b", "c"}, DeletionPolicy: v1beta1.DeletionDelete},
 		Status: v1beta1.NstanceMachinePoolStatus{
-			DesiredReplicas: ptr.To[int32](4), Replicas: ptr.To[int32](4), Draining: ptr.To[int32](0),
+			DesiredReplicas: ptr.To[int32](4), Replicas: ptr.To[int32](4), DrainingReplicas: ptr.To[int32](0),
 			Conditions: []metav1.Condition{
 				condition(v1beta1.ConditionShardsReachable, metav1.ConditionTrue, v1beta1.ReasonReachable, ""),
 				condition(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, ""),
-				condition(v1beta1.ConditionMachinesEnabled, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "spec.machines is Auto"),
 				condition(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, ""),
 			},
 		},
@@ -88,7 +92,7 @@ func shardGroup(shard string, instances ...string) v1beta1.NstanceShardGroup {
 		ObjectMeta: named(v1beta1.ShardGroupName(Pool, shard), "group-"+shard),
 		Spec:       v1beta1.NstanceShardGroupSpec{Group: Pool, Shard: v1beta1.Identifier(shard), Size: int32(len(instances))},
 		Status: v1beta1.NstanceShardGroupStatus{
-			Replicas: ptr.To(int32(len(instances))), Draining: ptr.To[int32](0),
+			Replicas: ptr.To(int32(len(instances))), DrainingReplicas: ptr.To[int32](0),
 			Conditions: []metav1.Condition{
 				condition(v1beta1.ConditionShardReachable, metav1.ConditionTrue, v1beta1.ReasonReachable, ""),
 				condition(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, ""),
@@ -155,9 +159,9 @@ func Drain(s *objects.Snapshot, shard, instance, reason string) {
 		Wrote("nstance-operator", 2*time.Minute, `{"f:metadata":{"f:annotations":{"f:nstance.dev/cordoned-for":{}}}}`),
 	}
 	group := Group(s, shard)
-	group.Status.Draining = ptr.To(ptr.Deref(group.Status.Draining, 0) + 1)
+	group.Status.DrainingReplicas = ptr.To(ptr.Deref(group.Status.DrainingReplicas, 0) + 1)
 	pool := &s.Pools.Items[0]
-	pool.Status.Draining = ptr.To(ptr.Deref(pool.Status.Draining, 0) + 1)
+	pool.Status.DrainingReplicas = ptr.To(ptr.Deref(pool.Status.DrainingReplicas, 0) + 1)
 	if s.Pods == nil {
 		s.Pods = map[string]objects.Read[corev1.Pod]{}
 		s.Budgets = map[string]objects.Read[policyv1.PodDisruptionBudget]{"web": {}}
@@ -174,7 +178,7 @@ func AddBlockedDrain(s *objects.Snapshot, shard string, entry v1beta1.BlockedDra
 	status := &Group(s, shard).Status
 	entry.Since = Ago(time.Minute)
 	status.BlockedDrains = append(status.BlockedDrains, entry)
-	status.DrainsBlocked = ptr.To(ptr.Deref(status.DrainsBlocked, 0) + 1)
+	status.BlockedReplicas = ptr.To(ptr.Deref(status.BlockedReplicas, 0) + 1)
 }
 
 // AddEvent adds an event of a minute ago about a Node.

@@ -50,7 +50,7 @@ type builder struct {
 func (b *builder) pool(pool *v1beta1.NstanceMachinePool) Pool {
 	result := Pool{
 		Namespace: pool.Namespace, Name: pool.Name, Group: string(pool.Spec.Group), Created: pool.CreationTimestamp.Time,
-		Size: pool.Status.DesiredReplicas, Actual: pool.Status.Replicas, Draining: pool.Status.Draining,
+		Size: pool.Status.DesiredReplicas, Actual: pool.Status.Replicas, Draining: pool.Status.DrainingReplicas,
 		Problems: problems(pool.Status.Conditions), Shards: []Shard{},
 		ReplicasUnknown: b.MachinePools.Unknown, ShardsUnknown: b.ShardGroups.Unknown,
 	}
@@ -80,11 +80,19 @@ func onShard(members []*v1beta1.NstanceMachine, shard string) []*v1beta1.Nstance
 	})
 }
 
+// lent describes the loan of a shard group, "" if it has none.
+func lent(group *v1beta1.NstanceShardGroup) string {
+	if group.Spec.Loan == nil {
+		return ""
+	}
+	return group.Spec.Loan.String()
+}
+
 func (b *builder) shard(group *v1beta1.NstanceShardGroup, members []*v1beta1.NstanceMachine) Shard {
 	shard := Shard{
 		Name: string(group.Spec.Shard), ShardGroup: group.Name, Created: group.CreationTimestamp.Time,
-		Size: group.Spec.Size, Actual: group.Status.Replicas, Draining: group.Status.Draining,
-		Problems: problems(group.Status.Conditions), Lent: group.Annotations[v1beta1.AnnotationLent],
+		Size: group.Spec.Size, Actual: group.Status.Replicas, Draining: group.Status.DrainingReplicas,
+		Problems: problems(group.Status.Conditions), Lent: lent(group),
 		Reachable: string(metav1.ConditionUnknown), Instances: b.instances(group, members),
 	}
 	if reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable); reachable != nil {
@@ -238,24 +246,21 @@ func (b *builder) single(machine *v1beta1.NstanceMachine) Machine {
 	return result
 }
 
-// trueIsBad are the conditions that report a problem if they are True.
-var trueIsBad = []string{v1beta1.ConditionPaused, v1beta1.ConditionShortfall, v1beta1.ConditionServerDeleted}
-
-// informative reports whether a condition is a setting and no problem: MachinesEnabled is
-// False if spec.machines requests it.
-func informative(condition metav1.Condition) bool {
-	return condition.Type == v1beta1.ConditionMachinesEnabled && condition.Reason == v1beta1.ReasonMachinesDisabled
+// trueIsNotable are the conditions that are worth a line if they are True: what goes on, and
+// problems.
+var trueIsNotable = []string{
+	v1beta1.ConditionPaused, v1beta1.ConditionScalingUp, v1beta1.ConditionScalingDown, v1beta1.ConditionServerDeleted,
 }
 
-// problems returns the conditions that report a problem, Ready first.
+// problems returns the conditions that report a problem or what goes on, Ready first.
 func problems(conditions []metav1.Condition) []Condition {
 	var found []Condition
 	for _, condition := range conditions {
 		good := metav1.ConditionTrue
-		if slices.Contains(trueIsBad, condition.Type) {
+		if slices.Contains(trueIsNotable, condition.Type) {
 			good = metav1.ConditionFalse
 		}
-		if condition.Status == good || informative(condition) {
+		if condition.Status == good {
 			continue
 		}
 		found = append(found, Condition{

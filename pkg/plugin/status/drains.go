@@ -326,7 +326,7 @@ func (d *Drain) addBlockage(group *v1beta1.NstanceShardGroup) {
 		d.Messages = append(d.Messages, entries[at].Message)
 		return
 	}
-	if blocked := group.Status.DrainsBlocked; blocked != nil && int(*blocked) > len(entries) {
+	if blocked := group.Status.BlockedReplicas; blocked != nil && int(*blocked) > len(entries) {
 		d.BlockageUnknown = fmt.Sprintf("the shard group lists %d of %d blocked drains", len(entries), *blocked)
 	}
 }

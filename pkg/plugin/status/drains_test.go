@@ -104,7 +104,7 @@ var drainCases = map[string]struct {
 		s := drained()
 		plugintest.AddPod(s, "a1", "web-0", nil)
 		plugintest.AddBlockedDrain(s, "a", v1beta1.BlockedDrain{Instance: "a2", Node: "a2", Reason: v1beta1.ReasonPodNotEvictable})
-		*plugintest.Group(s, "a").Status.DrainsBlocked = 2
+		*plugintest.Group(s, "a").Status.BlockedReplicas = 2
 		return s
 	}, status.DrainRunning},
 	"cordoned-by-another-client": {func() *objects.Snapshot {

@@ -26,11 +26,9 @@ var cases = map[string]func() *objects.Snapshot{
 		*s.MachinePools.Items[0].Spec.Replicas = 5
 		pool := &s.Pools.Items[0].Status
 		*pool.DesiredReplicas = 5
-		plugintest.SetCondition(&pool.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonScaling,
-			"not every shard runs the wanted number of instances yet")
-		group := plugintest.Group(s, "b")
-		group.Spec.Size = 2
-		plugintest.SetCondition(&group.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonScaling, "1 of 2 instances are running")
+		plugintest.SetCondition(&pool.Conditions, v1beta1.ConditionScalingUp, metav1.ConditionTrue, v1beta1.ReasonScalingUp,
+			"fewer instances run than are wanted on b")
+		plugintest.Group(s, "b").Spec.Size = 2
 		return s
 	},
 	"shard-away": func() *objects.Snapshot {
@@ -70,14 +68,14 @@ var cases = map[string]func() *objects.Snapshot{
 	},
 	"unidentified-drain": func() *objects.Snapshot {
 		s := plugintest.AtRest()
-		*plugintest.Group(s, "a").Status.Draining = 1
-		*s.Pools.Items[0].Status.Draining = 1
+		*plugintest.Group(s, "a").Status.DrainingReplicas = 1
+		*s.Pools.Items[0].Status.DrainingReplicas = 1
 		return s
 	},
 	"lent": func() *objects.Snapshot {
 		s := plugintest.AtRest()
-		plugintest.Group(s, "a").Annotations = map[string]string{v1beta1.AnnotationLent: "-1 of 4 over a,b,c"}
-		plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionTrue, v1beta1.ReasonMoved, "1 of 1 instances are lent by shard b to shards a (1)")
+		plugintest.Group(s, "a").Spec.Loan = plugintest.Borrowed()
+		plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, v1beta1.ConditionCapacityAvailable, metav1.ConditionFalse, v1beta1.ReasonMoved, "1 of 1 instances are lent by shard b to shards a (1)")
 		return s
 	},
 	"nodes-forbidden": func() *objects.Snapshot {

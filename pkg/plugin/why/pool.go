@@ -120,11 +120,15 @@ func (e *explainer) configuration(pool *v1beta1.NstanceMachinePool, source Sourc
 func (e *explainer) poolConditions(pool *v1beta1.NstanceMachinePool, source Source) {
 	for _, kind := range []struct{ condition, reason string }{
 		{v1beta1.ConditionScalingDown, Guard},
-		{v1beta1.ConditionShortfall, Shortfall},
+		{v1beta1.ConditionCapacityAvailable, Shortfall},
 		{v1beta1.ConditionPaused, Paused},
 	} {
 		condition := meta.FindStatusCondition(pool.Status.Conditions, kind.condition)
-		if condition == nil || condition.Status != metav1.ConditionTrue && kind.reason != Guard {
+		bad := metav1.ConditionTrue
+		if kind.reason == Shortfall {
+			bad = metav1.ConditionFalse
+		}
+		if condition == nil || condition.Status != bad || kind.reason == Guard && pool.Spec.ScaleDown == nil {
 			continue
 		}
 		e.add(Reason{Type: kind.reason, Message: condition.Reason + ": " + condition.Message, Source: source.field("condition " + kind.condition),
@@ -151,9 +155,9 @@ func (e *explainer) shard() {
 		reason.setWriter(group, "f:spec", "f:removeFirst")
 		e.add(reason)
 	}
-	if lent := group.Annotations[v1beta1.AnnotationLent]; lent != "" {
-		reason := Reason{Type: Lent, Message: "instances that the shard has lent, below 0 borrowed: " + lent, Source: source.field("metadata.annotations[" + v1beta1.AnnotationLent + "]")}
-		reason.setWriter(group, "f:metadata", "f:annotations", "f:"+v1beta1.AnnotationLent)
+	if loan := group.Spec.Loan; loan != nil {
+		reason := Reason{Type: Lent, Message: "instances that the shard has lent, below 0 borrowed: " + loan.String(), Source: source.field("spec.loan")}
+		reason.setWriter(group, "f:spec", "f:loan")
 		e.add(reason)
 	}
 	reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable)

@@ -101,14 +101,15 @@ var cases = map[string]struct {
 		s := plugintest.AtRest()
 		pool := &s.Pools.Items[0]
 		pool.Spec.DeletionPolicy = v1beta1.DeletionRetain
+		pool.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.PoolState{v1beta1.PauseWhileDrainBlocked}}
 		pool.Spec.Shards = pool.Spec.Shards[1:]
 		pool.DeletionTimestamp = ptr.To(plugintest.Ago(time.Minute))
-		plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionScalingDown, metav1.ConditionFalse, v1beta1.ReasonDrainBlocked,
+		plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionScalingDown, metav1.ConditionTrue, v1beta1.ReasonDrainBlocked,
 			"1 more instances are to be removed: 1 drains are blocked, for the reasons that the shard groups have")
-		plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionTrue, v1beta1.ReasonMoved, "1 of 1 instances are lent")
+		plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionCapacityAvailable, metav1.ConditionFalse, v1beta1.ReasonMoved, "1 of 1 instances are lent")
 		plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, "the Cluster is paused")
 		group := plugintest.Group(s, "a")
-		group.Annotations = map[string]string{v1beta1.AnnotationLent: "-1 of 4 over a,b,c"}
+		group.Spec.Loan = plugintest.Borrowed()
 		plugintest.SetCondition(&group.Status.Conditions, v1beta1.ConditionShardReachable, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable, "connection refused")
 		return s
 	}},

@@ -3,10 +3,13 @@
 
 package v1beta1
 
-// Condition types. Ready has the same meaning on every kind: the actual state is the state
-// that the spec requests.
+// Condition types. Each is true when all is well, except Paused, ScalingUp, ScalingDown and
+// ServerDeleted, which say what goes on
+// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machinepool#inframachinepool-conditions).
 const (
-	// ConditionReady is on every kind.
+	// ConditionReady is on every kind. On a machine it is true while the instance runs. On
+	// the other kinds it is true while nothing is wrong, also while instances are created
+	// and removed.
 	ConditionReady = "Ready"
 	// ConditionShardsReachable, on a pool, is true while all shards of the pool are
 	// connected.
@@ -26,18 +29,21 @@ const (
 	// ConditionDrainsProgressing, on a shard group and an NstanceMachine, is false while
 	// a drain is blocked. The condition exists after the first drain.
 	ConditionDrainsProgressing = "DrainsProgressing"
-	// ConditionMachinesEnabled, on a pool, is true while each of its instances gets a
-	// Machine.
+	// ConditionMachinesEnabled, on a pool whose instances are to have Machines, is true while
+	// each instance gets one. A pool without Machines does not have the condition.
 	ConditionMachinesEnabled = "MachinesEnabled"
-	// ConditionScalingDown, on a pool with guards for scale-down, exists while it has more
-	// instances than replicas. It is false while a guard blocks the next step; the message
-	// names the guard and the instances.
+	// ConditionScalingUp, on a pool, is true while a shard runs fewer instances than it is to
+	// run.
+	ConditionScalingUp = "ScalingUp"
+	// ConditionScalingDown, on a pool, is true while a shard runs more instances than it is to
+	// run, or instances are still to be removed. If a guard for scale-downs blocks the next
+	// step, the reason is the reason of the guard, and the message names the instances.
 	ConditionScalingDown = "ScalingDown"
-	// ConditionShortfall, on a pool, is true while a shard reports that it has no capacity
-	// or quota for an instance, or has lent instances to other shards. The condition
-	// exists after the first shortfall (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
-	ConditionShortfall = "Shortfall"
-	// ConditionPaused, on all kinds but the shard group and the template, is true while
+	// ConditionCapacityAvailable, on a pool, is false while a shard reports that it has no
+	// capacity or quota for an instance, or has lent instances to other shards
+	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
+	ConditionCapacityAvailable = "CapacityAvailable"
+	// ConditionPaused, on all kinds but the template, is true while
 	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
 	// changes no shard and no spec (docs/capi.md#pause).
 	ConditionPaused = "Paused"
@@ -89,8 +95,14 @@ const (
 	// ReasonUpsertFailed: the shard returned an error that is neither a rejection nor a
 	// lost connection; the message is the message of the shard.
 	ReasonUpsertFailed = "UpsertFailed"
-	// ReasonScaling: the number of running instances is not the desired number yet.
-	ReasonScaling = "Scaling"
+	// ReasonScalingUp and ReasonNotScalingUp: whether a shard of the pool runs fewer
+	// instances than it is to run.
+	ReasonScalingUp    = "ScalingUp"
+	ReasonNotScalingUp = "NotScalingUp"
+	// ReasonNotScalingDown: no shard of the pool runs more instances than it is to run.
+	ReasonNotScalingDown = "NotScalingDown"
+	// ReasonDriftRepeated: another writer changes the group on the shard again and again.
+	ReasonDriftRepeated = "DriftRepeated"
 	// ReasonProviderError: the provider of the shard fails to create or delete
 	// instances; the message is the message of the provider.
 	ReasonProviderError = "ProviderError"
@@ -104,7 +116,7 @@ const (
 	ReasonZoneOutOfStock = "ZoneOutOfStock"
 	// ReasonMoved: other shards run instances that a shard could not create.
 	ReasonMoved = "Moved"
-	// ReasonNoShortfall: no shard reports a shortfall, and no shard has lent instances.
+	// ReasonNoShortfall: each shard has created its instances, and no shard has lent any.
 	ReasonNoShortfall = "NoShortfall"
 	// ReasonPaused and ReasonNotPaused: whether the object is paused.
 	ReasonPaused    = "Paused"
@@ -120,6 +132,8 @@ const (
 	ReasonTooManyReplicas = "TooManyReplicas"
 	// ReasonGroupInUse: another pool has the same group on the same shard.
 	ReasonGroupInUse = "GroupInUse"
+	// ReasonOutdatedObject: an object has the format of a version before v0.1.0.
+	ReasonOutdatedObject = "OutdatedObject"
 	// ReasonWaitingForMachine: Cluster API has not set the owner Machine yet.
 	ReasonWaitingForMachine = "WaitingForMachine"
 	// ReasonNoShard: no connected shard has the group.
@@ -134,10 +148,9 @@ const (
 	ReasonInstanceUnknown = "InstanceUnknown"
 	// ReasonProvisioning: the instance is not running yet.
 	ReasonProvisioning = "Provisioning"
-	// ReasonMachinesEnabled and ReasonMachinesDisabled: whether the instances of a pool
-	// have Machines, as spec.machines requests.
-	ReasonMachinesEnabled  = "Enabled"
-	ReasonMachinesDisabled = "Disabled"
+	// ReasonMachinesEnabled: the instances of a pool have Machines, as spec.machineMode
+	// requests.
+	ReasonMachinesEnabled = "Enabled"
 	// ReasonUnsupportedByServer: the server of a shard does not support the request; the
 	// message names the shard.
 	ReasonUnsupportedByServer = "UnsupportedByServer"
@@ -159,7 +172,8 @@ const (
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonNoNode: an instance that is being drained has no Node.
 	ReasonNoNode = "NoNode"
-	// ReasonRemoving: a guarded scale-down proceeds; the message has the numbers.
+	// ReasonRemoving: instances are being removed; the message names the shards, or the
+	// numbers of a guarded scale-down.
 	ReasonRemoving = "Removing"
 	// ReasonStabilizing: the replicas were lowered too short a time ago for a step of the
 	// scale-down.

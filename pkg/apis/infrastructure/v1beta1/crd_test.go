@@ -65,8 +65,9 @@ func TestEveryKindHasADefinition(t *testing.T) {
 
 // Cluster API finds the kinds by the label of the contract (docs/capi.md).
 func TestDefinitionsFollowTheContract(t *testing.T) {
-	shortNames := map[string]string{
-		"NstanceCluster": "nsc", "NstanceMachinePool": "nsmp", "NstanceShardGroup": "nssg", "NstanceMachine": "nsm", "NstanceMachineTemplate": "nsmt",
+	shortNames := map[string][]string{
+		"NstanceCluster": {"nsc", "nstc"}, "NstanceMachinePool": {"nsmp", "nstmp"}, "NstanceShardGroup": {"nssg", "nstsg"},
+		"NstanceMachine": {"nsm", "nstm"}, "NstanceMachineTemplate": {"nsmt", "nstmt"},
 	}
 	for kind, definition := range crds(t) {
 		if got := definition.Labels["cluster.x-k8s.io/v1beta2"]; got != SchemeGroupVersion.Version {
@@ -76,7 +77,7 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 		if want := strings.ToLower(kind) + "s." + GroupName; definition.Name != want {
 			t.Errorf("%s: the name of the definition is %q, want %q", kind, definition.Name, want)
 		}
-		if !slices.Equal(names.Categories, []string{"cluster-api"}) || !slices.Equal(names.ShortNames, []string{shortNames[kind]}) {
+		if !slices.Equal(names.Categories, []string{"cluster-api", "nstance"}) || !slices.Equal(names.ShortNames, shortNames[kind]) {
 			t.Errorf("%s: categories %q, short names %q", kind, names.Categories, names.ShortNames)
 		}
 		if names.ListKind != kind+"List" || definition.Spec.Scope != apiextensionsv1.NamespaceScoped {
@@ -90,8 +91,8 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 			t.Errorf("%s: version %s, served %t, stored %t", kind, version.Name, version.Served, version.Storage)
 		}
 		hasStatus := version.Subresources != nil && version.Subresources.Status != nil
-		if want := kind != "NstanceMachineTemplate"; hasStatus != want {
-			t.Errorf("%s: status subresource %t, want %t", kind, hasStatus, want)
+		if !hasStatus {
+			t.Errorf("%s: no status subresource", kind)
 		}
 		if got := schemaOf(definition).Properties["status"]; hasStatus && (got.Properties["failureReason"].Type != "" || got.Properties["failureMessage"].Type != "") {
 			t.Errorf("%s: has failureReason or failureMessage; Cluster API panics when it reads them", kind)
@@ -102,9 +103,9 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 func TestColumnsShowExistingFields(t *testing.T) {
 	want := map[string][]string{
 		"NstanceCluster":         {"Ready", "Endpoint", "Age"},
-		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Age"},
-		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Draining", "Static", "Ready", "Reachable", "Age"},
-		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Age"},
+		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Reason", "InstanceType", "Age"},
+		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Draining", "Static", "Ready", "Reason", "Reachable", "Age"},
+		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Reason", "InstanceType", "Age"},
 		"NstanceMachineTemplate": {"Group", "Age"},
 	}
 	for kind, definition := range crds(t) {
@@ -229,4 +230,36 @@ func TestShardGroupName(t *testing.T) {
 		}
 	}
 	t.Error("the definition has no rule for the name")
+}
+
+// kubectl explain has a text for every field, with the unit of a time, and what an optional
+// number or choice in a spec means if it is unset.
+func TestFieldsAreExplained(t *testing.T) {
+	unset := regexp.MustCompile(`(?i)\bunset\b|\bnot set\b|\bwithout a value\b|\bis left out\b`)
+	var walk func(path string, schema *apiextensionsv1.JSONSchemaProps)
+	walk = func(path string, schema *apiextensionsv1.JSONSchemaProps) {
+		for name, field := range schema.Properties {
+			at := path + "." + name
+			if strings.Count(at, ".") == 1 && name != "spec" && name != "status" {
+				continue
+			}
+			optional := strings.Contains(at, ".spec.") && !slices.Contains(schema.Required, name)
+			choice := field.Type == "integer" || field.XIntOrString || len(field.Enum) > 0
+			switch {
+			case field.Description == "":
+				t.Errorf("%s has no description", at)
+			case strings.HasSuffix(name, "Seconds") && !strings.Contains(field.Description, "seconds"):
+				t.Errorf("the description of %s does not name the unit: %s", at, field.Description)
+			case optional && choice && !unset.MatchString(field.Description):
+				t.Errorf("the description of %s does not say what it means if it is unset: %s", at, field.Description)
+			}
+			walk(at, &field)
+			if field.Items != nil && field.Items.Schema != nil {
+				walk(at+"[]", field.Items.Schema)
+			}
+		}
+	}
+	for kind, definition := range crds(t) {
+		walk(kind, schemaOf(definition))
+	}
 }

@@ -14,7 +14,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=nstanceclusters,scope=Namespaced,shortName=nsc,categories=cluster-api
+// +kubebuilder:resource:path=nstanceclusters,scope=Namespaced,shortName=nsc;nstc,categories=cluster-api;nstance
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Endpoint",type=string,JSONPath=`.spec.controlPlaneEndpoint.host`
@@ -27,7 +27,7 @@ type NstanceCluster struct {
 	// +optional
 	Spec NstanceClusterSpec `json:"spec,omitempty"`
 	// +optional
-	Status NstanceClusterStatus `json:"status,omitempty"`
+	Status NstanceClusterStatus `json:"status,omitempty,omitzero"`
 }
 
 // NstanceClusterSpec is the address of the API server.
@@ -35,18 +35,21 @@ type NstanceClusterSpec struct {
 	// controlPlaneEndpoint is the API server of the cluster. Cluster API copies
 	// it to the Cluster.
 	// +optional
-	ControlPlaneEndpoint APIEndpoint `json:"controlPlaneEndpoint,omitempty"`
+	ControlPlaneEndpoint APIEndpoint `json:"controlPlaneEndpoint,omitempty,omitzero"`
 }
 
 // APIEndpoint is the address of an API server.
+//
+// +kubebuilder:validation:MinProperties=1
 type APIEndpoint struct {
 	// host is a DNS name or an IP address.
 	// +optional
-	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
 	Host string `json:"host,omitempty"`
-	// port is the TCP port.
+	// port is the TCP port. It is not set without host.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=65535
 	Port int32 `json:"port,omitempty"`
 }
@@ -56,18 +59,44 @@ type APIEndpoint struct {
 type NstanceClusterStatus struct {
 	// initialization contains the initial steps that are complete.
 	// +optional
-	Initialization NstanceClusterInitialization `json:"initialization,omitempty"`
+	Initialization NstanceClusterInitialization `json:"initialization,omitempty,omitzero"`
 	// externalManagedControlPlane is always true: the control plane does not consist of
 	// Cluster API Machines. Without this field Cluster API neither drains nor deletes
 	// Nodes.
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions are the current conditions: Ready, Available, Paused,
-	// KubeconfigAvailable.
+	// failureDomains are the configured shards. The failureDomain of a Machine may name each.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=100
+	FailureDomains []FailureDomain `json:"failureDomains,omitempty"`
+	// observedGeneration is the generation that the status was computed from.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
+	// IdentityReady, and WorkloadClusterReachable in an external cluster.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MaxFailureDomains is the largest number of failure domains, as in a Cluster.
+const MaxFailureDomains = 100
+
+// FailureDomain is a shard in which Machines can be
+// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-cluster#infracluster-failuredomains).
+type FailureDomain struct {
+	// name is the id of the shard.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	Name string `json:"name"`
+	// controlPlane is true if Machines of a control plane can be in the shard. Nstance manages
+	// no control plane with Machines: it is false.
+	// +optional
+	ControlPlane *bool `json:"controlPlane,omitempty"`
 }
 
 // NstanceClusterInitialization contains the fields that Cluster API waits for once.

@@ -3,7 +3,10 @@
 
 package v1beta1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // NstanceMachine is an instance that belongs to a Cluster API Machine.
 //
@@ -11,13 +14,15 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=nstancemachines,scope=Namespaced,shortName=nsm,categories=cluster-api
+// +kubebuilder:resource:path=nstancemachines,scope=Namespaced,shortName=nsm;nstm,categories=cluster-api;nstance
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.status.shard`
 // +kubebuilder:printcolumn:name="InstanceID",type=string,JSONPath=`.status.instanceID`
-// +kubebuilder:printcolumn:name="ProviderID",type=string,JSONPath=`.spec.providerID`
+// +kubebuilder:printcolumn:name="ProviderID",type=string,JSONPath=`.spec.providerID`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
+// +kubebuilder:printcolumn:name="InstanceType",type=string,JSONPath=`.spec.instanceType`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceMachine struct {
 	metav1.TypeMeta `json:",inline"`
@@ -27,7 +32,7 @@ type NstanceMachine struct {
 	// +required
 	Spec NstanceMachineSpec `json:"spec"`
 	// +optional
-	Status NstanceMachineStatus `json:"status,omitempty"`
+	Status NstanceMachineStatus `json:"status,omitempty,omitzero"`
 }
 
 // NstanceMachineSpec is the request for an instance. Only providerID can be changed,
@@ -35,25 +40,32 @@ type NstanceMachine struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.shard) == has(oldSelf.shard) && (!has(self.shard) || self.shard == oldSelf.shard)",message="shard is immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.instanceType) == has(oldSelf.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType)",message="instanceType is immutable"
-// +kubebuilder:validation:XValidation:rule="has(self.vars) == has(oldSelf.vars) && (!has(self.vars) || self.vars == oldSelf.vars)",message="vars is immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.vars) && self.vars.size() > 0 ? has(oldSelf.vars) && self.vars == oldSelf.vars : !has(oldSelf.vars) || oldSelf.vars.size() == 0",message="vars is immutable"
 type NstanceMachineSpec struct {
 	// groupRef is the Nstance group whose template is used.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupRef is immutable"
 	GroupRef GroupReference `json:"groupRef"`
-	// shard is the shard of the instance. If it is not set, the operator selects a shard.
+	// shard is the shard of the instance. If it is not set, the instance is on the shard of
+	// the Machine's failureDomain, or on a shard that the operator selects. If both are set,
+	// they must be the same.
 	// +optional
 	Shard Identifier `json:"shard,omitempty"`
 	// instanceType overrides the instance type of the group.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$`
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars are added to the vars of the group and override them.
+	// vars are added to the vars of the group and override them: at most 64, with names of at
+	// most 256 and values of at most 4096 characters.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(name, name != '' && name.size() <= 256 && self[name].size() <= 4096)",message="a name must have 1 to 256 characters, and a value at most 4096"
 	Vars map[string]string `json:"vars,omitempty"`
 	// providerID is the provider id of the instance. The operator sets it.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
 }
@@ -80,12 +92,18 @@ type NstanceMachineStatus struct {
 	// providerID is the provider id of the instance.
 	// +optional
 	ProviderID string `json:"providerID,omitempty"`
+	// failureDomain is the shard of the instance, once it is known. Cluster API copies it to
+	// the Machine.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
+	FailureDomain string `json:"failureDomain,omitempty"`
 	// ready is true while the instance is running.
 	// +optional
 	Ready *bool `json:"ready,omitempty"`
 	// initialization contains the field that Cluster API waits for once.
 	// +optional
-	Initialization NstanceMachineInitialization `json:"initialization,omitempty"`
+	Initialization NstanceMachineInitialization `json:"initialization,omitempty,omitzero"`
 	// addresses are the addresses of the instance.
 	// +optional
 	// +listType=atomic
@@ -136,10 +154,10 @@ type NstanceMachineList struct {
 // It is immutable.
 //
 // +genclient
-// +genclient:noStatus
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:path=nstancemachinetemplates,scope=Namespaced,shortName=nsmt,categories=cluster-api
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=nstancemachinetemplates,scope=Namespaced,shortName=nsmt;nstmt,categories=cluster-api;nstance
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.template.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -150,6 +168,8 @@ type NstanceMachineTemplate struct {
 
 	// +required
 	Spec NstanceMachineTemplateSpec `json:"spec"`
+	// +optional
+	Status NstanceMachineTemplateStatus `json:"status,omitempty,omitzero"`
 }
 
 // NstanceMachineTemplateSpec contains the template.
@@ -160,11 +180,42 @@ type NstanceMachineTemplateSpec struct {
 	Template NstanceMachineTemplateResource `json:"template"`
 }
 
+// NstanceMachineTemplateStatus has what the cluster autoscaler needs to scale up from zero
+// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#autoscaling-from-zero).
+type NstanceMachineTemplateStatus struct {
+	// capacity is the capacity of a Node of the group, as far as the shards know it.
+	// +optional
+	Capacity corev1.ResourceList `json:"capacity,omitempty"`
+	// nodeInfo is the platform of a Node of the group.
+	// +optional
+	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
+}
+
 // NstanceMachineTemplateResource is the template of the NstanceMachines.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.providerID)",fieldPath=".spec.providerID",reason="FieldValueForbidden",message="each instance has a provider id of its own, which the operator sets"
 type NstanceMachineTemplateResource struct {
+	// metadata has the labels and annotations of the NstanceMachines.
+	// +optional
+	ObjectMeta TemplateMetadata `json:"metadata,omitempty,omitzero"`
 	// spec is the spec of the NstanceMachines.
 	// +required
 	Spec NstanceMachineSpec `json:"spec"`
+}
+
+// TemplateMetadata is the part of the metadata that a template sets, as Cluster API copies it
+// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#inframachinetemplate-support-for-ssa-dry-run).
+//
+// +kubebuilder:validation:MinProperties=1
+type TemplateMetadata struct {
+	// labels are the labels of the objects.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	Labels map[string]string `json:"labels,omitempty"`
+	// annotations are the annotations of the objects.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
 // NstanceMachineTemplateList is a list of NstanceMachineTemplates.

@@ -16,16 +16,18 @@ import (
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=nstancemachinepools,scope=Namespaced,shortName=nsmp,categories=cluster-api
+// +kubebuilder:resource:path=nstancemachinepools,scope=Namespaced,shortName=nsmp;nstmp,categories=cluster-api;nstance
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desiredReplicas`
 // +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.replicas`
-// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.draining`
+// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.drainingReplicas`
 // +kubebuilder:printcolumn:name="Shards",type=integer,JSONPath=`.status.shards.total`
 // +kubebuilder:printcolumn:name="Reachable",type=integer,JSONPath=`.status.shards.reachable`
-// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
+// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
+// +kubebuilder:printcolumn:name="InstanceType",type=string,JSONPath=`.spec.instanceType`,priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule=`!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || !has(self.spec.template) || self.spec.template == (has(oldSelf.spec.template) ? oldSelf.spec.template : "")`,fieldPath=".spec.template",reason="FieldValueForbidden",message="template is set by the server configuration of this static group and can only be removed"
 // +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || !has(self.spec.subnets) || self.spec.subnets == (has(oldSelf.spec.subnets) ? oldSelf.spec.subnets : [])",fieldPath=".spec.subnets",reason="FieldValueForbidden",message="subnets are set by the server configuration of this static group and can only be removed"
@@ -38,7 +40,7 @@ type NstanceMachinePool struct {
 	// +required
 	Spec NstanceMachinePoolSpec `json:"spec"`
 	// +optional
-	Status NstanceMachinePoolStatus `json:"status,omitempty"`
+	Status NstanceMachinePoolStatus `json:"status,omitempty,omitzero"`
 }
 
 // MaxReplicas is the largest number of instances of a pool. It is the limit of
@@ -63,35 +65,25 @@ type NstanceMachinePoolSpec struct {
 
 	GroupSettings `json:",inline"`
 
-	// machines decides whether each instance of the pool gets a Machine, so that the cluster
-	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
-	// Machines if the MachinePool has the annotations for the minimum and maximum size
-	// of the cluster autoscaler.
+	// machineMode decides whether each instance of the pool gets a Machine, so that the
+	// cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an
+	// unset field means, creates Machines if the MachinePool has the annotations for the
+	// minimum and maximum size of the cluster autoscaler.
 	// +optional
-	// +kubebuilder:default=Auto
-	Machines MachinesMode `json:"machines,omitempty"`
+	MachineMode MachineMode `json:"machineMode,omitempty"`
 	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
 	// surplus instances at once.
 	// +optional
 	ScaleDown *ScaleDownGuards `json:"scaleDown,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
-	// deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same
-	// group imports them.
+	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
+	// a later pool of the same group imports them.
 	// +optional
-	// +kubebuilder:default=Delete
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
-	// onShortfall is what happens when a shard reports that its provider has no capacity
-	// or quota for instances of the pool. Wait: its size stays until it has created them.
-	// Move: the other shards run them instead.
+	// shortfall is what happens when a shard reports that its provider has no capacity or
+	// quota for instances of the pool. An unset field means the policy Wait.
 	// +optional
-	// +kubebuilder:default=Wait
-	OnShortfall ShortfallPolicy `json:"onShortfall,omitempty"`
-	// shortfallAfter is how long a shard has to report that before its missing instances
-	// move, and the shortest time between two moves.
-	// +optional
-	// +kubebuilder:default="5m"
-	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be greater than 0"
-	ShortfallAfter *metav1.Duration `json:"shortfallAfter,omitempty"`
+	Shortfall *ShortfallSettings `json:"shortfall,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	// +optional
@@ -111,17 +103,34 @@ type NstanceMachinePoolSpec struct {
 // +kubebuilder:validation:XValidation:rule="!self.contains('--')",message="must not contain consecutive hyphens"
 type Identifier string
 
-// MachinesMode decides whether the instances of a pool have Machines.
+// MachineMode decides whether the instances of a pool have Machines.
 //
 // +kubebuilder:validation:Enum=Auto;Always;Never
-type MachinesMode string
+type MachineMode string
 
 // Modes of a pool's Machines.
 const (
-	MachinesAuto   MachinesMode = "Auto"
-	MachinesAlways MachinesMode = "Always"
-	MachinesNever  MachinesMode = "Never"
+	MachineModeAuto   MachineMode = "Auto"
+	MachineModeAlways MachineMode = "Always"
+	MachineModeNever  MachineMode = "Never"
 )
+
+// ShortfallSettings decide what happens to instances that a shard cannot create
+// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
+//
+// +kubebuilder:validation:MinProperties=1
+type ShortfallSettings struct {
+	// policy is Wait or Move. Wait, which an unset field means: the size of the shard stays
+	// until it has created the instances. Move: the other shards run them instead.
+	// +optional
+	Policy ShortfallPolicy `json:"policy,omitempty"`
+	// afterSeconds is how long a shard has to report a shortfall before its missing instances
+	// move, and the shortest time between two moves, in seconds. An unset field means 300.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=86400
+	AfterSeconds *int32 `json:"afterSeconds,omitempty"`
+}
 
 // ShortfallPolicy is what happens to instances that a shard cannot create.
 //
@@ -144,22 +153,23 @@ type NstanceMachinePoolStatus struct {
 	Ready *bool `json:"ready,omitempty"`
 	// initialization contains the field that Cluster API waits for once.
 	// +optional
-	Initialization NstanceMachinePoolInitialization `json:"initialization,omitempty"`
+	Initialization NstanceMachinePoolInitialization `json:"initialization,omitempty,omitzero"`
 	// desiredReplicas is the number of instances that the shards are to run.
 	// +optional
 	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
 	// replicas is the number of running instances.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
-	// draining is the number of instances that are being drained.
+	// drainingReplicas is the number of instances that are being drained.
 	// +optional
-	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains; the shard groups have the reasons.
+	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`
+	// blockedReplicas is the number of instances whose drain is blocked; the shard groups
+	// have the reasons.
 	// +optional
-	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	BlockedReplicas *int32 `json:"blockedReplicas,omitempty"`
 	// shards is the number of shards of the pool and of connected shards.
 	// +optional
-	Shards ShardsSummary `json:"shards,omitempty"`
+	Shards ShardsSummary `json:"shards,omitempty,omitzero"`
 	// isStatic is true if the group is in the server configuration of any shard. Then
 	// template and subnets can only be removed.
 	// +optional
@@ -170,10 +180,11 @@ type NstanceMachinePoolStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	StaticShards []Identifier `json:"staticShards,omitempty"`
-	// template is the template in force on the shards.
+	// template is the template in force on the shards. It is not set if they differ.
 	// +optional
 	Template string `json:"template,omitempty"`
-	// subnets are the subnet pools in force on the shards.
+	// subnets are the subnet pools in force on the shards. They are not set if the shards
+	// differ.
 	// +optional
 	// +listType=atomic
 	Subnets []string `json:"subnets,omitempty"`
@@ -187,12 +198,12 @@ type NstanceMachinePoolStatus struct {
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
 	// nodeInfo is the platform of a Node of the pool.
 	// +optional
-	NodeInfo NodeInfo `json:"nodeInfo,omitempty"`
+	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
-	// ScalingDown, Shortfall, Paused.
+	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
+	// CapacityAvailable, MachinesEnabled, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -246,20 +257,28 @@ type GroupSettings struct {
 	// template is the server's template of a group that is not in the server's own
 	// configuration. For a group in the configuration it is left out.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`
 	Template string `json:"template,omitempty"`
 	// subnets are ids of subnet pools, tried in this order. They override the
 	// template's.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="subnets must not contain a subnet pool twice"
 	Subnets []Identifier `json:"subnets,omitempty"`
 	// instanceType overrides the template's, if the server allows it.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=128
+	// +kubebuilder:validation:Pattern=`^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$`
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars are merged over the template's vars.
+	// vars are merged over the template's vars: at most 64, with names of at most 256 and
+	// values of at most 4096 characters.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="self.all(name, name != '' && name.size() <= 256 && self[name].size() <= 4096)",message="a name must have 1 to 256 characters, and a value at most 4096"
 	Vars map[string]string `json:"vars,omitempty"`
 }
 
@@ -283,48 +302,52 @@ type GroupConfig struct {
 // ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a
 // step is made only while every guard allows it. Deletion candidates and instances that do
 // not run yet pass every guard (docs/reference.md#guards-for-scale-down).
+//
+// +kubebuilder:validation:MinProperties=1
 type ScaleDownGuards struct {
-	// maxUnavailable is the number of instances of the pool that may be removed at once, as a number
+	// maxInFlight is the number of instances of the pool that may be removed at once, as a number
 	// or as a percentage of its instances, which is rounded down and is at least 1. An
 	// instance that is being drained or terminated counts until its shard no longer
 	// reports it. Without a value there is no limit.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self >= 1 : self.matches('^([1-9][0-9]?|100)%$')",message="must be a number from 1 on, or a percentage from 1% to 100%"
-	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	MaxInFlight *intstr.IntOrString `json:"maxInFlight,omitempty"`
 	// minReadySeconds is the time for which the Node of every remaining instance must have
-	// been Ready before a step. A Node that cannot be found is not ready.
+	// been Ready before a step, in seconds. A Node that cannot be found is not ready. 0 and an
+	// unset field mean that no Node has to be Ready.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	MinReadySeconds int32 `json:"minReadySeconds,omitempty"`
 	// stabilizationSeconds is the time for which the replicas must have been at or below a
-	// number before the pool is scaled down to it. The time starts again with a new leader
-	// of the operator.
+	// number before the pool is scaled down to it, in seconds. The time starts again with a
+	// new leader of the operator. 0 and an unset field mean at once.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	StabilizationSeconds int32 `json:"stabilizationSeconds,omitempty"`
-	// pauseWhile are states of the pool in which no step is made.
+	// pauseWhile are states of the pool in which no step is made. An unset field or an empty
+	// list is no state.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=3
-	PauseWhile []ScaleDownPause `json:"pauseWhile,omitempty"`
+	PauseWhile []PoolState `json:"pauseWhile,omitempty"`
 }
 
-// ScaleDownPause is a state of a pool in which it is not scaled down.
+// PoolState is a state of a pool, for guards that wait until it is over.
 //
 // +kubebuilder:validation:Enum=ShardUnreachable;DrainBlocked;InstanceNotReady
-type ScaleDownPause string
+type PoolState string
 
-// States in which a pool is not scaled down.
+// States of a pool.
 const (
 	// PauseWhileShardUnreachable: a shard of the pool is not connected.
-	PauseWhileShardUnreachable ScaleDownPause = "ShardUnreachable"
+	PauseWhileShardUnreachable PoolState = "ShardUnreachable"
 	// PauseWhileDrainBlocked: the drain of an instance of the pool is blocked.
-	PauseWhileDrainBlocked ScaleDownPause = "DrainBlocked"
+	PauseWhileDrainBlocked PoolState = "DrainBlocked"
 	// PauseWhileInstanceNotReady: the Node of a remaining instance is not Ready or cannot
 	// be found.
-	PauseWhileInstanceNotReady ScaleDownPause = "InstanceNotReady"
+	PauseWhileInstanceNotReady PoolState = "InstanceNotReady"
 )
 
 // DeletionPolicy decides about the groups and instances of a pool that is deleted.

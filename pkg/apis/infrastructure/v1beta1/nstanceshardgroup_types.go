@@ -3,7 +3,12 @@
 
 package v1beta1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // NstanceShardGroup is the part of a pool on one shard. The operator creates one for
 // each shard of a pool, named {group}--{shard}, and keeps the group on the shard equal
@@ -13,15 +18,16 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:path=nstanceshardgroups,scope=Namespaced,shortName=nssg,categories=cluster-api
+// +kubebuilder:resource:path=nstanceshardgroups,scope=Namespaced,shortName=nssg;nstsg,categories=cluster-api;nstance
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`
 // +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
 // +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.replicas`
-// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.draining`
-// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
+// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.drainingReplicas`
+// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`,priority=1
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].reason`,priority=1
 // +kubebuilder:printcolumn:name="Reachable",type=string,JSONPath=`.status.conditions[?(@.type=="ShardReachable")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.group + '--' + self.spec.shard",message="metadata.name must be {spec.group}--{spec.shard}"
@@ -33,7 +39,7 @@ type NstanceShardGroup struct {
 	// +required
 	Spec NstanceShardGroupSpec `json:"spec"`
 	// +optional
-	Status NstanceShardGroupStatus `json:"status,omitempty"`
+	Status NstanceShardGroupStatus `json:"status,omitempty,omitzero"`
 }
 
 // NstanceShardGroupSpec is the desired state of the group on this shard.
@@ -68,6 +74,74 @@ type NstanceShardGroupSpec struct {
 	// group with Retain is deleted without deleting the group on the shard.
 	// +optional
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+
+	// imported is set if the size was imported from the shard. While the pool has these
+	// replicas on these shards, the operator does not divide them evenly.
+	// +optional
+	Imported *Division `json:"imported,omitempty"`
+	// loan is set if the size differs from the share of the shard, because a shard has no
+	// capacity. It has no effect while the pool has other replicas or other shards
+	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
+	// +optional
+	Loan *Loan `json:"loan,omitempty"`
+	// overwrites is the revision of the group on the shard that this shard group replaces
+	// although it is older, as after a restore of etcd, because the replicas were changed
+	// since (docs/runbooks/backup-and-restore.md#backup-and-restore).
+	// +optional
+	Overwrites *GroupRevision `json:"overwrites,omitempty"`
+}
+
+// Division names the replicas of a pool and the shards that they are divided among.
+type Division struct {
+	// replicas is the number of instances of the pool.
+	// +required
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
+	Replicas int32 `json:"replicas"`
+	// shards are the shards of the pool, in its order.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Shards []Identifier `json:"shards"`
+}
+
+// String returns the division as people read it, such as "9 over a,b,c".
+func (d Division) String() string {
+	shards := make([]string, len(d.Shards))
+	for i, shard := range d.Shards {
+		shards[i] = string(shard)
+	}
+	return fmt.Sprintf("%d over %s", d.Replicas, strings.Join(shards, ","))
+}
+
+// Loan is the difference between the share of a shard and its size.
+type Loan struct {
+	// lent is how many instances other shards run for this shard. It is less than 0 if this
+	// shard runs instances for others, and never 0.
+	// +required
+	// +kubebuilder:validation:Minimum=-10000
+	// +kubebuilder:validation:Maximum=10000
+	Lent int32 `json:"lent"`
+	// The replicas and shards between which the shares were computed.
+	Division `json:",inline"`
+}
+
+// String returns the loan as people read it, such as "3 of 9 over a,b,c".
+func (l Loan) String() string { return fmt.Sprintf("%d of %s", l.Lent, l.Division) }
+
+// GroupRevision is the revision of a group on a shard: the shard group that it was last
+// written from (docs/protocol.md#groups).
+type GroupRevision struct {
+	// uid is the UID of the shard group.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	UID string `json:"uid"`
+	// generation is the generation of the shard group.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	Generation int64 `json:"generation"`
 }
 
 // NstanceShardGroupStatus is the state of the group that the shard reports, and the state of
@@ -79,13 +153,13 @@ type NstanceShardGroupStatus struct {
 	// isStatic is true if the group is in the server configuration of the shard.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// draining is the number of instances that are being drained.
+	// drainingReplicas is the number of instances that are being drained.
 	// +optional
-	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains, also if blockedDrains does not list all
-	// of them.
+	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`
+	// blockedReplicas is the number of instances whose drain is blocked, also if blockedDrains
+	// does not list all of them.
 	// +optional
-	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	BlockedReplicas *int32 `json:"blockedReplicas,omitempty"`
 	// blockedDrains are the drains that have been blocked for the longest time, at most 20,
 	// with the reason of each. The message of the condition DrainsProgressing is written
 	// from them.
@@ -109,7 +183,7 @@ type NstanceShardGroupStatus struct {
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
 	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
-	// DrainsProgressing.
+	// DrainsProgressing, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

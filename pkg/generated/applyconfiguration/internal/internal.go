@@ -78,6 +78,29 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Division
+  map:
+    fields:
+    - name: replicas
+      type:
+        scalar: numeric
+      default: 0
+    - name: shards
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.FailureDomain
+  map:
+    fields:
+    - name: controlPlane
+      type:
+        scalar: boolean
+    - name: name
+      type:
+        scalar: string
+      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
   map:
     fields:
@@ -105,6 +128,34 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupRevision
+  map:
+    fields:
+    - name: generation
+      type:
+        scalar: numeric
+      default: 0
+    - name: uid
+      type:
+        scalar: string
+      default: ""
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Loan
+  map:
+    fields:
+    - name: lent
+      type:
+        scalar: numeric
+      default: 0
+    - name: replicas
+      type:
+        scalar: numeric
+      default: 0
+    - name: shards
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.MachineAddress
   map:
     fields:
@@ -176,10 +227,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: externalManagedControlPlane
       type:
         scalar: boolean
+    - name: failureDomains
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.FailureDomain
+          elementRelationship: associative
+          keys:
+          - name
     - name: initialization
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceClusterInitialization
       default: {}
+    - name: observedGeneration
+      type:
+        scalar: numeric
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachine
   map:
     fields:
@@ -247,10 +309,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
-    - name: machines
-      type:
-        scalar: string
-    - name: onShortfall
+    - name: machineMode
       type:
         scalar: string
     - name: providerIDList
@@ -268,9 +327,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
-    - name: shortfallAfter
+    - name: shortfall
       type:
-        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShortfallSettings
     - name: subnets
       type:
         list:
@@ -288,6 +347,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolStatus
   map:
     fields:
+    - name: blockedReplicas
+      type:
+        scalar: numeric
     - name: capacity
       type:
         map:
@@ -304,10 +366,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: desiredReplicas
       type:
         scalar: numeric
-    - name: draining
-      type:
-        scalar: numeric
-    - name: drainsBlocked
+    - name: drainingReplicas
       type:
         scalar: numeric
     - name: infrastructureMachineKind
@@ -390,6 +449,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - type
+    - name: failureDomain
+      type:
+        scalar: string
     - name: initialization
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineInitialization
@@ -429,9 +491,17 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineTemplateSpec
       default: {}
+    - name: status
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineTemplateStatus
+      default: {}
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineTemplateResource
   map:
     fields:
+    - name: metadata
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.TemplateMetadata
+      default: {}
     - name: spec
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineSpec
@@ -442,6 +512,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: template
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineTemplateResource
+      default: {}
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachineTemplateStatus
+  map:
+    fields:
+    - name: capacity
+      type:
+        map:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+    - name: nodeInfo
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
       default: {}
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceShardGroup
   map:
@@ -474,9 +556,18 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+    - name: imported
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Division
     - name: instanceType
       type:
         scalar: string
+    - name: loan
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Loan
+    - name: overwrites
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupRevision
     - name: removeFirst
       type:
         list:
@@ -516,6 +607,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementRelationship: associative
           keys:
           - instance
+    - name: blockedReplicas
+      type:
+        scalar: numeric
     - name: conditions
       type:
         list:
@@ -527,10 +621,7 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: config
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
-    - name: draining
-      type:
-        scalar: numeric
-    - name: drainsBlocked
+    - name: drainingReplicas
       type:
         scalar: numeric
     - name: isStatic
@@ -554,7 +645,7 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ScaleDownGuards
   map:
     fields:
-    - name: maxUnavailable
+    - name: maxInFlight
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
     - name: minReadySeconds
@@ -580,6 +671,28 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShortfallSettings
+  map:
+    fields:
+    - name: afterSeconds
+      type:
+        scalar: numeric
+    - name: policy
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.TemplateMetadata
+  map:
+    fields:
+    - name: annotations
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: labels
+      type:
+        map:
+          elementType:
+            scalar: string
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
   map:
     fields:
@@ -778,8 +891,6 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
-- name: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
-  scalar: string
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
   map:
     elementType:

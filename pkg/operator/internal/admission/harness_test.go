@@ -120,7 +120,7 @@ func moved[T metav1.Object](object T) T {
 
 // confirmed marks an object whose deletion an administrator has confirmed by its name.
 func confirmed[T metav1.Object](object T, name string) T {
-	object.SetAnnotations(map[string]string{"nstance.dev/confirm-deletion": name})
+	object.SetAnnotations(map[string]string{v1beta1.AnnotationConfirmDeletion: name})
 	return object
 }
 

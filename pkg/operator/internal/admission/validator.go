@@ -57,10 +57,6 @@ var garbageCollectors = []string{
 // (https://cluster-api.sigs.k8s.io/clusterctl/commands/move, docs/capi.md#deletion).
 const deleteForMove = "clusterctl.cluster.x-k8s.io/delete-for-move"
 
-// confirmDeletion is the annotation with which an administrator confirms the deletion of
-// one object. Its value is the name of the object, so that a copy has no effect.
-const confirmDeletion = "nstance.dev/confirm-deletion"
-
 // Config names the objects that a Validator decides by.
 type Config struct {
 	// Namespace is the namespace of the operator's objects. Requests in others are
@@ -186,7 +182,7 @@ func validate[T any, P interface {
 			return missing("old object")
 		}
 		annotations := before.GetAnnotations()
-		if _, moved := annotations[deleteForMove]; moved || annotations[confirmDeletion] == before.GetName() {
+		if _, moved := annotations[deleteForMove]; moved || annotations[v1beta1.AnnotationConfirmDeletion] == before.GetName() {
 			return nil
 		}
 		return deletion(before)

@@ -12,7 +12,7 @@ package v1beta1
 type APIEndpointApplyConfiguration struct {
 	// host is a DNS name or an IP address.
 	Host *string `json:"host,omitempty"`
-	// port is the TCP port.
+	// port is the TCP port. It is not set without host.
 	Port *int32 `json:"port,omitempty"`
 }
 

@@ -24,7 +24,8 @@ type GroupSettingsApplyConfiguration struct {
 	Subnets []infrastructurev1beta1.Identifier `json:"subnets,omitempty"`
 	// instanceType overrides the template's, if the server allows it.
 	InstanceType *string `json:"instanceType,omitempty"`
-	// vars are merged over the template's vars.
+	// vars are merged over the template's vars: at most 64, with names of at most 256 and
+	// values of at most 4096 characters.
 	Vars map[string]string `json:"vars,omitempty"`
 }
 

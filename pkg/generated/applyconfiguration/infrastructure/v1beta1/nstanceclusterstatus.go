@@ -21,8 +21,12 @@ type NstanceClusterStatusApplyConfiguration struct {
 	// Cluster API Machines. Without this field Cluster API neither drains nor deletes
 	// Nodes.
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions are the current conditions: Ready, Available, Paused,
-	// KubeconfigAvailable.
+	// failureDomains are the configured shards. The failureDomain of a Machine may name each.
+	FailureDomains []FailureDomainApplyConfiguration `json:"failureDomains,omitempty"`
+	// observedGeneration is the generation that the status was computed from.
+	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
+	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
+	// IdentityReady, and WorkloadClusterReachable in an external cluster.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -45,6 +49,27 @@ func (b *NstanceClusterStatusApplyConfiguration) WithInitialization(value *Nstan
 // If called multiple times, the ExternalManagedControlPlane field is set to the value of the last call.
 func (b *NstanceClusterStatusApplyConfiguration) WithExternalManagedControlPlane(value bool) *NstanceClusterStatusApplyConfiguration {
 	b.ExternalManagedControlPlane = &value
+	return b
+}
+
+// WithFailureDomains adds the given value to the FailureDomains field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the FailureDomains field.
+func (b *NstanceClusterStatusApplyConfiguration) WithFailureDomains(values ...*FailureDomainApplyConfiguration) *NstanceClusterStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithFailureDomains")
+		}
+		b.FailureDomains = append(b.FailureDomains, *values[i])
+	}
+	return b
+}
+
+// WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObservedGeneration field is set to the value of the last call.
+func (b *NstanceClusterStatusApplyConfiguration) WithObservedGeneration(value int64) *NstanceClusterStatusApplyConfiguration {
+	b.ObservedGeneration = &value
 	return b
 }
 

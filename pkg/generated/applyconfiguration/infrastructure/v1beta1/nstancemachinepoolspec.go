@@ -6,7 +6,6 @@
 package v1beta1
 
 import (
-	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
@@ -22,25 +21,21 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// divide evenly, the shards that are listed first get one instance more.
 	Shards                          []infrastructurev1beta1.Identifier `json:"shards,omitempty"`
 	GroupSettingsApplyConfiguration `json:",inline"`
-	// machines decides whether each instance of the pool gets a Machine, so that the cluster
-	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
-	// Machines if the MachinePool has the annotations for the minimum and maximum size
-	// of the cluster autoscaler.
-	Machines *infrastructurev1beta1.MachinesMode `json:"machines,omitempty"`
+	// machineMode decides whether each instance of the pool gets a Machine, so that the
+	// cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an
+	// unset field means, creates Machines if the MachinePool has the annotations for the
+	// minimum and maximum size of the cluster autoscaler.
+	MachineMode *infrastructurev1beta1.MachineMode `json:"machineMode,omitempty"`
 	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
 	// surplus instances at once.
 	ScaleDown *ScaleDownGuardsApplyConfiguration `json:"scaleDown,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
-	// deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same
-	// group imports them.
+	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
+	// a later pool of the same group imports them.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
-	// onShortfall is what happens when a shard reports that its provider has no capacity
-	// or quota for instances of the pool. Wait: its size stays until it has created them.
-	// Move: the other shards run them instead.
-	OnShortfall *infrastructurev1beta1.ShortfallPolicy `json:"onShortfall,omitempty"`
-	// shortfallAfter is how long a shard has to report that before its missing instances
-	// move, and the shortest time between two moves.
-	ShortfallAfter *v1.Duration `json:"shortfallAfter,omitempty"`
+	// shortfall is what happens when a shard reports that its provider has no capacity or
+	// quota for instances of the pool. An unset field means the policy Wait.
+	Shortfall *ShortfallSettingsApplyConfiguration `json:"shortfall,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	ProviderIDList []string `json:"providerIDList,omitempty"`
@@ -110,11 +105,11 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithVars(entries map[string]s
 	return b
 }
 
-// WithMachines sets the Machines field in the declarative configuration to the given value
+// WithMachineMode sets the MachineMode field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Machines field is set to the value of the last call.
-func (b *NstanceMachinePoolSpecApplyConfiguration) WithMachines(value infrastructurev1beta1.MachinesMode) *NstanceMachinePoolSpecApplyConfiguration {
-	b.Machines = &value
+// If called multiple times, the MachineMode field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithMachineMode(value infrastructurev1beta1.MachineMode) *NstanceMachinePoolSpecApplyConfiguration {
+	b.MachineMode = &value
 	return b
 }
 
@@ -134,19 +129,11 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithDeletionPolicy(value infr
 	return b
 }
 
-// WithOnShortfall sets the OnShortfall field in the declarative configuration to the given value
+// WithShortfall sets the Shortfall field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the OnShortfall field is set to the value of the last call.
-func (b *NstanceMachinePoolSpecApplyConfiguration) WithOnShortfall(value infrastructurev1beta1.ShortfallPolicy) *NstanceMachinePoolSpecApplyConfiguration {
-	b.OnShortfall = &value
-	return b
-}
-
-// WithShortfallAfter sets the ShortfallAfter field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the ShortfallAfter field is set to the value of the last call.
-func (b *NstanceMachinePoolSpecApplyConfiguration) WithShortfallAfter(value v1.Duration) *NstanceMachinePoolSpecApplyConfiguration {
-	b.ShortfallAfter = &value
+// If called multiple times, the Shortfall field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithShortfall(value *ShortfallSettingsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.Shortfall = value
 	return b
 }
 

@@ -27,10 +27,11 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
 	// replicas is the number of running instances.
 	Replicas *int32 `json:"replicas,omitempty"`
-	// draining is the number of instances that are being drained.
-	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains; the shard groups have the reasons.
-	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// drainingReplicas is the number of instances that are being drained.
+	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`
+	// blockedReplicas is the number of instances whose drain is blocked; the shard groups
+	// have the reasons.
+	BlockedReplicas *int32 `json:"blockedReplicas,omitempty"`
 	// shards is the number of shards of the pool and of connected shards.
 	Shards *ShardsSummaryApplyConfiguration `json:"shards,omitempty"`
 	// isStatic is true if the group is in the server configuration of any shard. Then
@@ -39,9 +40,10 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	// staticShards are the configured shards that have the group in their server
 	// configuration. They cannot be removed from spec.shards.
 	StaticShards []infrastructurev1beta1.Identifier `json:"staticShards,omitempty"`
-	// template is the template in force on the shards.
+	// template is the template in force on the shards. It is not set if they differ.
 	Template *string `json:"template,omitempty"`
-	// subnets are the subnet pools in force on the shards.
+	// subnets are the subnet pools in force on the shards. They are not set if the shards
+	// differ.
 	Subnets []string `json:"subnets,omitempty"`
 	// infrastructureMachineKind is NstanceMachine while the instances of the pool have
 	// Machines, and not set otherwise.
@@ -53,8 +55,8 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	NodeInfo *NodeInfoApplyConfiguration `json:"nodeInfo,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
-	// ScalingDown, Shortfall, Paused.
+	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
+	// CapacityAvailable, MachinesEnabled, Paused.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -96,19 +98,19 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithReplicas(value int32) *
 	return b
 }
 
-// WithDraining sets the Draining field in the declarative configuration to the given value
+// WithDrainingReplicas sets the DrainingReplicas field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Draining field is set to the value of the last call.
-func (b *NstanceMachinePoolStatusApplyConfiguration) WithDraining(value int32) *NstanceMachinePoolStatusApplyConfiguration {
-	b.Draining = &value
+// If called multiple times, the DrainingReplicas field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithDrainingReplicas(value int32) *NstanceMachinePoolStatusApplyConfiguration {
+	b.DrainingReplicas = &value
 	return b
 }
 
-// WithDrainsBlocked sets the DrainsBlocked field in the declarative configuration to the given value
+// WithBlockedReplicas sets the BlockedReplicas field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the DrainsBlocked field is set to the value of the last call.
-func (b *NstanceMachinePoolStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceMachinePoolStatusApplyConfiguration {
-	b.DrainsBlocked = &value
+// If called multiple times, the BlockedReplicas field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithBlockedReplicas(value int32) *NstanceMachinePoolStatusApplyConfiguration {
+	b.BlockedReplicas = &value
 	return b
 }
 

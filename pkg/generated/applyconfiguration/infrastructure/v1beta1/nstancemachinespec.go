@@ -17,11 +17,14 @@ import (
 type NstanceMachineSpecApplyConfiguration struct {
 	// groupRef is the Nstance group whose template is used.
 	GroupRef *GroupReferenceApplyConfiguration `json:"groupRef,omitempty"`
-	// shard is the shard of the instance. If it is not set, the operator selects a shard.
+	// shard is the shard of the instance. If it is not set, the instance is on the shard of
+	// the Machine's failureDomain, or on a shard that the operator selects. If both are set,
+	// they must be the same.
 	Shard *infrastructurev1beta1.Identifier `json:"shard,omitempty"`
 	// instanceType overrides the instance type of the group.
 	InstanceType *string `json:"instanceType,omitempty"`
-	// vars are added to the vars of the group and override them.
+	// vars are added to the vars of the group and override them: at most 64, with names of at
+	// most 256 and values of at most 4096 characters.
 	Vars map[string]string `json:"vars,omitempty"`
 	// providerID is the provider id of the instance. The operator sets it.
 	ProviderID *string `json:"providerID,omitempty"`

@@ -23,6 +23,9 @@ type NstanceMachineStatusApplyConfiguration struct {
 	RequestID *string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	ProviderID *string `json:"providerID,omitempty"`
+	// failureDomain is the shard of the instance, once it is known. Cluster API copies it to
+	// the Machine.
+	FailureDomain *string `json:"failureDomain,omitempty"`
 	// ready is true while the instance is running.
 	Ready *bool `json:"ready,omitempty"`
 	// initialization contains the field that Cluster API waits for once.
@@ -71,6 +74,14 @@ func (b *NstanceMachineStatusApplyConfiguration) WithRequestID(value string) *Ns
 // If called multiple times, the ProviderID field is set to the value of the last call.
 func (b *NstanceMachineStatusApplyConfiguration) WithProviderID(value string) *NstanceMachineStatusApplyConfiguration {
 	b.ProviderID = &value
+	return b
+}
+
+// WithFailureDomain sets the FailureDomain field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the FailureDomain field is set to the value of the last call.
+func (b *NstanceMachineStatusApplyConfiguration) WithFailureDomain(value string) *NstanceMachineStatusApplyConfiguration {
+	b.FailureDomain = &value
 	return b
 }
 

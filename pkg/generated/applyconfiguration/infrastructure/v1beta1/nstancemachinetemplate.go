@@ -22,7 +22,8 @@ import (
 type NstanceMachineTemplateApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceMachineTemplateSpecApplyConfiguration `json:"spec,omitempty"`
+	Spec                             *NstanceMachineTemplateSpecApplyConfiguration   `json:"spec,omitempty"`
+	Status                           *NstanceMachineTemplateStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceMachineTemplate constructs a declarative configuration of the NstanceMachineTemplate type for use with
@@ -69,6 +70,12 @@ func ExtractNstanceMachineTemplateFrom(nstanceMachineTemplate *infrastructurev1b
 // applied if another fieldManager has updated or force applied any of the previously applied fields.
 func ExtractNstanceMachineTemplate(nstanceMachineTemplate *infrastructurev1beta1.NstanceMachineTemplate, fieldManager string) (*NstanceMachineTemplateApplyConfiguration, error) {
 	return ExtractNstanceMachineTemplateFrom(nstanceMachineTemplate, fieldManager, "")
+}
+
+// ExtractNstanceMachineTemplateStatus extracts the applied configuration owned by fieldManager from
+// nstanceMachineTemplate for the status subresource.
+func ExtractNstanceMachineTemplateStatus(nstanceMachineTemplate *infrastructurev1beta1.NstanceMachineTemplate, fieldManager string) (*NstanceMachineTemplateApplyConfiguration, error) {
+	return ExtractNstanceMachineTemplateFrom(nstanceMachineTemplate, fieldManager, "status")
 }
 
 func (b NstanceMachineTemplateApplyConfiguration) IsApplyConfiguration() {}
@@ -236,6 +243,14 @@ func (b *NstanceMachineTemplateApplyConfiguration) ensureObjectMetaApplyConfigur
 // If called multiple times, the Spec field is set to the value of the last call.
 func (b *NstanceMachineTemplateApplyConfiguration) WithSpec(value *NstanceMachineTemplateSpecApplyConfiguration) *NstanceMachineTemplateApplyConfiguration {
 	b.Spec = value
+	return b
+}
+
+// WithStatus sets the Status field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Status field is set to the value of the last call.
+func (b *NstanceMachineTemplateApplyConfiguration) WithStatus(value *NstanceMachineTemplateStatusApplyConfiguration) *NstanceMachineTemplateApplyConfiguration {
+	b.Status = value
 	return b
 }
 

@@ -10,6 +10,8 @@ package v1beta1
 //
 // NstanceMachineTemplateResource is the template of the NstanceMachines.
 type NstanceMachineTemplateResourceApplyConfiguration struct {
+	// metadata has the labels and annotations of the NstanceMachines.
+	ObjectMeta *TemplateMetadataApplyConfiguration `json:"metadata,omitempty"`
 	// spec is the spec of the NstanceMachines.
 	Spec *NstanceMachineSpecApplyConfiguration `json:"spec,omitempty"`
 }
@@ -18,6 +20,14 @@ type NstanceMachineTemplateResourceApplyConfiguration struct {
 // apply.
 func NstanceMachineTemplateResource() *NstanceMachineTemplateResourceApplyConfiguration {
 	return &NstanceMachineTemplateResourceApplyConfiguration{}
+}
+
+// WithObjectMeta sets the ObjectMeta field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObjectMeta field is set to the value of the last call.
+func (b *NstanceMachineTemplateResourceApplyConfiguration) WithObjectMeta(value *TemplateMetadataApplyConfiguration) *NstanceMachineTemplateResourceApplyConfiguration {
+	b.ObjectMeta = value
+	return b
 }
 
 // WithSpec sets the Spec field in the declarative configuration to the given value

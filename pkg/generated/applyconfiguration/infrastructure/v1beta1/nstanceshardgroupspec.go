@@ -28,6 +28,17 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// imported is set if the size was imported from the shard. While the pool has these
+	// replicas on these shards, the operator does not divide them evenly.
+	Imported *DivisionApplyConfiguration `json:"imported,omitempty"`
+	// loan is set if the size differs from the share of the shard, because a shard has no
+	// capacity. It has no effect while the pool has other replicas or other shards
+	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
+	Loan *LoanApplyConfiguration `json:"loan,omitempty"`
+	// overwrites is the revision of the group on the shard that this shard group replaces
+	// although it is older, as after a restore of etcd, because the replicas were changed
+	// since (docs/runbooks/backup-and-restore.md#backup-and-restore).
+	Overwrites *GroupRevisionApplyConfiguration `json:"overwrites,omitempty"`
 }
 
 // NstanceShardGroupSpecApplyConfiguration constructs a declarative configuration of the NstanceShardGroupSpec type for use with
@@ -115,5 +126,29 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithRemoveFirst(values ...stri
 // If called multiple times, the DeletionPolicy field is set to the value of the last call.
 func (b *NstanceShardGroupSpecApplyConfiguration) WithDeletionPolicy(value infrastructurev1beta1.DeletionPolicy) *NstanceShardGroupSpecApplyConfiguration {
 	b.DeletionPolicy = &value
+	return b
+}
+
+// WithImported sets the Imported field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Imported field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithImported(value *DivisionApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	b.Imported = value
+	return b
+}
+
+// WithLoan sets the Loan field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Loan field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithLoan(value *LoanApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	b.Loan = value
+	return b
+}
+
+// WithOverwrites sets the Overwrites field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Overwrites field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithOverwrites(value *GroupRevisionApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	b.Overwrites = value
 	return b
 }

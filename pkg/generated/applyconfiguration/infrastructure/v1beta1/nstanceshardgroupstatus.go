@@ -20,11 +20,11 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is in the server configuration of the shard.
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// draining is the number of instances that are being drained.
-	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is the number of blocked drains, also if blockedDrains does not list all
-	// of them.
-	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// drainingReplicas is the number of instances that are being drained.
+	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`
+	// blockedReplicas is the number of instances whose drain is blocked, also if blockedDrains
+	// does not list all of them.
+	BlockedReplicas *int32 `json:"blockedReplicas,omitempty"`
 	// blockedDrains are the drains that have been blocked for the longest time, at most 20,
 	// with the reason of each. The message of the condition DrainsProgressing is written
 	// from them.
@@ -39,7 +39,7 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	// lastSyncTime is the time of the last change that the server reported.
 	LastSyncTime *v1.Time `json:"lastSyncTime,omitempty"`
 	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
-	// DrainsProgressing.
+	// DrainsProgressing, Paused.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -65,19 +65,19 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithIsStatic(value bool) *Ns
 	return b
 }
 
-// WithDraining sets the Draining field in the declarative configuration to the given value
+// WithDrainingReplicas sets the DrainingReplicas field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Draining field is set to the value of the last call.
-func (b *NstanceShardGroupStatusApplyConfiguration) WithDraining(value int32) *NstanceShardGroupStatusApplyConfiguration {
-	b.Draining = &value
+// If called multiple times, the DrainingReplicas field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithDrainingReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.DrainingReplicas = &value
 	return b
 }
 
-// WithDrainsBlocked sets the DrainsBlocked field in the declarative configuration to the given value
+// WithBlockedReplicas sets the BlockedReplicas field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the DrainsBlocked field is set to the value of the last call.
-func (b *NstanceShardGroupStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceShardGroupStatusApplyConfiguration {
-	b.DrainsBlocked = &value
+// If called multiple times, the BlockedReplicas field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithBlockedReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.BlockedReplicas = &value
 	return b
 }
 

@@ -17,20 +17,22 @@ import (
 // step is made only while every guard allows it. Deletion candidates and instances that do
 // not run yet pass every guard (docs/reference.md#guards-for-scale-down).
 type ScaleDownGuardsApplyConfiguration struct {
-	// maxUnavailable is the number of instances of the pool that may be removed at once, as a number
+	// maxInFlight is the number of instances of the pool that may be removed at once, as a number
 	// or as a percentage of its instances, which is rounded down and is at least 1. An
 	// instance that is being drained or terminated counts until its shard no longer
 	// reports it. Without a value there is no limit.
-	MaxUnavailable *intstr.IntOrString `json:"maxUnavailable,omitempty"`
+	MaxInFlight *intstr.IntOrString `json:"maxInFlight,omitempty"`
 	// minReadySeconds is the time for which the Node of every remaining instance must have
-	// been Ready before a step. A Node that cannot be found is not ready.
+	// been Ready before a step, in seconds. A Node that cannot be found is not ready. 0 and an
+	// unset field mean that no Node has to be Ready.
 	MinReadySeconds *int32 `json:"minReadySeconds,omitempty"`
 	// stabilizationSeconds is the time for which the replicas must have been at or below a
-	// number before the pool is scaled down to it. The time starts again with a new leader
-	// of the operator.
+	// number before the pool is scaled down to it, in seconds. The time starts again with a
+	// new leader of the operator. 0 and an unset field mean at once.
 	StabilizationSeconds *int32 `json:"stabilizationSeconds,omitempty"`
-	// pauseWhile are states of the pool in which no step is made.
-	PauseWhile []infrastructurev1beta1.ScaleDownPause `json:"pauseWhile,omitempty"`
+	// pauseWhile are states of the pool in which no step is made. An unset field or an empty
+	// list is no state.
+	PauseWhile []infrastructurev1beta1.PoolState `json:"pauseWhile,omitempty"`
 }
 
 // ScaleDownGuardsApplyConfiguration constructs a declarative configuration of the ScaleDownGuards type for use with
@@ -39,11 +41,11 @@ func ScaleDownGuards() *ScaleDownGuardsApplyConfiguration {
 	return &ScaleDownGuardsApplyConfiguration{}
 }
 
-// WithMaxUnavailable sets the MaxUnavailable field in the declarative configuration to the given value
+// WithMaxInFlight sets the MaxInFlight field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the MaxUnavailable field is set to the value of the last call.
-func (b *ScaleDownGuardsApplyConfiguration) WithMaxUnavailable(value intstr.IntOrString) *ScaleDownGuardsApplyConfiguration {
-	b.MaxUnavailable = &value
+// If called multiple times, the MaxInFlight field is set to the value of the last call.
+func (b *ScaleDownGuardsApplyConfiguration) WithMaxInFlight(value intstr.IntOrString) *ScaleDownGuardsApplyConfiguration {
+	b.MaxInFlight = &value
 	return b
 }
 
@@ -66,7 +68,7 @@ func (b *ScaleDownGuardsApplyConfiguration) WithStabilizationSeconds(value int32
 // WithPauseWhile adds the given value to the PauseWhile field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the PauseWhile field.
-func (b *ScaleDownGuardsApplyConfiguration) WithPauseWhile(values ...infrastructurev1beta1.ScaleDownPause) *ScaleDownGuardsApplyConfiguration {
+func (b *ScaleDownGuardsApplyConfiguration) WithPauseWhile(values ...infrastructurev1beta1.PoolState) *ScaleDownGuardsApplyConfiguration {
 	for i := range values {
 		b.PauseWhile = append(b.PauseWhile, values[i])
 	}

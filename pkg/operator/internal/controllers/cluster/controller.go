@@ -25,6 +25,7 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // Options are the settings that only this controller has.
@@ -63,6 +64,7 @@ type Controller struct {
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	secretLister         corev1listers.SecretNamespaceLister
 
+	shards       shard.Set
 	recorder     events.EventRecorder
 	clock        clock.PassiveClock
 	queue        *controller.Queue[cache.ObjectName]
@@ -89,6 +91,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		nstanceClusterLister: nstanceClusters.Lister().NstanceClusters(d.Namespace),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		secretLister:         corev1listers.NewSecretLister(secrets.GetIndexer()).Secrets(d.Namespace),
+		shards:               d.NamedShards,
 		recorder:             d.Recorder,
 		clock:                d.Clock,
 		writes:               controller.NewWriteTracker(nstanceClusters.Informer().GetStore()),
@@ -107,6 +110,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.NamedShards.AddHandler(func(string) { c.enqueue() })
 	o.Identity.AddHandler(c.enqueue)
 	if o.Workload != nil {
 		o.Workload.AddHandler(c.enqueue)

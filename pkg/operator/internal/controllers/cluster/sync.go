@@ -69,7 +69,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return refresh, kubeconfigErr
 	}
 
-	found.identity = c.options.Identity.State()
+	found.identity, found.shards = c.options.Identity.State(), c.shards.Shards()
 	if c.options.Workload != nil {
 		found.external, found.workload = true, c.options.Workload.State()
 	}
@@ -200,6 +200,8 @@ type findings struct {
 	// API server of that cluster.
 	external bool
 	workload metav1.Condition
+	// shards are the shards that the configuration names, sorted.
+	shards []string
 }
 
 // newStatus returns the status for the findings. Provisioned, controlPlaneInitialized
@@ -212,6 +214,14 @@ func newStatus(nstanceCluster *v1beta1.NstanceCluster, found findings) v1beta1.N
 		ControlPlaneInitialized: ptr.To(true),
 	}
 	status.ExternalManagedControlPlane = ptr.To(true)
+	status.ObservedGeneration = nstanceCluster.Generation
+	if len(found.shards) > 0 {
+		// A missing configuration removes none.
+		status.FailureDomains = nil
+	}
+	for _, shard := range found.shards[:min(len(found.shards), v1beta1.MaxFailureDomains)] {
+		status.FailureDomains = append(status.FailureDomains, v1beta1.FailureDomain{Name: shard, ControlPlane: ptr.To(false)})
+	}
 	set := func(condition string, value metav1.ConditionStatus, reason, message string) {
 		controller.SetCondition(&status.Conditions, nstanceCluster.Generation, condition, value, reason, message)
 	}
@@ -257,11 +267,15 @@ func (c *Controller) recordIdentity(before *v1beta1.NstanceCluster, after v1beta
 }
 
 func applyStatus(nstanceCluster *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
-	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).
-		WithStatus(applyv1beta1.NstanceClusterStatus().
-			WithInitialization(applyv1beta1.NstanceClusterInitialization().
-				WithProvisioned(*status.Initialization.Provisioned).
-				WithControlPlaneInitialized(*status.Initialization.ControlPlaneInitialized)).
-			WithExternalManagedControlPlane(*status.ExternalManagedControlPlane).
-			WithConditions(controller.ApplyConditions(status.Conditions)...))
+	applied := applyv1beta1.NstanceClusterStatus().
+		WithInitialization(applyv1beta1.NstanceClusterInitialization().
+			WithProvisioned(*status.Initialization.Provisioned).
+			WithControlPlaneInitialized(*status.Initialization.ControlPlaneInitialized)).
+		WithExternalManagedControlPlane(*status.ExternalManagedControlPlane).
+		WithObservedGeneration(status.ObservedGeneration).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	for _, domain := range status.FailureDomains {
+		applied.WithFailureDomains(applyv1beta1.FailureDomain().WithName(domain.Name).WithControlPlane(*domain.ControlPlane))
+	}
+	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).WithStatus(applied)
 }

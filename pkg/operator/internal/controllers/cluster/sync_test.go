@@ -20,11 +20,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )
 
 func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenNothing(t *testing.T) {
@@ -129,6 +131,24 @@ func TestNstanceClusterIsWhatClusterAPINeeds(t *testing.T) {
 	if created.Spec.InfrastructureRef != want || created.Spec.ControlPlaneRef != want {
 		t.Errorf("the Cluster refers to %+v and %+v", created.Spec.InfrastructureRef, created.Spec.ControlPlaneRef)
 	}
+}
+
+// A Machine may be placed in any configured shard. A configuration that is missing removes
+// none.
+func TestStatusHasTheShards(t *testing.T) {
+	h := newHarness(t, source())
+	h.Fake.ByID["b"], h.Fake.ByID["a"] = shardtest.NewShard(), shardtest.NewShard()
+	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
+	want := []v1beta1.FailureDomain{{Name: "a", ControlPlane: ptr.To(false)}, {Name: "b", ControlPlane: ptr.To(false)}}
+	require.Equal(t, want, h.nstanceCluster().Status.FailureDomains)
+	require.Equal(t, h.nstanceCluster().Generation, h.nstanceCluster().Status.ObservedGeneration)
+	h.showCluster()
+	delete(h.Fake.ByID, "a")
+	h.expect(writeStatus)
+	require.Equal(t, want[1:], h.nstanceCluster().Status.FailureDomains)
+	delete(h.Fake.ByID, "b")
+	h.expect()
+	require.Equal(t, want[1:], h.nstanceCluster().Status.FailureDomains)
 }
 
 func TestSyncRevertsTheEndpoint(t *testing.T) {

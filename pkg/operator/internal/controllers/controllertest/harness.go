@@ -248,11 +248,13 @@ func (a *API) Show(informers infrastructure.Interface) {
 	groups, groupsErr := client.NstanceShardGroups(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
 	machines, machinesErr := client.NstanceMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
 	clusters, clustersErr := client.NstanceClusters(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
-	require.NoError(a.t, errors.Join(poolsErr, groupsErr, machinesErr, clustersErr))
+	templates, templatesErr := client.NstanceMachineTemplates(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	require.NoError(a.t, errors.Join(poolsErr, groupsErr, machinesErr, clustersErr, templatesErr))
 	replace(a, informers.NstanceMachinePools().Informer(), pools.Items)
 	replace(a, informers.NstanceShardGroups().Informer(), groups.Items)
 	replace(a, informers.NstanceMachines().Informer(), machines.Items)
 	replace(a, informers.NstanceClusters().Informer(), clusters.Items)
+	replace(a, informers.NstanceMachineTemplates().Informer(), templates.Items)
 }
 
 func replace[T any](a *API, informer cache.SharedIndexInformer, items []T) {

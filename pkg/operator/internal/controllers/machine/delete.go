@@ -105,11 +105,11 @@ func abandonedValue(observed observation) string {
 // shard cannot confirm the deletion, so that the deletion waits for an administrator.
 func planAbandonment(observed observation, blocked problem) decision {
 	value := abandonedValue(observed)
-	if observed.nstanceMachine.Annotations[v1beta1.AnnotationAbandonedShard] == value {
+	if observed.nstanceMachine.Annotations[v1beta1.AnnotationConfirmAbandon] == value {
 		return decision{step: abandonInstance}
 	}
 	blocked.message = fmt.Sprintf("%s; if the shard is lost, the annotation %s=%s gives up the instance",
-		blocked.message, v1beta1.AnnotationAbandonedShard, value)
+		blocked.message, v1beta1.AnnotationConfirmAbandon, value)
 	return decision{problem: &blocked}
 }
 

@@ -140,7 +140,7 @@ func TestDeletionWithoutAReply(t *testing.T) {
 			delete(h.Fake.ByID, "a")
 			h.Expect(applyStatusM)
 			id := cmp.Or(h.nstanceMachine("m").Status.InstanceID, "unknown")
-			h.expectReady(notDeleted + `shard "a" is not configured; if the shard is lost, the annotation nstance.dev/abandoned-shard=a/` + id + " gives up the instance")
+			h.expectReady(notDeleted + `shard "a" is not configured; if the shard is lost, the annotation nstance.dev/confirm-abandon=a/` + id + " gives up the instance")
 			if requeue := h.Expect(); requeue != 0 {
 				t.Errorf("syncs again in %s, want no delay", requeue)
 			}
@@ -307,11 +307,11 @@ func TestOtherInstancesAreNotRetained(t *testing.T) {
 func TestAnInstanceOnALostShardIsGivenUpByAnAnnotation(t *testing.T) {
 	annotate := func(h *harness, value string) {
 		h.change(func(m *v1beta1.NstanceMachine) {
-			m.Annotations[v1beta1.AnnotationAbandonedShard] = value
+			m.Annotations[v1beta1.AnnotationConfirmAbandon] = value
 		})
 	}
 	const blocked = `False Deleting: the shard has not confirmed that the instance is deleted: shard "a" is not configured; ` +
-		"if the shard is lost, the annotation nstance.dev/abandoned-shard=a/"
+		"if the shard is lost, the annotation nstance.dev/confirm-abandon=a/"
 	t.Run("that is known", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1")))
 		delete(h.Fake.ByID, "a")

@@ -324,7 +324,7 @@ func withFinalizer(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachi
 
 func withShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
 	withFinalizer(nstanceMachine)
-	nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID = "a", string(nstanceMachine.UID)
+	nstanceMachine.Status.Shard, nstanceMachine.Status.FailureDomain, nstanceMachine.Status.RequestID = "a", "a", string(nstanceMachine.UID)
 	nstanceMachine.Annotations = map[string]string{v1beta1.AnnotationRequest: "a/" + string(nstanceMachine.UID)}
 	return nstanceMachine
 }

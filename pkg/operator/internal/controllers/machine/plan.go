@@ -14,6 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -204,7 +205,22 @@ func checkPreconditions(observed observation) *problem {
 	case observed.machine.Spec.Bootstrap.DataSecretName == nil:
 		return waiting("Machine %q has no bootstrap data", observed.machine.Name)
 	}
-	return nil
+	if unused := capi.UnusedBootstrap(&observed.machine.Spec.Bootstrap); unused != "" {
+		return waiting("Machine %q has bootstrap data that is not used, %s: the shard provides the userdata of its instances; set spec.bootstrap.dataSecretName to \"\", without a configRef", observed.machine.Name, unused)
+	}
+	return checkFailureDomain(observed)
+}
+
+// checkFailureDomain returns a problem if the spec and the Machine name two shards: the
+// instance must be in the failure domain of the Machine
+// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#inframachine-failure-domain).
+func checkFailureDomain(observed observation) *problem {
+	own, domain := string(observed.nstanceMachine.Spec.Shard), observed.machine.Spec.FailureDomain
+	if own == "" || domain == "" || own == domain {
+		return nil
+	}
+	return &problem{v1beta1.ReasonInstanceRefused, fmt.Sprintf("spec.shard is %q, and spec.failureDomain of Machine %q is %q; they must be the same, or one of them unset",
+		own, observed.machine.Name, domain)}
 }
 
 // checkUnknown returns why the instance of the NstanceMachine is not known, nil if it is known

@@ -35,6 +35,7 @@ func newStatus(nstanceMachine *v1beta1.NstanceMachine, observed observation, don
 		status.RequestID = string(nstanceMachine.UID)
 	}
 	status.Shard = cmp.Or(done.shard, observed.shardID)
+	status.FailureDomain = status.Shard
 	status.InstanceID = cmp.Or(done.instanceID, observed.instanceID)
 	status.ProviderID = reportedProviderID(nstanceMachine, done)
 	if len(nodes) == 1 {
@@ -292,6 +293,7 @@ func applyStatus(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceM
 	for field, value := range map[**string]string{
 		&applied.Shard: status.Shard, &applied.RequestID: status.RequestID,
 		&applied.InstanceID: status.InstanceID, &applied.ProviderID: status.ProviderID,
+		&applied.FailureDomain: status.FailureDomain,
 	} {
 		if value != "" {
 			*field = &value

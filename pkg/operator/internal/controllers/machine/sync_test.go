@@ -125,16 +125,51 @@ func TestWhatACreateRequestWaitsFor(t *testing.T) {
 	}
 }
 
+// The instance must be in the failure domain of the Machine, so a contradiction is refused.
+func TestTwoShardsAreRequested(t *testing.T) {
+	machine := newNstanceMachine("m")
+	machine.Spec.Shard = "b"
+	h := newHarness(t, newShards("a", "b"), machine)
+	owner := newMachine("m")
+	owner.Spec.FailureDomain = "a"
+	h.Put(h.Informers.Machines, owner)
+	h.Expect(applyStatusM)
+	h.expectReady(`False InstanceRefused: spec.shard is "b", and spec.failureDomain of Machine "m" is "a"; they must be the same, or one of them unset`)
+	h.Expect()
+}
+
+// The shard provides the userdata, so bootstrap data of others would be ignored.
+func TestBootstrapDataIsRefused(t *testing.T) {
+	for name, test := range map[string]struct {
+		bootstrap clusterv1.Bootstrap
+		unused    string
+	}{
+		"a Secret":   {clusterv1.Bootstrap{DataSecretName: ptr.To("mine")}, `dataSecretName "mine"`},
+		"a provider": {clusterv1.Bootstrap{DataSecretName: ptr.To(""), ConfigRef: clusterv1.ContractVersionedObjectReference{Kind: "TalosConfig", Name: "mine"}}, `configRef to TalosConfig "mine"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, newShards("a"), newNstanceMachine("m"))
+			owner := newMachine("m")
+			owner.Spec.Bootstrap = test.bootstrap
+			h.Put(h.Informers.Machines, owner)
+			h.Expect(applyStatusM)
+			h.expectReady(`False WaitingForMachine: Machine "m" has bootstrap data that is not used, ` + test.unused +
+				`: the shard provides the userdata of its instances; set spec.bootstrap.dataSecretName to "", without a configRef`)
+			h.Expect()
+		})
+	}
+}
+
 func TestTheShardThatIsRequested(t *testing.T) {
 	for name, test := range map[string]struct {
 		spec    v1beta1.Identifier
 		failure string
 		want    string
 	}{
-		"by the NstanceMachine":               {"b", "", "b"},
-		"by the Machine":                      {"", "b", "b"},
-		"by both: that of the NstanceMachine": {"b", "a", "b"},
-		"by neither: the first of equals":     {"", "", "a"},
+		"by the NstanceMachine":           {"b", "", "b"},
+		"by the Machine":                  {"", "b", "b"},
+		"by both":                         {"b", "b", "b"},
+		"by neither: the first of equals": {"", "", "a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			machine := newNstanceMachine("m")

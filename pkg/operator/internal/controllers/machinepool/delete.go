@@ -95,7 +95,7 @@ func shardOf(observed observation, group *v1beta1.NstanceShardGroup) distribute.
 func unchanged(group *v1beta1.NstanceShardGroup) wantedShardGroup {
 	return wantedShardGroup{
 		uid: string(group.UID), resourceVersion: group.ResourceVersion,
-		spec: *group.Spec.DeepCopy(), kept: group.Annotations[v1beta1.AnnotationKept],
+		spec: *group.Spec.DeepCopy(),
 	}
 }
 

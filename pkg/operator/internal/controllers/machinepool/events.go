@@ -72,9 +72,10 @@ func (c *Controller) recordProblem(pool *v1beta1.NstanceMachinePool, status v1be
 
 // recordBlocked records that a guard blocks a scale-down, when it begins to.
 func (c *Controller) recordBlocked(pool *v1beta1.NstanceMachinePool, after []metav1.Condition) {
-	blocked := controller.TurnedFalse(pool.Status.Conditions, after, v1beta1.ConditionScalingDown)
+	was, blocked := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionScalingDown), meta.FindStatusCondition(after, v1beta1.ConditionScalingDown)
 	switch {
-	case blocked == nil:
+	case blocked == nil || blocked.Status != metav1.ConditionTrue || blocked.Reason == v1beta1.ReasonRemoving:
+	case was != nil && was.Reason == blocked.Reason:
 	case blocked.Reason == v1beta1.ReasonStabilizing || blocked.Reason == v1beta1.ReasonMinReady:
 		controller.Record(c.recorder, pool, "ScaleDownDelayed", "Scale", blocked.Message)
 	default:
@@ -82,13 +83,14 @@ func (c *Controller) recordBlocked(pool *v1beta1.NstanceMachinePool, after []met
 	}
 }
 
-// recordShortfall records an event when the reason of the condition Shortfall has changed.
+// recordShortfall records an event when the reason of the condition CapacityAvailable has
+// changed, unless the first one is that all is well.
 func (c *Controller) recordShortfall(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
-	before := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
-	after := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionShortfall)
+	before := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionCapacityAvailable)
+	after := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionCapacityAvailable)
 	switch {
-	case after == nil || before != nil && before.Reason == after.Reason:
-	case after.Status == metav1.ConditionTrue:
+	case after == nil || before != nil && before.Reason == after.Reason || before == nil && after.Status == metav1.ConditionTrue:
+	case after.Status == metav1.ConditionFalse:
 		controller.Warn(c.recorder, pool, after.Reason, "Distribute", after.Message)
 	default:
 		controller.Record(c.recorder, pool, after.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/cache"
@@ -32,10 +31,9 @@ type allowance struct {
 	wait time.Duration
 }
 
-// scalingDown is the state of a guarded scale-down that is not complete.
+// scalingDown is the state of a guarded scale-down that is not complete: the guard that
+// blocks the next step, or ReasonRemoving.
 type scalingDown struct {
-	// status is False while a guard blocks the next step.
-	status metav1.ConditionStatus
 	problem
 	// wait is the time until a guard may allow the next step, 0 if that depends on a
 	// change.
@@ -76,7 +74,7 @@ func (a *allowance) progress(division distribute.Division) *scalingDown {
 	if a == nil || division.Left == 0 {
 		return nil
 	}
-	removing := &scalingDown{status: metav1.ConditionTrue, wait: a.wait, problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
+	removing := &scalingDown{wait: a.wait, problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
 		"%d more instances are to be removed, at most %d at once", division.Left, a.atOnce)}}
 	switch {
 	case a.blocked == nil:
@@ -85,17 +83,9 @@ func (a *allowance) progress(division distribute.Division) *scalingDown {
 		// The guard blocks only the steps below the floor.
 		return removing
 	default:
-		return &scalingDown{status: metav1.ConditionFalse, wait: a.wait, problem: problem{a.blocked.reason, fmt.Sprintf(
+		return &scalingDown{wait: a.wait, problem: problem{a.blocked.reason, fmt.Sprintf(
 			"%d more instances are to be removed: %s", division.Left, a.blocked.message)}}
 	}
-}
-
-// incomplete returns why a pool whose scale-down is delayed is not ready.
-func (s *scalingDown) incomplete() *problem {
-	if s == nil {
-		return nil
-	}
-	return &problem{v1beta1.ReasonScaling, "the scale-down is done in steps; the condition ScalingDown has its state"}
 }
 
 // delay returns the time until a guard may allow the next step, 0 for never.
@@ -110,7 +100,7 @@ func (s *scalingDown) delay() time.Duration {
 // being removed. That is not known before every shard is synced, and not necessary without
 // a limit.
 func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribute.Shard) (atOnce, removed int32, known bool) {
-	if guards.MaxUnavailable == nil {
+	if guards.MaxInFlight == nil {
 		return math.MaxInt32, 0, true
 	}
 	known = true
@@ -119,7 +109,7 @@ func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribut
 		removed += n
 		known = known && ok
 	}
-	scaled, err := intstr.GetScaledValueFromIntOrPercent(guards.MaxUnavailable, int(current+removed), false)
+	scaled, err := intstr.GetScaledValueFromIntOrPercent(guards.MaxInFlight, int(current+removed), false)
 	if err != nil {
 		// The CRD has a rule against it.
 		scaled = 1
@@ -131,7 +121,7 @@ func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribut
 // reports whether it is known how many instances are being removed.
 func blockedByGuard(observed observation, known bool) (blocked *problem, wait time.Duration) {
 	guards := observed.pool.Spec.ScaleDown
-	away, unknown, drains := unreachable(observed.shards), unsynced(observed.shards), drainsBlocked(observed)
+	away, unknown, drains := unreachable(observed.shards), unsynced(observed.shards), blockedReplicas(observed)
 	switch {
 	case slices.Contains(guards.PauseWhile, v1beta1.PauseWhileShardUnreachable) && len(away) > 0:
 		return problemf(v1beta1.ReasonShardUnreachable, "these shards are not connected: %s", strings.Join(away, ", ")), 0
@@ -176,9 +166,9 @@ func idsOf(shards []shardState, wanted func(shardState) bool) (ids []string) {
 	return ids
 }
 
-func drainsBlocked(observed observation) (blocked int32) {
+func blockedReplicas(observed observation) (blocked int32) {
 	for _, group := range observed.shardGroups {
-		blocked += ptr.Deref(group.Status.DrainsBlocked, 0)
+		blocked += ptr.Deref(group.Status.BlockedReplicas, 0)
 	}
 	return blocked
 }

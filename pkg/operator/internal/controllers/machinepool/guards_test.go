@@ -63,16 +63,16 @@ func everyNode(seen *observation, readiness nodeReadiness) {
 
 func upTo(n string) *v1beta1.ScaleDownGuards {
 	value := intstr.Parse(n)
-	return &v1beta1.ScaleDownGuards{MaxUnavailable: &value}
+	return &v1beta1.ScaleDownGuards{MaxInFlight: &value}
 }
 
-func pausedWhile(states ...v1beta1.ScaleDownPause) *v1beta1.ScaleDownGuards {
+func pausedWhile(states ...v1beta1.PoolState) *v1beta1.ScaleDownGuards {
 	return &v1beta1.ScaleDownGuards{PauseWhile: states}
 }
 
 func TestGuardedScaleDown(t *testing.T) {
 	both := upTo("1")
-	both.PauseWhile = []v1beta1.ScaleDownPause{v1beta1.PauseWhileDrainBlocked}
+	both.PauseWhile = []v1beta1.PoolState{v1beta1.PauseWhileDrainBlocked}
 	stabilized := upTo("1")
 	stabilized.StabilizationSeconds = 60
 	for name, test := range map[string]struct {
@@ -88,40 +88,40 @@ func TestGuardedScaleDown(t *testing.T) {
 		"guards without a value":     {&v1beta1.ScaleDownGuards{}, 2, nil, []int32{1, 1}, "", 0},
 		"a scale-up":                 {upTo("1"), 8, nil, []int32{4, 4}, "", 0},
 		"as many as wanted":          {upTo("1"), 6, nil, []int32{3, 3}, "", 0},
-		"one at a time":              {upTo("1"), 2, nil, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
-		"a third of six":             {upTo("34%"), 2, nil, []int32{2, 2}, "True Removing: 2 more instances are to be removed, at most 2 at once", 0},
-		"a percentage is at least 1": {upTo("1%"), 2, nil, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
+		"one at a time":              {upTo("1"), 2, nil, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", 0},
+		"a third of six":             {upTo("34%"), 2, nil, []int32{2, 2}, "Removing: 2 more instances are to be removed, at most 2 at once", 0},
+		"a percentage is at least 1": {upTo("1%"), 2, nil, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"the last step":              {upTo("1"), 5, nil, []int32{3, 2}, "", 0},
 		"an instance is still listed": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[1].group.Spec.Size = 2
-		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
+		}, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"an instance is replaced": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[0].draining = sets.New("a1")
-		}, []int32{3, 3}, "True Removing: 4 more instances are to be removed, at most 1 at once", 0},
+		}, []int32{3, 3}, "Removing: 4 more instances are to be removed, at most 1 at once", 0},
 		"a shard is not synced, so that the number is not known": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[0].synced, seen.shards[0].reported = false, nil
-		}, []int32{3, 3}, "False NotSynced: 4 more instances are to be removed: it is not known which instances these shards have: a", 0},
+		}, []int32{3, 3}, "NotSynced: 4 more instances are to be removed: it is not known which instances these shards have: a", 0},
 		"a shard is not configured": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[0].configured, seen.shards[0].synced, seen.shards[0].reported = false, false, nil
-		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
+		}, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"a server that does not list its instances": {upTo("1"), 2, func(seen *observation) {
 			seen.shards[0].reported = &shard.Group{Key: "workers", Size: 3, ActualSize: 4}
-		}, []int32{3, 3}, "True Removing: 4 more instances are to be removed, at most 1 at once", 0},
+		}, []int32{3, 3}, "Removing: 4 more instances are to be removed, at most 1 at once", 0},
 
 		"a shard is unreachable": {pausedWhile(v1beta1.PauseWhileShardUnreachable), 2, func(seen *observation) {
 			seen.shards[1].reachable = false
-		}, []int32{3, 3}, "False ShardUnreachable: 4 more instances are to be removed: these shards are not connected: b", 0},
+		}, []int32{3, 3}, "ShardUnreachable: 4 more instances are to be removed: these shards are not connected: b", 0},
 		"all shards are connected": {pausedWhile(v1beta1.PauseWhileShardUnreachable), 2, nil, []int32{1, 1}, "", 0},
 		"a drain is blocked": {both, 2, func(seen *observation) {
-			seen.shards[0].group.Status.DrainsBlocked = ptr.To[int32](1)
-		}, []int32{3, 3}, "False DrainBlocked: 4 more instances are to be removed: 1 drains are blocked, for the reasons that the shard groups have", 0},
+			seen.shards[0].group.Status.BlockedReplicas = ptr.To[int32](1)
+		}, []int32{3, 3}, "DrainBlocked: 4 more instances are to be removed: 1 drains are blocked, for the reasons that the shard groups have", 0},
 		"no drain is blocked": {both, 2, func(seen *observation) {
-			seen.shards[0].group.Status.DrainsBlocked = ptr.To[int32](0)
-		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", 0},
+			seen.shards[0].group.Status.BlockedReplicas = ptr.To[int32](0)
+		}, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", 0},
 		"a Node is not Ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{ready: true, since: noon})
 			seen.guarded.nodes["provider-b1"] = nodeReadiness{problem: `has Node "n", which is not Ready`}
-		}, []int32{3, 3}, `False InstanceNotReady: 4 more instances are to be removed: 1 of 6 remaining instances are not ready: instance b1 has Node "n", which is not Ready`, 0},
+		}, []int32{3, 3}, `InstanceNotReady: 4 more instances are to be removed: 1 of 6 remaining instances are not ready: instance b1 has Node "n", which is not Ready`, 0},
 		"the Nodes are Ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, nil, []int32{1, 1}, "", 0},
 		"an instance that is replaced need not be ready": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, func(seen *observation) {
 			seen.shards[1].reported.Instances[1].State = shard.InstanceTerminating
@@ -129,34 +129,34 @@ func TestGuardedScaleDown(t *testing.T) {
 			seen.guarded.nodes["provider-b1"] = nodeReadiness{problem: "is not Ready"}
 		}, []int32{1, 1}, "", 0},
 		"not Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 90}, 2, nil, []int32{3, 3},
-			"False MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T11:59:00Z, and spec.scaleDown.minReadySeconds is 90", 30 * time.Second},
+			"MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T11:59:00Z, and spec.scaleDown.minReadySeconds is 90", 30 * time.Second},
 		"Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, nil, []int32{1, 1}, "", 0},
 		"Ready in the future, by another clock": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{ready: true, since: noon.Add(time.Hour)})
-		}, []int32{3, 3}, "False MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T13:00:00Z, and spec.scaleDown.minReadySeconds is 60", time.Minute},
+		}, []int32{3, 3}, "MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T13:00:00Z, and spec.scaleDown.minReadySeconds is 60", time.Minute},
 		"no Node": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{problem: "has no Node"})
-		}, []int32{3, 3}, `False InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node`, 0},
+		}, []int32{3, 3}, `InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node`, 0},
 		"an instance is pending, and is taken back": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 5, func(seen *observation) {
 			seen.shards[1].reported.Instances[2].State = shard.InstancePending
 		}, []int32{3, 2}, "", 0},
 
 		"lowered just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = math.MaxInt32, noon.Add(time.Minute)
-		}, []int32{3, 3}, "False Stabilizing: 4 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
+		}, []int32{3, 3}, "Stabilizing: 4 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
 		"lowered again just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = 4, noon.Add(time.Minute)
-		}, []int32{2, 2}, "False Stabilizing: 2 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
+		}, []int32{2, 2}, "Stabilizing: 2 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
 		"lowered again just now, one at a time": {stabilized, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = 4, noon.Add(time.Minute)
-		}, []int32{3, 2}, "True Removing: 3 more instances are to be removed, at most 1 at once", time.Minute},
+		}, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", time.Minute},
 		"lowered long ago": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, nil, []int32{1, 1}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, machines := range []bool{false, true} {
 				seen := guardedPool(test.guards, test.replicas)
 				if machines {
-					seen.pool.Spec.Machines, seen.pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, v1beta1.MachineKind
+					seen.pool.Spec.MachineMode, seen.pool.Status.InfrastructureMachineKind = v1beta1.MachineModeAlways, v1beta1.MachineKind
 				}
 				if test.change != nil {
 					test.change(&seen)
@@ -165,7 +165,7 @@ func TestGuardedScaleDown(t *testing.T) {
 				assert.Equal(t, test.sizes, d.sizes, "with Machines: %t", machines)
 				var got string
 				if d.scalingDown != nil {
-					got = fmt.Sprintf("%s %s: %s", d.scalingDown.status, d.scalingDown.reason, d.scalingDown.message)
+					got = fmt.Sprintf("%s: %s", d.scalingDown.reason, d.scalingDown.message)
 					assert.Equal(t, test.wait, d.scalingDown.wait)
 				}
 				assert.Equal(t, test.want, got)
@@ -179,7 +179,7 @@ func TestGuardedScaleDown(t *testing.T) {
 func TestGuardsLetDeletionCandidatesPass(t *testing.T) {
 	guards := upTo("1")
 	guards.MinReadySeconds, guards.StabilizationSeconds = 3600, 3600
-	guards.PauseWhile = []v1beta1.ScaleDownPause{v1beta1.PauseWhileShardUnreachable, v1beta1.PauseWhileDrainBlocked, v1beta1.PauseWhileInstanceNotReady}
+	guards.PauseWhile = []v1beta1.PoolState{v1beta1.PauseWhileShardUnreachable, v1beta1.PauseWhileDrainBlocked, v1beta1.PauseWhileInstanceNotReady}
 	for name, candidates := range map[string][]distribute.Candidate{
 		"annotated":           {{ID: "b1", Shard: "b", Annotated: true, Annotation: "1"}},
 		"being deleted":       {{ID: "b1", Shard: "b"}},
@@ -188,9 +188,9 @@ func TestGuardsLetDeletionCandidatesPass(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			seen := guardedPool(guards, 2)
-			seen.pool.Spec.Machines, seen.pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, v1beta1.MachineKind
+			seen.pool.Spec.MachineMode, seen.pool.Status.InfrastructureMachineKind = v1beta1.MachineModeAlways, v1beta1.MachineKind
 			seen.shards[0].reachable = false
-			seen.shards[0].group.Status.DrainsBlocked = ptr.To[int32](1)
+			seen.shards[0].group.Status.BlockedReplicas = ptr.To[int32](1)
 			seen.guarded.stable, seen.guarded.stableAt = math.MaxInt32, noon.Add(time.Hour)
 			seen.candidates = candidates
 			d := planOf(seen)
@@ -261,11 +261,11 @@ func TestLowerings(t *testing.T) {
 func TestGuardedScaleDownOfAPoolWithLoans(t *testing.T) {
 	const replicas = 3
 	seen := guardedPool(upTo("1"), replicas)
-	seen.pool.Spec.OnShortfall, seen.mayMove = v1beta1.ShortfallMove, true
+	seen.pool.Spec.Shortfall, seen.mayMove = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove}, true
 	for i, state := range []struct{ size, lent int32 }{{1, 2}, {5, -2}} {
 		shardState := &seen.shards[i]
 		shardState.group.Spec.Size = state.size
-		shardState.group.Annotations = map[string]string{v1beta1.AnnotationLent: lentNote{state.lent, 6}.format(seen.pool)}
+		shardState.group.Spec.Loan = newLoan(seen.pool, state.lent, 6)
 		serve(shardState)
 	}
 
@@ -281,7 +281,6 @@ func TestGuardedScaleDownOfAPoolWithLoans(t *testing.T) {
 			for i := range seen.shards {
 				if shardState := &seen.shards[i]; shardState.id == string(want.spec.Shard) {
 					shardState.group.Spec = want.spec
-					shardState.group.Annotations = map[string]string{v1beta1.AnnotationLent: want.lent}
 					serve(shardState)
 				}
 			}
@@ -368,7 +367,7 @@ func TestScaleDownInSteps(t *testing.T) {
 	assert.Zero(t, h.settle(), "the shards enqueue the pool")
 	h.expectSizes(map[string]int32{"a": 2, "b": 1})
 	assert.Equal(t, "True Removing", h.scalingDown())
-	assert.Equal(t, "False Scaling", conditionOf(h.pool(), v1beta1.ConditionReady))
+	assert.Equal(t, "True Ready", conditionOf(h.pool(), v1beta1.ConditionReady))
 	h.terminate("b0")
 	h.settle()
 	h.expectSizes(map[string]int32{"a": 1, "b": 1})
@@ -376,14 +375,14 @@ func TestScaleDownInSteps(t *testing.T) {
 	h.terminate("a1")
 	h.settle()
 	h.expectSizes(map[string]int32{"a": 1, "b": 0})
-	assert.Empty(t, h.scalingDown())
+	assert.Equal(t, "True Removing", h.scalingDown(), "the last instance is being removed")
 	assert.Empty(t, slices.DeleteFunc(h.Events(), func(event string) bool { return strings.HasPrefix(event, "Normal Scaled") }))
 }
 
 // A blocked scale-down is one event, and continues when the state changes.
 func TestBlockedScaleDown(t *testing.T) {
 	guards := upTo("1")
-	guards.PauseWhile = []v1beta1.ScaleDownPause{v1beta1.PauseWhileInstanceNotReady}
+	guards.PauseWhile = []v1beta1.PoolState{v1beta1.PauseWhileInstanceNotReady}
 	h := newGuardedPool(t, guards)
 	h.Put(h.Informers.Nodes, readyNode("a0", corev1.ConditionFalse, h.FakeClock.Now()))
 	h.Events()
@@ -393,16 +392,16 @@ func TestBlockedScaleDown(t *testing.T) {
 		h.Advance(time.Minute)
 	}
 	h.expectSizes(map[string]int32{"a": 2, "b": 2})
-	assert.Equal(t, "False InstanceNotReady", h.scalingDown())
+	assert.Equal(t, "True InstanceNotReady", h.scalingDown())
 	h.ExpectEvents(`Warning ScaleDownBlocked 1 more instances are to be removed: 1 of 4 remaining instances are not ready: instance a0 has Node "a0", which is not Ready`)
 	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { controllertest.Paused(pool) })
 	h.settle()
-	assert.Equal(t, "False InstanceNotReady", h.scalingDown(), "a pause decides nothing")
+	assert.Equal(t, "True InstanceNotReady", h.scalingDown(), "a pause decides nothing")
 	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Annotations = nil })
 	h.Put(h.Informers.Nodes, readyNode("a0", corev1.ConditionTrue, h.FakeClock.Now()))
 	h.settle()
 	h.expectSizes(map[string]int32{"a": 2, "b": 1})
-	assert.Empty(t, h.scalingDown())
+	assert.Equal(t, "True Removing", h.scalingDown())
 }
 
 // If two Nodes have a provider id, the instance counts as not ready.
@@ -415,7 +414,7 @@ func TestAmbiguousNodesBlockAScaleDown(t *testing.T) {
 	h.scale(3)
 	h.settle()
 	h.expectSizes(map[string]int32{"a": 2, "b": 2})
-	assert.Equal(t, "False InstanceNotReady", h.scalingDown())
+	assert.Equal(t, "True InstanceNotReady", h.scalingDown())
 }
 
 // The period starts when this leader sees the lowered replicas, and ends with a sync. It
@@ -425,14 +424,14 @@ func TestStabilizationOfAScaleDown(t *testing.T) {
 	h.Advance(time.Hour)
 	h.scale(3)
 	assert.Equal(t, time.Minute, h.settle())
-	assert.Equal(t, "False Stabilizing", h.scalingDown())
+	assert.Equal(t, "True Stabilizing", h.scalingDown())
 	h.Advance(59 * time.Second)
 	assert.Equal(t, time.Second, h.settle())
 	h.expectSizes(map[string]int32{"a": 2, "b": 2})
 
 	h.scale(4)
 	assert.Zero(t, h.settle())
-	assert.Empty(t, h.scalingDown())
+	assert.Equal(t, "False NotScalingDown", h.scalingDown())
 	h.scale(3)
 	assert.Equal(t, time.Minute, h.settle())
 
@@ -445,7 +444,7 @@ func TestStabilizationOfAScaleDown(t *testing.T) {
 	h.Advance(time.Second)
 	h.settle()
 	h.expectSizes(map[string]int32{"a": 2, "b": 1})
-	assert.Empty(t, h.scalingDown())
+	assert.Equal(t, "True Removing", h.scalingDown())
 	assert.Empty(t, h.controller.scaleDowns.byPool)
 }
 

@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -76,25 +75,17 @@ func relevantChange(before, after *v1beta1.NstanceShardGroup) bool {
 }
 
 // relevantStatusChange reports whether the new status of a shard group changes
-// anything about its pool. If it is no longer ready because it scales, the pool has
-// requested that, or the number of instances changes too.
+// anything about its pool.
 func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
 	if !ptr.Equal(before.Replicas, after.Replicas) ||
-		!ptr.Equal(before.Draining, after.Draining) ||
-		!ptr.Equal(before.DrainsBlocked, after.DrainsBlocked) ||
+		!ptr.Equal(before.DrainingReplicas, after.DrainingReplicas) ||
+		!ptr.Equal(before.BlockedReplicas, after.BlockedReplicas) ||
 		!ptr.Equal(before.IsStatic, after.IsStatic) ||
 		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
 		!equality.Semantic.DeepEqual(before.Config, after.Config) {
 		return true
 	}
-	scaling := startedScaling(before.Conditions, after.Conditions)
-	if !scaling && before.ObservedGeneration != after.ObservedGeneration {
-		return true
-	}
 	for _, now := range after.Conditions {
-		if scaling && now.Type == v1beta1.ConditionReady {
-			continue
-		}
 		if now.Type == v1beta1.ConditionDrainsProgressing {
 			// The pool has the numbers.
 			continue
@@ -107,20 +98,10 @@ func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
 	return false
 }
 
-// startedScaling reports whether a shard group scales after it was ready or scaling.
-func startedScaling(before, after []metav1.Condition) bool {
-	now := meta.FindStatusCondition(after, v1beta1.ConditionReady)
-	if now == nil || now.Status != metav1.ConditionFalse || now.Reason != v1beta1.ReasonScaling {
-		return false
-	}
-	was := meta.FindStatusCondition(before, v1beta1.ConditionReady)
-	return was == nil || was.Status == metav1.ConditionTrue || was.Reason == v1beta1.ReasonScaling
-}
-
 // machinePoolChanged enqueues the pool that a MachinePool refers to, and the pool of
 // its name, which has no MachinePool while this MachinePool refers to another object.
-// A change matters if it concerns the replicas, the cluster autoscaler, a pause or a
-// deletion. Cluster API writes the status.
+// A change matters if it concerns the replicas, the bootstrap data, the cluster autoscaler, a
+// pause or a deletion. Cluster API writes the status.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	enqueue := func(pool string) { c.queue.Add(c.key(pool)) }
 	if before != nil && after != nil {
@@ -131,7 +112,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
 			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
 			autoscaled(before) == autoscaled(after) &&
-			capi.PoolOf(before) == capi.PoolOf(after):
+			capi.PoolOf(before) == capi.PoolOf(after) && unusedBootstrap(before) == unusedBootstrap(after):
 			return
 		}
 	}

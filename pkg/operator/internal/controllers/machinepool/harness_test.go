@@ -164,6 +164,12 @@ func notReady(group *v1beta1.NstanceShardGroup, reason, message string) *v1beta1
 	return group
 }
 
+// running makes group report so many instances.
+func running(group *v1beta1.NstanceShardGroup, replicas int32) *v1beta1.NstanceShardGroup {
+	group.Status.Replicas = &replicas
+	return group
+}
+
 // away makes group report that its shard is not connected.
 func away(group *v1beta1.NstanceShardGroup) *v1beta1.NstanceShardGroup {
 	condition(group, v1beta1.ConditionShardReachable, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable, "connection refused")

@@ -48,7 +48,7 @@ func annotatedAt(at string) func(*clusterv1.Machine) {
 func newPoolWithMachines(t *testing.T, instances map[string][]string, change map[string]func(*clusterv1.Machine)) *harness {
 	t.Helper()
 	pool := newPool("a", "b", "c")
-	pool.Spec.Machines = v1beta1.MachinesAlways
+	pool.Spec.MachineMode = v1beta1.MachineModeAlways
 	groups, objects := map[string]*shard.Group{}, []runtime.Object{pool}
 	var machines []runtime.Object
 	for _, shard := range []string{"a", "b", "c"} {
@@ -183,7 +183,7 @@ func TestWithoutCandidateTheLargestShardShrinks(t *testing.T) {
 // change.
 func TestDisablingMachinesMovesNothing(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2", "b3"}, "c": nil}, nil)
-	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.Machines = v1beta1.MachinesNever })
+	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.MachineMode = v1beta1.MachineModeNever })
 	h.scale(4)
 	for range 3 {
 		_, _, err := h.sync()

@@ -211,7 +211,7 @@ func testOnlyCandidatesAreTerminated(t *testing.T, seed uint64) {
 	for run := range 2000 {
 		s := &model{t: t, r: rand.New(rand.NewPCG(seed, uint64(run))), pool: newPool("a", "b", "c"),
 			groups: map[string]*v1beta1.NstanceShardGroup{}, servers: map[string]*modelServer{}, machines: map[string]*modelMachine{}}
-		s.pool.Spec.Machines = v1beta1.MachinesAlways
+		s.pool.Spec.MachineMode = v1beta1.MachineModeAlways
 		if run%4 > 1 {
 			s.pool.Spec.ScaleDown = upTo("1")
 			s.pool.Spec.ScaleDown.MinReadySeconds, s.pool.Spec.ScaleDown.StabilizationSeconds = 3600, 3600

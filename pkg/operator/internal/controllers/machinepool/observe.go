@@ -232,8 +232,8 @@ func (s *shardState) distributable(pool *v1beta1.NstanceMachinePool) distribute.
 	converted := distribute.Shard{ID: s.id, Size: s.size, Fixed: !s.configured, HasShardGroup: s.group != nil, Synced: s.synced, Stock: s.stock()}
 	if s.group != nil {
 		converted.Size, converted.RemoveFirst = s.group.Spec.Size, s.group.Spec.RemoveFirst
-		lent := s.lentNote(pool)
-		converted.Stock.Lent, converted.Stock.LentOf = lent.lent, lent.replicas
+		loan := s.loan(pool)
+		converted.Stock.Lent, converted.Stock.LentOf = loan.Lent, loan.Replicas
 	}
 	if s.reported == nil {
 		return converted

@@ -4,11 +4,11 @@
 package machinepool
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -93,7 +93,7 @@ func plan(observed observation) decision {
 		Machines:   before.on,
 		Candidates: observed.candidates,
 		Imported:   imported,
-		MayMove:    observed.mayMove && observed.pool.Spec.OnShortfall == v1beta1.ShortfallMove,
+		MayMove:    observed.mayMove && moves(observed.pool),
 		Limits:     allowed.limits(),
 	})
 	d := decision{
@@ -118,20 +118,18 @@ func plan(observed observation) decision {
 func planShardGroups(observed observation, division distribute.Division, before, after machinesMode) (apply []wantedShardGroup) {
 	resized := resizes(observed.shards, division.Sizes)
 	for i, shard := range observed.shards {
-		want := wantedShardGroup{
-			spec:     wantedSpec(observed.pool, shard.id, division.Sizes[i]),
-			replaces: shard.replaces(division.Sizes[i], resized),
-		}
+		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, division.Sizes[i])}
 		want.spec.RemoveFirst = division.RemoveFirst[i]
+		want.spec.Overwrites = shard.overwrites(division.Sizes[i], resized)
 		switch {
 		case before.on && after.on:
-			// A note from before has no effect and is not worth a write.
-			want.kept = shard.keptNote()
+			// An import from before has no effect and is not worth a write.
+			want.spec.Imported = shard.imported()
 		case division.Uneven:
-			want.kept = keptNote(observed.pool, division.Replicas)
+			want.spec.Imported = divided(observed.pool, division.Replicas)
 		}
 		if division.Lent != nil {
-			want.lent = lentNote{division.Lent[i], division.Replicas}.format(observed.pool)
+			want.spec.Loan = newLoan(observed.pool, division.Lent[i], division.Replicas)
 		}
 		switch {
 		case shard.group == nil && !shard.synced && before.on:
@@ -197,33 +195,28 @@ func deletionPolicy(pool *v1beta1.NstanceMachinePool) v1beta1.DeletionPolicy {
 }
 
 // hasImportedSizes reports whether the sizes of all shards were imported for these replicas:
-// the sizes on the servers, or the sizes of shard groups with the note.
+// the sizes on the servers, or the sizes of shard groups with spec.imported.
 func hasImportedSizes(observed observation, replicas int32) bool {
-	note := keptNote(observed.pool, replicas)
+	division := divided(observed.pool, replicas)
 	return !slices.ContainsFunc(observed.shards, func(shard shardState) bool {
 		if shard.group == nil {
 			return !shard.synced
 		}
-		return shard.keptNote() != note
+		return !equality.Semantic.DeepEqual(shard.imported(), division)
 	})
 }
 
-// keptNote returns the value of AnnotationKept for which imported sizes stay: it names
-// the replicas and the shards.
-func keptNote(pool *v1beta1.NstanceMachinePool, replicas int32) string {
-	shards := make([]string, len(pool.Spec.Shards))
-	for i, shard := range pool.Spec.Shards {
-		shards[i] = string(shard)
-	}
-	return fmt.Sprintf("%d over %s", replicas, strings.Join(shards, ","))
+// divided returns the division of replicas among the shards of a pool.
+func divided(pool *v1beta1.NstanceMachinePool, replicas int32) *v1beta1.Division {
+	return &v1beta1.Division{Replicas: replicas, Shards: pool.Spec.Shards}
 }
 
-// keptNote returns the AnnotationKept of the shard group, "" if it has no annotation.
-func (s *shardState) keptNote() string {
+// imported returns spec.imported of the shard group, nil without a shard group.
+func (s *shardState) imported() *v1beta1.Division {
 	if s.group == nil {
-		return ""
+		return nil
 	}
-	return s.group.Annotations[v1beta1.AnnotationKept]
+	return s.group.Spec.Imported
 }
 
 // resizes reports whether sizes, by shard, change the size of a shard group.
@@ -236,25 +229,26 @@ func resizes(shards []shardState, sizes []int32) bool {
 	return false
 }
 
-// replaces returns the value of AnnotationReplaces for a shard group that gets a size.
+// overwrites returns spec.overwrites of a shard group that gets a size.
 //
 // A shard group that a restore of etcd has made older than the group on its shard is not
 // sent (docs/runbooks/backup-and-restore.md#backup-and-restore). When the replicas of its pool are changed
 // afterwards, the user wants the new size now, and it replaces the size on the shard.
 // A size that terminates instances does not: the replicas may have been changed by an
 // autoscaler that has not seen the instances of the shard. An administrator decides about it.
-func (s *shardState) replaces(size int32, resized bool) string {
+func (s *shardState) overwrites(size int32, resized bool) *v1beta1.GroupRevision {
 	if s.group == nil || s.reported == nil || s.reported.Revision == nil {
-		return ""
+		return nil
 	}
 	last := s.reported.Revision
 	if last.UID != string(s.group.UID) || last.Generation <= s.group.Generation || size < s.reported.Size {
-		return ""
+		return nil
 	}
-	if current := s.group.Annotations[v1beta1.AnnotationReplaces]; resized || current == last.String() {
-		return last.String()
+	revision := v1beta1.GroupRevision{UID: string(s.group.UID), Generation: last.Generation}
+	if current := s.group.Spec.Overwrites; resized || current != nil && *current == revision {
+		return &revision
 	}
-	return ""
+	return nil
 }
 
 // checkPreconditions returns why the replicas cannot be divided, nil if they can.
@@ -272,6 +266,11 @@ func checkPreconditions(observed observation) *problem {
 			return problemf(v1beta1.ReasonGroupInUse,
 				"shard group %q belongs to another pool", shard.group.Name)
 		}
+		if annotation := outdatedAnnotation(shard.group); annotation != "" {
+			return problemf(v1beta1.ReasonOutdatedObject,
+				"shard group %q has the annotation %s, by which versions before v0.1.0 kept its size, and no size is changed; without the annotation the replicas are divided evenly",
+				shard.group.Name, annotation)
+		}
 	}
 	switch {
 	case len(unknown) > 0:
@@ -288,6 +287,10 @@ func checkPreconditions(observed observation) *problem {
 	case len(observed.machinePools) == 1 && observed.machinePools[0].Spec.Replicas == nil:
 		return problemf(v1beta1.ReasonNoMachinePool,
 			"MachinePool %q has no spec.replicas", observed.machinePools[0].Name)
+	case len(observed.machinePools) == 1 && unusedBootstrap(observed.machinePools[0]) != "":
+		return problemf(v1beta1.ReasonConfigRejected,
+			"MachinePool %q has bootstrap data that is not used, %s: the shards provide the userdata of their instances; set spec.template.spec.bootstrap.dataSecretName to \"\", without a configRef",
+			observed.machinePools[0].Name, unusedBootstrap(observed.machinePools[0]))
 	case len(observed.machinePools) == 1 && *observed.machinePools[0].Spec.Replicas > v1beta1.MaxReplicas:
 		return problemf(v1beta1.ReasonTooManyReplicas,
 			"MachinePool %q has %d replicas, and a pool has at most %d; the sizes stay",
@@ -304,6 +307,24 @@ func checkPreconditions(observed observation) *problem {
 			observed.machinePools[0].Name, strings.Join(unread, ", "))
 	}
 	return nil
+}
+
+// outdatedAnnotation returns an annotation of a shard group that versions before v0.1.0 wrote
+// instead of spec.imported and spec.loan, "" if it has none.
+func outdatedAnnotation(group *v1beta1.NstanceShardGroup) string {
+	if group == nil {
+		return ""
+	}
+	for _, annotation := range []string{"nstance.dev/kept-for", "nstance.dev/lent"} {
+		if _, found := group.Annotations[annotation]; found {
+			return annotation
+		}
+	}
+	return ""
+}
+
+func unusedBootstrap(machinePool *clusterv1.MachinePool) string {
+	return capi.UnusedBootstrap(&machinePool.Spec.Template.Spec.Bootstrap)
 }
 
 // replicasExplicit reports whether a client has set the replicas. If no client does, the
@@ -331,6 +352,8 @@ type machinesMode struct {
 	on     bool
 	status metav1.ConditionStatus
 	problem
+	// unwanted is set if the instances are to have no Machines, and the pool no condition.
+	unwanted bool
 }
 
 // planMachines decides whether the instances of a pool have Machines. They are enabled
@@ -341,8 +364,8 @@ func planMachines(observed observation, mode machinesMode) machinesMode {
 	if len(observed.machinePools) != 1 {
 		return mode
 	}
-	if reason := disabledBecause(observed.pool, observed.machinePools[0]); reason != "" {
-		return machinesMode{false, metav1.ConditionFalse, problem{v1beta1.ReasonMachinesDisabled, reason}}
+	if !wantsMachines(observed.pool, observed.machinePools[0]) {
+		return machinesMode{unwanted: true}
 	}
 	var unsupported, unknown []string
 	for _, shard := range observed.shards {
@@ -376,19 +399,18 @@ func hasMachines(observed observation) bool {
 		return true
 	}
 	return len(observed.nstanceMachines) > 0 && len(observed.machinePools) == 1 &&
-		disabledBecause(observed.pool, observed.machinePools[0]) == ""
+		wantsMachines(observed.pool, observed.machinePools[0])
 }
 
-// disabledBecause returns why a pool should have no Machines, "" if it should.
-func disabledBecause(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) string {
-	switch mode := cmp.Or(pool.Spec.Machines, v1beta1.MachinesAuto); {
-	case mode == v1beta1.MachinesAlways, mode == v1beta1.MachinesAuto && autoscaled(machinePool):
-		return ""
-	case mode == v1beta1.MachinesAuto:
-		return fmt.Sprintf("spec.machines is Auto, and MachinePool %q does not have both annotations %s and %s",
-			machinePool.Name, clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)
+// wantsMachines reports whether the instances of a pool are to have Machines.
+func wantsMachines(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) bool {
+	switch pool.Spec.MachineMode {
+	case v1beta1.MachineModeAlways:
+		return true
+	case v1beta1.MachineModeNever:
+		return false
 	default:
-		return fmt.Sprintf("spec.machines is %s", mode)
+		return autoscaled(machinePool)
 	}
 }
 

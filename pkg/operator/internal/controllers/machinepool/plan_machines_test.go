@@ -39,8 +39,8 @@ func TestPlanMachines(t *testing.T) {
 			}
 		}
 	}
-	mode := func(mode v1beta1.MachinesMode) func(*observation) {
-		return func(seen *observation) { seen.pool.Spec.Machines = mode }
+	mode := func(mode v1beta1.MachineMode) func(*observation) {
+		return func(seen *observation) { seen.pool.Spec.MachineMode = mode }
 	}
 	on := func(seen *observation) { seen.pool.Status.InfrastructureMachineKind = v1beta1.MachineKind }
 	reported := func(at int, group *shard.Group) func(*observation) {
@@ -56,7 +56,7 @@ func TestPlanMachines(t *testing.T) {
 		words  string
 	}{
 		"disabled by default": {
-			nil, false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "spec.machines is Auto",
+			nil, false, "", "", "",
 		},
 		"the autoscaler scales the pool": {
 			[]func(*observation){annotate(clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)},
@@ -64,36 +64,36 @@ func TestPlanMachines(t *testing.T) {
 		},
 		"one annotation is not enough": {
 			[]func(*observation){annotate(clusterv1.AutoscalerMaxSizeAnnotation)},
-			false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, clusterv1.AutoscalerMinSizeAnnotation,
+			false, "", "", "",
 		},
 		"always": {
-			[]func(*observation){mode(v1beta1.MachinesAlways)}, true, metav1.ConditionTrue, v1beta1.ReasonMachinesEnabled, "",
+			[]func(*observation){mode(v1beta1.MachineModeAlways)}, true, metav1.ConditionTrue, v1beta1.ReasonMachinesEnabled, "",
 		},
 		"never, in spite of the annotations": {
-			[]func(*observation){mode(v1beta1.MachinesNever), annotate(clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)},
-			false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "spec.machines is Never",
+			[]func(*observation){mode(v1beta1.MachineModeNever), annotate(clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)},
+			false, "", "", "",
 		},
 		"switched off": {
-			[]func(*observation){mode(v1beta1.MachinesNever), on}, false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "",
+			[]func(*observation){mode(v1beta1.MachineModeNever), on}, false, "", "", "",
 		},
 		"a server that lists no instances": {
-			[]func(*observation){mode(v1beta1.MachinesAlways), reported(1, &shard.Group{})},
+			[]func(*observation){mode(v1beta1.MachineModeAlways), reported(1, &shard.Group{})},
 			false, metav1.ConditionFalse, v1beta1.ReasonUnsupportedByServer, "shards do not list their instances: a",
 		},
 		"a server that no longer lists instances disables nothing": {
-			[]func(*observation){mode(v1beta1.MachinesAlways), on, reported(1, &shard.Group{})},
+			[]func(*observation){mode(v1beta1.MachineModeAlways), on, reported(1, &shard.Group{})},
 			true, metav1.ConditionFalse, v1beta1.ReasonUnsupportedByServer, "a",
 		},
 		"a shard that has not been read": {
-			[]func(*observation){mode(v1beta1.MachinesAlways), unsynced},
+			[]func(*observation){mode(v1beta1.MachineModeAlways), unsynced},
 			false, metav1.ConditionFalse, v1beta1.ReasonNotSynced, "a",
 		},
 		"a shard that does not have the group yet": {
-			[]func(*observation){mode(v1beta1.MachinesAlways), reported(0, nil)},
+			[]func(*observation){mode(v1beta1.MachineModeAlways), reported(0, nil)},
 			false, metav1.ConditionFalse, v1beta1.ReasonNotSynced, "b",
 		},
 		"a shard that is not synced disables nothing": {
-			[]func(*observation){mode(v1beta1.MachinesAlways), on, unsynced}, true, "", "", "",
+			[]func(*observation){mode(v1beta1.MachineModeAlways), on, unsynced}, true, "", "", "",
 		},
 		"no MachinePool disables nothing": {
 			[]func(*observation){on, func(seen *observation) { seen.machinePools = nil }}, true, "", "", "",
@@ -108,7 +108,7 @@ func TestPlanMachines(t *testing.T) {
 				change(&seen)
 			}
 			got := planMachines(seen, machinesMode{on: hasMachines(seen)})
-			if got.on != test.on || got.status != test.status || got.reason != test.reason || !strings.Contains(got.message, test.words) {
+			if unwanted := !test.on && test.status == ""; got.unwanted != unwanted || got.on != test.on || got.status != test.status || got.reason != test.reason || !strings.Contains(got.message, test.words) {
 				t.Errorf("got %+v, want on %t, %s for %s with %q", got, test.on, test.status, test.reason, test.words)
 			}
 		})
@@ -184,7 +184,7 @@ func TestCapacityStaysWhileAShardIsUnreachable(t *testing.T) {
 // note on every shard group the next sync would move instances.
 func TestFailedWriteDoesNotDisableMachines(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2", "b3"}, "c": nil}, nil)
-	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.Machines = v1beta1.MachinesNever })
+	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.MachineMode = v1beta1.MachineModeNever })
 	h.scale(4)
 	rejected := true
 	h.PrependReactor("patch", "nstanceshardgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -213,7 +213,7 @@ func TestFailedWriteDoesNotDisableMachines(t *testing.T) {
 // shard is synced.
 func TestNewUnsyncedShardGetsNoSize(t *testing.T) {
 	pool := newPool("a", "b")
-	pool.Spec.Machines, pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, v1beta1.MachineKind
+	pool.Spec.MachineMode, pool.Status.InfrastructureMachineKind = v1beta1.MachineModeAlways, v1beta1.MachineKind
 	seen := observed(pool, 2, newShardGroup(pool, "a", 2))
 	seen.shards[1].synced = false
 	if d := planOf(seen); len(d.apply) > 0 {

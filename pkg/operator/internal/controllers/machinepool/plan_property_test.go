@@ -86,9 +86,7 @@ func carriedOut(seen observation, d decision) observation {
 				continue
 			}
 			seen.shards[i].group = newShardGroup(seen.pool, shard.id, want.spec.Size)
-			if want.kept != "" {
-				seen.shards[i].group.Annotations = map[string]string{v1beta1.AnnotationKept: want.kept}
-			}
+			seen.shards[i].group.Spec.Imported = want.spec.Imported
 		}
 	}
 	seen.shardGroups = nil

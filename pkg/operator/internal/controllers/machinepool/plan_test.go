@@ -299,6 +299,20 @@ func TestReplicasExplicit(t *testing.T) {
 	}
 }
 
+// Sizes that an earlier version kept are not divided evenly.
+func TestOutdatedAnnotationsBlockAPool(t *testing.T) {
+	for _, annotation := range []string{"nstance.dev/kept-for", "nstance.dev/lent"} {
+		pool := newPool("a", "b")
+		group := ready(newShardGroup(pool, "a", 5))
+		group.Annotations = map[string]string{annotation: "6 over a,b"}
+		d := planOf(observed(pool, 6, group, ready(newShardGroup(pool, "b", 1))))
+		assert.NotNil(t, d.blocked, annotation)
+		assert.Equal(t, v1beta1.ReasonOutdatedObject, d.blocked.reason)
+		assert.Contains(t, d.blocked.message, annotation)
+		assert.Empty(t, d.apply)
+	}
+}
+
 // After a restore of etcd the shard groups have size 2, and the shards size 6.
 func TestChangedReplicasReplaceWhatTheShardsHave(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -341,9 +355,13 @@ func TestChangedReplicasReplaceWhatTheShardsHave(t *testing.T) {
 			_, _, err := h.sync()
 			assert.NoError(t, err)
 			for id, want := range test.want {
-				assert.Equal(t, want, h.shardGroup(id).Annotations[v1beta1.AnnotationReplaces], id)
+				var got string
+				if revision := h.shardGroup(id).Spec.Overwrites; revision != nil {
+					got = fmt.Sprintf("%s/%d", revision.UID, revision.Generation)
+				}
+				assert.Equal(t, want, got, id)
 			}
-			// The annotation stays until the shard has the shard group.
+			// It stays until the shard has the shard group.
 			h.Show()
 			h.expect()
 		})

@@ -5,11 +5,11 @@ package machinepool
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// defaultShortfallAfter is the default of spec.shortfallAfter.
+// defaultShortfallAfter is what an unset spec.shortfall.afterSeconds means.
 const defaultShortfallAfter = 5 * time.Minute
 
 // shortfallTimes records since when this process has seen the shortfalls of pools, and when
@@ -101,15 +101,19 @@ func shortest(a, b time.Duration) time.Duration {
 }
 
 func shortfallAfter(pool *v1beta1.NstanceMachinePool) time.Duration {
-	if after := pool.Spec.ShortfallAfter; after != nil && after.Duration > 0 {
-		return after.Duration
+	if settings := pool.Spec.Shortfall; settings != nil && settings.AfterSeconds != nil {
+		return time.Duration(*settings.AfterSeconds) * time.Second
 	}
 	return defaultShortfallAfter
 }
 
-// shortfallCondition returns the condition Shortfall, nil for a pool that never had a
-// shortfall.
-func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, d decision) *metav1.Condition {
+// moves reports whether the instances that a shard cannot create move to other shards.
+func moves(pool *v1beta1.NstanceMachinePool) bool {
+	return pool.Spec.Shortfall != nil && pool.Spec.Shortfall.Policy == v1beta1.ShortfallMove
+}
+
+// capacityAvailable returns the condition CapacityAvailable.
+func capacityAvailable(pool *v1beta1.NstanceMachinePool, observed observation, d decision) metav1.Condition {
 	var short []string
 	var missing int32
 	for i := range observed.shards {
@@ -123,62 +127,49 @@ func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, 
 	if d.sizes != nil && !d.statusOnly {
 		lent = describeLoans(observed, d.lent, *observed.machinePools[0].Spec.Replicas)
 	}
-	condition := metav1.Condition{Type: v1beta1.ConditionShortfall, Status: metav1.ConditionTrue}
+	condition := metav1.Condition{Type: v1beta1.ConditionCapacityAvailable, Status: metav1.ConditionFalse}
 	waiting := fmt.Sprintf("shards cannot create %d instances: %s", missing, strings.Join(short, ", "))
 	switch {
 	case lent != "" && missing > 0:
 		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent+"; "+waiting
 	case lent != "":
 		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent
-	case missing > 0 && pool.Spec.OnShortfall == v1beta1.ShortfallMove:
+	case missing > 0 && moves(pool):
 		condition.Reason = v1beta1.ReasonZoneOutOfStock
 		condition.Message = fmt.Sprintf("%s; they move after %s to connected shards without a shortfall", waiting, shortfallAfter(pool))
 	case missing > 0:
 		condition.Reason, condition.Message = v1beta1.ReasonWaiting, waiting
-	case meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall) == nil:
-		return nil
 	default:
-		condition.Status, condition.Reason = metav1.ConditionFalse, v1beta1.ReasonNoShortfall
+		condition.Status, condition.Reason = metav1.ConditionTrue, v1beta1.ReasonNoShortfall
 	}
-	return &condition
+	return condition
 }
 
-// currentLoans describes the loans in the annotations of the shard groups.
+// currentLoans describes the loans of the shard groups.
 func currentLoans(observed observation) string {
 	lent, replicas := make([]int32, len(observed.shards)), int32(0)
 	for i := range observed.shards {
-		note := observed.shards[i].lentNote(observed.pool)
-		lent[i], replicas = note.lent, max(replicas, note.replicas)
+		loan := observed.shards[i].loan(observed.pool)
+		lent[i], replicas = loan.Lent, max(replicas, loan.Replicas)
 	}
 	return describeLoans(observed, lent, replicas)
 }
 
-// lentNote is the value of AnnotationLent.
-type lentNote struct {
-	// lent is distribute.Stock.Lent, of replicas.
-	lent, replicas int32
+// newLoan returns spec.loan of a shard that lends instances, nil if it lends and borrows none.
+func newLoan(pool *v1beta1.NstanceMachinePool, lent, replicas int32) *v1beta1.Loan {
+	if lent == 0 {
+		return nil
+	}
+	return &v1beta1.Loan{Lent: lent, Division: *divided(pool, replicas)}
 }
 
-// format returns "" if nothing is lent.
-func (n lentNote) format(pool *v1beta1.NstanceMachinePool) string {
-	if n.lent == 0 {
-		return ""
+// loan returns spec.loan of the shard group, zero if it has none, or a loan among other
+// shards: then the shares are divided among the present shards.
+func (s *shardState) loan(pool *v1beta1.NstanceMachinePool) v1beta1.Loan {
+	if s.group == nil || s.group.Spec.Loan == nil || !slices.Equal(s.group.Spec.Loan.Shards, pool.Spec.Shards) {
+		return v1beta1.Loan{}
 	}
-	return fmt.Sprintf("%d of %s", n.lent, keptNote(pool, n.replicas))
-}
-
-// lentNote returns the AnnotationLent of the shard group, zero if it has no annotation, or an
-// annotation for other shards: then the shares are divided among the present shards.
-func (s *shardState) lentNote(pool *v1beta1.NstanceMachinePool) lentNote {
-	if s.group == nil {
-		return lentNote{}
-	}
-	value := s.group.Annotations[v1beta1.AnnotationLent]
-	var note lentNote
-	if _, err := fmt.Sscanf(value, "%d of %d over", &note.lent, &note.replicas); err != nil || note.format(pool) != value {
-		return lentNote{}
-	}
-	return note
+	return *s.group.Spec.Loan
 }
 
 // describeLoans returns which shards have lent how many instances to which others, "" if

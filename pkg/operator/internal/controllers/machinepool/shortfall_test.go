@@ -12,9 +12,9 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -29,7 +29,7 @@ type stockHarness struct {
 
 func newStockHarness(t *testing.T, change func(*v1beta1.NstanceMachinePool)) *stockHarness {
 	pool := newPool("a", "b", "c")
-	pool.Spec.OnShortfall, pool.Spec.ShortfallAfter = v1beta1.ShortfallMove, &metav1.Duration{Duration: time.Minute}
+	pool.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: ptr.To[int32](60)}
 	if change != nil {
 		change(pool)
 	}
@@ -78,7 +78,7 @@ func (h *stockHarness) serve() {
 }
 
 func (h *stockHarness) shortfall() string {
-	condition := meta.FindStatusCondition(h.pool().Status.Conditions, v1beta1.ConditionShortfall)
+	condition := meta.FindStatusCondition(h.pool().Status.Conditions, v1beta1.ConditionCapacityAvailable)
 	if condition == nil {
 		return ""
 	}
@@ -104,7 +104,7 @@ func TestInstancesMoveFromAZoneWithoutStock(t *testing.T) {
 	h.Events()
 	require.Equal(t, time.Minute, h.step())
 	waiting := "shards cannot create 3 instances: a lacks 3 (out of capacity: quota)"
-	h.expectState("True ZoneOutOfStock: "+waiting+"; they move after 1m0s to connected shards without a shortfall", 3, 3, 3)
+	h.expectState("False ZoneOutOfStock: "+waiting+"; they move after 1m0s to connected shards without a shortfall", 3, 3, 3)
 	assert.Equal(t, []string{"Warning ZoneOutOfStock " + waiting + "; they move after 1m0s to connected shards without a shortfall"}, h.Events())
 	h.Advance(time.Minute - time.Second)
 	require.Equal(t, time.Second, h.step())
@@ -112,9 +112,9 @@ func TestInstancesMoveFromAZoneWithoutStock(t *testing.T) {
 	h.Advance(time.Second)
 	h.step()
 	h.step()
-	h.expectState("True Moved: "+lentByA, 0, 5, 4)
-	assert.Equal(t, "3 of 9 over a,b,c", h.shardGroup("a").Annotations[v1beta1.AnnotationLent])
-	assert.Equal(t, "-2 of 9 over a,b,c", h.shardGroup("b").Annotations[v1beta1.AnnotationLent])
+	h.expectState("False Moved: "+lentByA, 0, 5, 4)
+	assert.Equal(t, "3 of 9 over a,b,c", h.shardGroup("a").Spec.Loan.String())
+	assert.Equal(t, "-2 of 9 over a,b,c", h.shardGroup("b").Spec.Loan.String())
 	assert.Equal(t, []string{"a2", "a1", "a0"}, reversed(h.shardGroup("a").Spec.RemoveFirst))
 	assert.Equal(t, int32(9), *h.pool().Status.DesiredReplicas)
 	assert.Len(t, h.Events(), 1)
@@ -130,20 +130,20 @@ func TestInstancesMoveFromAZoneWithoutStock(t *testing.T) {
 		h.Advance(time.Hour)
 		h.step()
 	}
-	h.expectState("True Moved: "+lentByA, 0, 5, 4)
+	h.expectState("False Moved: "+lentByA, 0, 5, 4)
 	assert.Empty(t, h.Events())
 
 	// Growth fills the lender first.
 	h.scale(12)
 	h.step()
 	h.step()
-	h.expectState("True Moved: 1 of 12 instances are lent by shard a to shard b (1)", 3, 5, 4)
+	h.expectState("False Moved: 1 of 12 instances are lent by shard a to shard b (1)", 3, 5, 4)
 	h.scale(15)
 	h.step()
 	h.step()
-	h.expectState("False NoShortfall: ", 5, 5, 5)
+	h.expectState("True NoShortfall: ", 5, 5, 5)
 	for _, id := range []string{"a", "b", "c"} {
-		assert.Empty(t, h.shardGroup(id).Annotations[v1beta1.AnnotationLent])
+		assert.Nil(t, h.shardGroup(id).Spec.Loan)
 	}
 	assert.Equal(t, []string{
 		"Normal Scaled from 9 to 12 instances",
@@ -160,18 +160,18 @@ func reversed(list []string) (reverse []string) {
 }
 
 func TestWaitMovesNothing(t *testing.T) {
-	h := newStockHarness(t, func(p *v1beta1.NstanceMachinePool) { p.Spec.OnShortfall = "" })
+	h := newStockHarness(t, func(p *v1beta1.NstanceMachinePool) { p.Spec.Shortfall.Policy = "" })
 	h.stock["a"] = 1
 	h.scale(9)
 	for range 5 {
 		h.step()
 		h.Advance(time.Hour)
 	}
-	h.expectState("True Waiting: shards cannot create 2 instances: a lacks 2 (out of capacity: quota)", 3, 3, 3)
+	h.expectState("False Waiting: shards cannot create 2 instances: a lacks 2 (out of capacity: quota)", 3, 3, 3)
 	h.stock["a"] = 3
 	h.step()
 	h.step()
-	h.expectState("False NoShortfall: ", 3, 3, 3)
+	h.expectState("True NoShortfall: ", 3, 3, 3)
 }
 
 // A shard that is not connected, or not read, is missing information.
@@ -197,7 +197,7 @@ func TestNothingMovesBecauseOfMissingInformation(t *testing.T) {
 	h.Fake.Update(func() { h.Fake.ByID["c"].Reachable = true })
 	h.step()
 	h.step()
-	h.expectState("True Moved: 3 of 9 instances are lent by shard a to shard c (3)", 0, 3, 6)
+	h.expectState("False Moved: 3 of 9 instances are lent by shard a to shard c (3)", 0, 3, 6)
 }
 
 // A new leader waits again.
@@ -268,7 +268,7 @@ func testInterruptedMove(t *testing.T, failing int, only, restarted bool) {
 		h.expectSizes(map[string]int32{"a": 3, "b": 3, "c": 3})
 		return
 	}
-	h.expectState("True Moved: 3 of 9 instances are lent by shard c to shards a (2), b (1)", 5, 4, 0)
+	h.expectState("False Moved: 3 of 9 instances are lent by shard c to shards a (2), b (1)", 5, 4, 0)
 }
 
 func TestAShortfallEnqueuesThePool(t *testing.T) {

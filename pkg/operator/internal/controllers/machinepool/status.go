@@ -70,7 +70,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		status.InfrastructureMachineKind = v1beta1.MachineKind
 	}
 	if shape := shapeOf(observed); shape != nil {
-		status.Capacity, status.NodeInfo = capacityOf(shape), nodeInfoOf(shape)
+		status.Capacity, status.NodeInfo = controllers.CapacityOf(shape), controllers.NodeInfoOf(shape)
 	}
 
 	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
@@ -84,23 +84,29 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
 	}
 
-	if !d.statusOnly && d.sizes != nil {
-		setScalingDown(&status, pool.Generation, d.scalingDown)
+	if !d.statusOnly {
+		up, down := scaling(observed, d)
+		set(up.Type, up.Status, up.Reason, up.Message)
+		set(down.Type, down.Status, down.Reason, down.Message)
 	}
-	if mode := d.machines; mode.status != "" {
+	switch mode := d.machines; {
+	case mode.unwanted:
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionMachinesEnabled)
+	case mode.status != "":
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
-
-	if short := shortfallCondition(pool, observed, d); short != nil {
-		set(short.Type, short.Status, short.Reason, short.Message)
-	}
-	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d), d.scalingDown.incomplete())
-	if blocked == nil {
+	capacity := capacityAvailable(pool, observed, d)
+	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
+	wrong := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d))
+	switch unread := unreported(observed); {
+	case wrong != nil:
+		set(v1beta1.ConditionReady, metav1.ConditionFalse, wrong.reason, wrong.message)
+	case unread != "" && !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady):
+		set(v1beta1.ConditionReady, metav1.ConditionUnknown, v1beta1.ReasonNotSynced, unread)
+	default:
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
-	} else {
-		set(v1beta1.ConditionReady, metav1.ConditionFalse, blocked.reason, blocked.message)
 	}
-	if blocked == nil || provisioned(observed, *status.DesiredReplicas) {
+	if provisioned(observed, *status.DesiredReplicas) {
 		status.Ready = ptr.To(true)
 		status.Initialization.Provisioned = ptr.To(true)
 	}
@@ -123,20 +129,20 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 	var desired, replicas, draining, blocked, reachable int32
 	static := false
 	status.StaticShards = nil
-	var config *v1beta1.GroupConfig
+	var configs []*v1beta1.GroupConfig
 	for _, group := range observed.shardGroups {
 		desired += group.Spec.Size
 		replicas += ptr.Deref(group.Status.Replicas, 0)
-		draining += ptr.Deref(group.Status.Draining, 0)
-		blocked += ptr.Deref(group.Status.DrainsBlocked, 0)
+		draining += ptr.Deref(group.Status.DrainingReplicas, 0)
+		blocked += ptr.Deref(group.Status.BlockedReplicas, 0)
 		static = static || ptr.Deref(group.Status.IsStatic, false)
 	}
 	for _, shard := range observed.shards {
 		if shard.group == nil || !metav1.IsControlledBy(shard.group, observed.pool) {
 			continue
 		}
-		if config == nil {
-			config = shard.group.Status.Config
+		if reported := shard.group.Status.Config; reported != nil {
+			configs = append(configs, reported)
 		}
 		if meta.IsStatusConditionTrue(shard.group.Status.Conditions, v1beta1.ConditionShardReachable) {
 			reachable++
@@ -153,13 +159,20 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 	}
 	status.DesiredReplicas = &desired
 	status.Replicas = &replicas
-	status.Draining = &draining
-	status.DrainsBlocked = &blocked
+	status.DrainingReplicas = &draining
+	status.BlockedReplicas = &blocked
 	status.IsStatic = &static
 	status.Shards = v1beta1.ShardsSummary{Total: int32(len(observed.shards)), Reachable: reachable}
 	status.Template, status.Subnets = "", nil
-	if config != nil {
-		status.Template, status.Subnets = config.Template, slices.Clone(config.Subnets)
+	if len(configs) == 0 {
+		return
+	}
+	first := configs[0]
+	if !slices.ContainsFunc(configs, func(c *v1beta1.GroupConfig) bool { return c.Template != first.Template }) {
+		status.Template = first.Template
+	}
+	if !slices.ContainsFunc(configs, func(c *v1beta1.GroupConfig) bool { return !slices.Equal(c.Subnets, first.Subnets) }) {
+		status.Subnets = slices.Clone(first.Subnets)
 	}
 }
 
@@ -197,26 +210,77 @@ func reachability(observed observation) (status metav1.ConditionStatus, reason, 
 	}
 }
 
-// shardProblem returns the first reason why a shard does not run the wanted
-// instances. While shards scale, the message is always the same: the progress is in
-// the numbers, and a message with a number would be written once per instance.
+// shardProblem returns the first reason why a shard group is not ready. A shard that creates
+// or removes instances is ready.
 func shardProblem(observed observation, d decision) *problem {
-	var scaling *problem
-	for i, size := range d.sizes {
+	for i := range d.sizes {
 		shard := observed.shards[i]
-		ready := &metav1.Condition{Reason: v1beta1.ReasonScaling}
-		if group := shard.group; group != nil && group.Spec.Size == size && group.Status.ObservedGeneration == group.Generation {
-			ready = cmp.Or(meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady), ready)
+		if shard.group == nil {
+			continue
 		}
-		switch {
-		case ready.Status == metav1.ConditionTrue:
-		case ready.Reason == v1beta1.ReasonScaling:
-			scaling = &problem{v1beta1.ReasonScaling, "not every shard runs the wanted number of instances yet"}
-		default:
+		ready := meta.FindStatusCondition(shard.group.Status.Conditions, v1beta1.ConditionReady)
+		if ready != nil && ready.Status == metav1.ConditionFalse {
 			return &problem{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
 		}
 	}
-	return cmp.Or(removalBlocked(observed), scaling)
+	return removalBlocked(observed)
+}
+
+// unreported names the shards whose shard groups have not reported yet whether they are
+// ready, "" if all have.
+func unreported(observed observation) string {
+	unread := idsOf(observed.shards, func(shard shardState) bool {
+		if shard.group == nil {
+			return true
+		}
+		ready := meta.FindStatusCondition(shard.group.Status.Conditions, v1beta1.ConditionReady)
+		return ready == nil || ready.Status == metav1.ConditionUnknown
+	})
+	if len(unread) == 0 {
+		return ""
+	}
+	return "not known yet: " + strings.Join(unread, ", ")
+}
+
+// scaling returns the conditions ScalingUp and ScalingDown. A shard that has not reported its
+// instances counts as if it had none.
+func scaling(observed observation, d decision) (up, down metav1.Condition) {
+	var fewer, more []string
+	for i := range observed.shards {
+		shard := &observed.shards[i]
+		var size, running int32
+		if shard.group != nil {
+			size, running = shard.group.Spec.Size, ptr.Deref(shard.group.Status.Replicas, 0)
+		}
+		if d.sizes != nil {
+			size = d.sizes[i]
+		}
+		switch {
+		case running < size:
+			fewer = append(fewer, shard.id)
+		case running > size:
+			more = append(more, shard.id)
+		}
+	}
+	for _, group := range observed.shardGroups {
+		if shardRemoved(observed.pool, group) {
+			more = append(more, string(group.Spec.Shard))
+		}
+	}
+	up = metav1.Condition{Type: v1beta1.ConditionScalingUp, Status: metav1.ConditionFalse, Reason: v1beta1.ReasonNotScalingUp}
+	if len(fewer) > 0 {
+		up.Status, up.Reason = metav1.ConditionTrue, v1beta1.ReasonScalingUp
+		up.Message = "fewer instances run than are wanted on " + strings.Join(fewer, ", ")
+	}
+	down = metav1.Condition{Type: v1beta1.ConditionScalingDown, Status: metav1.ConditionFalse, Reason: v1beta1.ReasonNotScalingDown}
+	switch {
+	case d.scalingDown != nil:
+		down.Status, down.Reason, down.Message = metav1.ConditionTrue, d.scalingDown.reason, d.scalingDown.message
+	case len(more) > 0:
+		down.Status, down.Reason = metav1.ConditionTrue, v1beta1.ReasonRemoving
+		down.Message = "instances are being removed on " + strings.Join(more, ", ")
+	}
+	return up, down
 }
 
 // deletionBlocked returns why the deletion of a pool waits: for the first shard group
@@ -230,12 +294,24 @@ func deletionBlocked(observed observation) *problem {
 	}))
 }
 
-// removalBlocked returns why the group on a shard that the pool no longer names still
-// exists.
+// removalBlocked returns why the group on a shard that the pool no longer names cannot be
+// removed, nil if it is being removed.
 func removalBlocked(observed observation) *problem {
-	return blockedBy(slices.DeleteFunc(slices.Clone(observed.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
-		return !shardRemoved(observed.pool, group)
-	}))
+	for _, group := range observed.shardGroups {
+		if !shardRemoved(observed.pool, group) {
+			continue
+		}
+		conditions := group.Status.Conditions
+		ready := meta.FindStatusCondition(conditions, v1beta1.ConditionReady)
+		if ready == nil {
+			continue
+		}
+		ahead := ready.Reason == v1beta1.ReasonShardAhead
+		if ahead || meta.IsStatusConditionFalse(conditions, v1beta1.ConditionShardReachable) || meta.IsStatusConditionFalse(conditions, v1beta1.ConditionDrainsProgressing) {
+			return &problem{ready.Reason, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
+		}
+	}
+	return nil
 }
 
 // blockedBy returns why the first of some shard groups in deletion waits, nil if groups is
@@ -251,16 +327,6 @@ func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 		return &problem{v1beta1.ReasonDeleting, fmt.Sprintf("%s: the group is being removed", groups[0].Spec.Shard)}
 	}
 	return nil
-}
-
-// setScalingDown sets the condition of a guarded scale-down, and removes it if nil.
-func setScalingDown(status *v1beta1.NstanceMachinePoolStatus, generation int64, scalingDown *scalingDown) {
-	if scalingDown == nil {
-		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionScalingDown)
-		return
-	}
-	controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionScalingDown,
-		scalingDown.status, scalingDown.reason, scalingDown.message)
 }
 
 // applyPool returns the fields of a pool that this controller owns, without the
@@ -294,8 +360,8 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 	applied.Ready = status.Ready
 	applied.DesiredReplicas = status.DesiredReplicas
 	applied.Replicas = status.Replicas
-	applied.Draining = status.Draining
-	applied.DrainsBlocked = status.DrainsBlocked
+	applied.DrainingReplicas = status.DrainingReplicas
+	applied.BlockedReplicas = status.BlockedReplicas
 	applied.IsStatic = status.IsStatic
 	if status.Initialization.Provisioned != nil {
 		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().
@@ -312,14 +378,7 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 		applied.WithCapacity(status.Capacity)
 	}
 	if status.NodeInfo != (v1beta1.NodeInfo{}) {
-		info := applyv1beta1.NodeInfo()
-		if status.NodeInfo.Architecture != "" {
-			info.WithArchitecture(status.NodeInfo.Architecture)
-		}
-		if status.NodeInfo.OperatingSystem != "" {
-			info.WithOperatingSystem(status.NodeInfo.OperatingSystem)
-		}
-		applied.WithNodeInfo(info)
+		applied.WithNodeInfo(controllers.ApplyNodeInfo(status.NodeInfo))
 	}
 	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).WithStatus(applied)
 }

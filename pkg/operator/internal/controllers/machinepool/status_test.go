@@ -4,12 +4,13 @@
 package machinepool
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -42,28 +43,32 @@ func TestStatusConditions(t *testing.T) {
 		},
 		"there are no shard groups yet": {
 			observed(pool, 5),
-			"False", "Scaling", "not every shard runs the wanted number of instances yet", "Unknown", "NotSynced",
+			"Unknown", "NotSynced", "not known yet: a, b", "Unknown", "NotSynced",
 		},
 		"a shard scales": {
-			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), notReady(newShardGroup(pool, "b", 2), "Scaling", "1 of 2 instances run")),
-			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
+			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), running(ready(newShardGroup(pool, "b", 2)), 1)),
+			"True", "Ready", "", "True", "Reachable",
 		},
 		"a shard was not sent the new size": {
 			observed(pool, 9, ready(newShardGroup(pool, "a", 3)), ready(newShardGroup(pool, "b", 2))),
-			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
+			"True", "Ready", "", "True", "Reachable",
 		},
-		"a shard's report is older than its spec": {
-			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), func() *v1beta1.NstanceShardGroup {
-				group := ready(newShardGroup(pool, "b", 2))
-				group.Generation++
-				return group
-			}()),
-			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
-		},
-		"a rejection has priority over another shard's scaling": {
-			observed(pool, 5, notReady(newShardGroup(pool, "a", 3), "Scaling", "1 of 3 instances run"),
+		"a shard is rejected, another scales": {
+			observed(pool, 5, running(ready(newShardGroup(pool, "a", 3)), 1),
 				notReady(newShardGroup(pool, "b", 2), "ConfigRejected", "no such template")),
 			"False", "ConfigRejected", "b: no such template", "True", "Reachable",
+		},
+		"a drain is blocked": {
+			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), notReady(newShardGroup(pool, "b", 2), "DrainBlocked", "a drain is blocked")),
+			"False", "DrainBlocked", "b: a drain is blocked", "True", "Reachable",
+		},
+		"a shard that the pool no longer names is being emptied": {
+			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), ready(newShardGroup(pool, "b", 2)), notReady(newShardGroup(pool, "c", 2), "Deleting", "the shard is terminating the instances of the group")),
+			"True", "Ready", "", "True", "Reachable",
+		},
+		"a shard that the pool no longer names is unreachable": {
+			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), ready(newShardGroup(pool, "b", 2)), away(newShardGroup(pool, "c", 2))),
+			"False", "ShardUnreachable", "c: connection refused", "True", "Reachable",
 		},
 		"a shard has a newer revision": {
 			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), notReady(newShardGroup(pool, "b", 2), "ShardAhead", "the shard has size 9")),
@@ -112,10 +117,6 @@ func TestStatusConditions(t *testing.T) {
 // stock or connection must not hide the Nodes of the others.
 func TestStatusReadyWithTheFirstInstance(t *testing.T) {
 	pool := newPool("a", "b")
-	with := func(group *v1beta1.NstanceShardGroup, replicas int32) *v1beta1.NstanceShardGroup {
-		group.Status.Replicas = &replicas
-		return group
-	}
 	tests := map[string]struct {
 		seen  observation
 		ready bool
@@ -125,13 +126,13 @@ func TestStatusReadyWithTheFirstInstance(t *testing.T) {
 		"no shard has reported":                             {observed(pool, 5, newShardGroup(pool, "a", 3), newShardGroup(pool, "b", 2)), false},
 		"one shard never reported, the other has instances": {observed(pool, 5, newShardGroup(pool, "a", 3), ready(newShardGroup(pool, "b", 2))), true},
 		"one shard is short of capacity, the other has its first instance": {observed(pool, 5,
-			with(notReady(newShardGroup(pool, "a", 3), "ProviderError", "no capacity"), 0),
-			with(notReady(newShardGroup(pool, "b", 2), "Scaling", "1 of 2 instances are running"), 1)), true},
+			running(notReady(newShardGroup(pool, "a", 3), "ProviderError", "no capacity"), 0),
+			running(ready(newShardGroup(pool, "b", 2)), 1)), true},
 		"every shard has reported, none has an instance": {observed(pool, 5,
-			with(notReady(newShardGroup(pool, "a", 3), "Scaling", ""), 0),
-			with(notReady(newShardGroup(pool, "b", 2), "Scaling", ""), 0)), false},
+			running(ready(newShardGroup(pool, "a", 3)), 0),
+			running(ready(newShardGroup(pool, "b", 2)), 0)), false},
 		"none is wanted, every shard has reported": {observed(pool, 0,
-			notReady(newShardGroup(pool, "a", 0), "Scaling", ""), ready(newShardGroup(pool, "b", 0))), true},
+			ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0))), true},
 		"none is wanted, one shard never reported": {observed(pool, 0, newShardGroup(pool, "a", 0), ready(newShardGroup(pool, "b", 0))), false},
 	}
 	for name, test := range tests {
@@ -149,7 +150,6 @@ func TestStatusStaysReady(t *testing.T) {
 	pool := newPool("a")
 	pool.Status = statusOf(observed(pool, 3, ready(newShardGroup(pool, "a", 3))))
 	for name, seen := range map[string]observation{
-		"while it scales":             observed(pool, 5, ready(newShardGroup(pool, "a", 3))),
 		"while its shard is away":     observed(pool, 3, away(ready(newShardGroup(pool, "a", 3)))),
 		"while its group is missing":  observed(pool, 3),
 		"while there are no replicas": {pool: pool, shards: []shardState{{id: "a", configured: true}}},
@@ -158,9 +158,36 @@ func TestStatusStaysReady(t *testing.T) {
 		if !ptr.Deref(status.Ready, false) || !ptr.Deref(status.Initialization.Provisioned, false) {
 			t.Errorf("%s: ready is %v and provisioned %v", name, status.Ready, status.Initialization.Provisioned)
 		}
-		if !meta.IsStatusConditionFalse(status.Conditions, v1beta1.ConditionReady) {
-			t.Errorf("%s: the condition Ready is not current", name)
-		}
+	}
+}
+
+// While a pool is scaled nothing is wrong with it.
+func TestScalingConditions(t *testing.T) {
+	pool := newPool("a", "b")
+	const notUp, notDown = "False NotScalingUp: ", "False NotScalingDown: "
+	for name, test := range map[string]struct {
+		seen     observation
+		up, down string
+	}{
+		"at rest":  {observed(pool, 4, ready(newShardGroup(pool, "a", 2)), ready(newShardGroup(pool, "b", 2))), notUp, notDown},
+		"up":       {observed(pool, 6, ready(newShardGroup(pool, "a", 2)), ready(newShardGroup(pool, "b", 2))), "True ScalingUp: fewer instances run than are wanted on a, b", notDown},
+		"down":     {observed(pool, 3, ready(newShardGroup(pool, "a", 2)), ready(newShardGroup(pool, "b", 2))), notUp, "True Removing: instances are being removed on b"},
+		"replaced": {observed(pool, 4, ready(newShardGroup(pool, "a", 2)), running(ready(newShardGroup(pool, "b", 2)), 1)), "True ScalingUp: fewer instances run than are wanted on b", notDown},
+		"a surge":  {observed(pool, 4, ready(newShardGroup(pool, "a", 2)), running(ready(newShardGroup(pool, "b", 2)), 3)), notUp, "True Removing: instances are being removed on b"},
+		"moved":    {observed(pool, 4, running(ready(newShardGroup(pool, "a", 2)), 3), running(ready(newShardGroup(pool, "b", 2)), 1)), "True ScalingUp: fewer instances run than are wanted on b", "True Removing: instances are being removed on a"},
+		"new":      {observed(pool, 4), "True ScalingUp: fewer instances run than are wanted on a, b", notDown},
+		"empty":    {observed(pool, 0), notUp, notDown},
+		"a shard is removed": {observed(pool, 4, ready(newShardGroup(pool, "a", 2)), ready(newShardGroup(pool, "b", 2)), ready(newShardGroup(pool, "c", 1))),
+			notUp, "True Removing: instances are being removed on c"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			status := statusOf(test.seen)
+			for kind, want := range map[string]string{v1beta1.ConditionScalingUp: test.up, v1beta1.ConditionScalingDown: test.down} {
+				got := meta.FindStatusCondition(status.Conditions, kind)
+				require.NotNil(t, got)
+				assert.Equal(t, want, fmt.Sprintf("%s %s: %s", got.Status, got.Reason, got.Message))
+			}
+		})
 	}
 }
 
@@ -168,8 +195,8 @@ func TestStatusAddsUp(t *testing.T) {
 	pool := newPool("a", "b", "c")
 	a, b, removed := ready(newShardGroup(pool, "a", 3)), away(ready(newShardGroup(pool, "b", 2))), ready(newShardGroup(pool, "d", 1))
 	a.Status.IsStatic, b.Status.IsStatic = ptr.To(false), ptr.To(true)
-	a.Status.Draining, b.Status.Draining, removed.Status.Draining = ptr.To[int32](2), nil, ptr.To[int32](1)
-	a.Status.DrainsBlocked = ptr.To[int32](1)
+	a.Status.DrainingReplicas, b.Status.DrainingReplicas, removed.Status.DrainingReplicas = ptr.To[int32](2), nil, ptr.To[int32](1)
+	a.Status.BlockedReplicas = ptr.To[int32](1)
 	b.Status.Config = &v1beta1.GroupConfig{Template: "from-b", Subnets: []string{"public"}}
 
 	pool.Generation = 7
@@ -180,11 +207,11 @@ func TestStatusAddsUp(t *testing.T) {
 	if got := *status.Replicas; got != 6 {
 		t.Errorf("%d replicas, want those of the unreachable and of the removed shard too: 6", got)
 	}
-	if *status.Draining != 3 || *status.DrainsBlocked != 1 {
-		t.Errorf("%d drain and %d are blocked, want 3 and 1", *status.Draining, *status.DrainsBlocked)
+	if *status.DrainingReplicas != 3 || *status.BlockedReplicas != 1 {
+		t.Errorf("%d drain and %d are blocked, want 3 and 1", *status.DrainingReplicas, *status.BlockedReplicas)
 	}
-	if applied := applyStatus(pool, status).Status; *applied.Draining != 3 || *applied.DrainsBlocked != 1 {
-		t.Errorf("%d drain and %d are blocked in what is applied", *applied.Draining, *applied.DrainsBlocked)
+	if applied := applyStatus(pool, status).Status; *applied.DrainingReplicas != 3 || *applied.BlockedReplicas != 1 {
+		t.Errorf("%d drain and %d are blocked in what is applied", *applied.DrainingReplicas, *applied.BlockedReplicas)
 	}
 	if want := (v1beta1.ShardsSummary{Total: 3, Reachable: 1}); status.Shards != want {
 		t.Errorf("shards are %+v, want %+v", status.Shards, want)
@@ -193,7 +220,11 @@ func TestStatusAddsUp(t *testing.T) {
 		t.Error("not static although one shard's group is")
 	}
 	if status.Template != "from-b" || len(status.Subnets) != 1 {
-		t.Errorf("template %q and subnets %v, want those of the first shard that reported", status.Template, status.Subnets)
+		t.Errorf("template %q and subnets %v, want those of the shard that has reported", status.Template, status.Subnets)
+	}
+	a.Status.Config = &v1beta1.GroupConfig{Template: "from-a", Subnets: []string{"public"}}
+	if status := statusOf(observed(pool, 8, a, b)); status.Template != "" || len(status.Subnets) != 1 {
+		t.Errorf("template %q and subnets %v, want only what the shards have in common", status.Template, status.Subnets)
 	}
 	if status.ObservedGeneration != 7 {
 		t.Errorf("observed generation %d", status.ObservedGeneration)
@@ -209,15 +240,12 @@ func TestStatusOfABlockedPoolKeepsTheSizesAsDesired(t *testing.T) {
 	}
 }
 
-// A message that counts would cost one write per instance.
-func TestStatusIsTheSameWhileOnlyTheShardsMessagesChange(t *testing.T) {
+// A message that counts would be one more write for each instance.
+func TestConditionsDoNotCountInstances(t *testing.T) {
 	pool := newPool("a")
-	group := notReady(newShardGroup(pool, "a", 9), "Scaling", "1 of 9 instances run")
-	pool.Status = statusOf(observed(pool, 9, group))
-	condition(group, v1beta1.ConditionReady, metav1.ConditionFalse, "Scaling", "2 of 9 instances run")
-	if got := statusOf(observed(pool, 9, group)); !equality.Semantic.DeepEqual(got, pool.Status) {
-		t.Errorf("got %+v after %+v", got, pool.Status)
-	}
+	pool.Status = statusOf(observed(pool, 9, running(ready(newShardGroup(pool, "a", 9)), 1)))
+	got := statusOf(observed(pool, 9, running(ready(newShardGroup(pool, "a", 9)), 2)))
+	assert.Equal(t, pool.Status.Conditions, got.Conditions)
 }
 
 func TestStatusAmbiguousIDIsAProblem(t *testing.T) {
@@ -268,13 +296,13 @@ func TestAnUnevenPoolWithMachinesStaysUnevenWithoutItsStatus(t *testing.T) {
 		},
 	}, Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "a"}}
 	onA, onB := listed("i-1", "i-2", "i-3"), listed()
-	for mode, want := range map[v1beta1.MachinesMode]map[string]int32{
-		v1beta1.MachinesAlways: {"a": 3, "b": 0},
-		v1beta1.MachinesNever:  {"a": 2, "b": 1},
+	for mode, want := range map[v1beta1.MachineMode]map[string]int32{
+		v1beta1.MachineModeAlways: {"a": 3, "b": 0},
+		v1beta1.MachineModeNever:  {"a": 2, "b": 1},
 	} {
 		t.Run(string(mode), func(t *testing.T) {
 			pool := pool.DeepCopy()
-			pool.Spec.Machines = mode
+			pool.Spec.MachineMode = mode
 			h := newHarness(t, withGroups(map[string]*shard.Group{"a": onA, "b": onB}), pool, groups[0].DeepCopy(), groups[1].DeepCopy(), member)
 			h.scale(3)
 			_, _, err := h.sync()

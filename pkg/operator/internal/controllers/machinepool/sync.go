@@ -206,9 +206,6 @@ type wantedShardGroup struct {
 	// that it has not seen.
 	uid, resourceVersion string
 	spec                 v1beta1.NstanceShardGroupSpec
-	// kept, replaces and lent are the values of AnnotationKept, AnnotationReplaces and
-	// AnnotationLent, "" for no annotation.
-	kept, replaces, lent string
 	// afterOthers is set if the shard group is written only after all before it were.
 	afterOthers bool
 }
@@ -236,10 +233,14 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 	if spec.DeletionPolicy != "" {
 		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
 	}
-	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces, v1beta1.AnnotationLent: want.lent} {
-		if value != "" {
-			applied.WithAnnotations(map[string]string{name: value})
-		}
+	if of := spec.Imported; of != nil {
+		applied.Spec.WithImported(applyv1beta1.Division().WithReplicas(of.Replicas).WithShards(of.Shards...))
+	}
+	if loan := spec.Loan; loan != nil {
+		applied.Spec.WithLoan(applyv1beta1.Loan().WithLent(loan.Lent).WithReplicas(loan.Replicas).WithShards(loan.Shards...))
+	}
+	if revision := spec.Overwrites; revision != nil {
+		applied.Spec.WithOverwrites(applyv1beta1.GroupRevision().WithUID(revision.UID).WithGeneration(revision.Generation))
 	}
 	if want.uid != "" {
 		applied.WithUID(types.UID(want.uid)).WithResourceVersion(want.resourceVersion)
@@ -251,6 +252,10 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 // write.
 func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted wantedShardGroup) bool {
 	want := wanted.spec
+	if want.Overwrites == nil {
+		// An earlier revision has no effect and is not worth a write.
+		want.Overwrites = group.Spec.Overwrites
+	}
 	for name, value := range shardGroupLabels(&want) {
 		if group.Labels[name] != value {
 			return false
@@ -258,10 +263,6 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 	}
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
-		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
-		group.Annotations[v1beta1.AnnotationLent] == wanted.lent &&
-		// An annotation for an earlier revision has no effect and is not worth a write.
-		(wanted.replaces == "" || group.Annotations[v1beta1.AnnotationReplaces] == wanted.replaces) &&
 		equality.Semantic.DeepEqual(group.Spec, want)
 }
 

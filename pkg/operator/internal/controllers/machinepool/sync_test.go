@@ -326,9 +326,9 @@ func TestSyncRaisesDefaultReplicas(t *testing.T) {
 	h.expect(groupA, groupB)
 	for shard, size := range map[string]int32{"a": 1, "b": 4} {
 		group := h.shardGroup(shard)
-		if group.Spec.Size != size || group.Annotations[v1beta1.AnnotationKept] != "5 over a,b" {
-			t.Errorf("shard %s has size %d and the note %q, want the imported size %d", shard, group.Spec.Size, group.Annotations[v1beta1.AnnotationKept], size)
-		}
+		require.NotNil(t, group.Spec.Imported, shard)
+		assert.Equal(t, "5 over a,b", group.Spec.Imported.String(), shard)
+		assert.Equal(t, size, group.Spec.Size, shard)
 	}
 	h.report("a", func(g *v1beta1.NstanceShardGroup) { ready(g) })
 	h.report("b", func(g *v1beta1.NstanceShardGroup) { ready(g) })
@@ -340,9 +340,8 @@ func TestSyncRaisesDefaultReplicas(t *testing.T) {
 	h.expect(poolStatus, groupA, groupB)
 	for shard, size := range map[string]int32{"a": 3, "b": 3} {
 		group := h.shardGroup(shard)
-		if _, noted := group.Annotations[v1beta1.AnnotationKept]; group.Spec.Size != size || noted {
-			t.Errorf("shard %s has size %d and the annotations %v, want %d and none", shard, group.Spec.Size, group.Annotations, size)
-		}
+		assert.Nil(t, group.Spec.Imported, shard)
+		assert.Equal(t, size, group.Spec.Size, shard)
 	}
 	h.Show()
 	h.scale(5)

@@ -171,8 +171,8 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
 		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controllers.PauseChanged(before, after) ||
-		before.Annotations[v1beta1.AnnotationReplaces] != after.Annotations[v1beta1.AnnotationReplaces] ||
-		before.Annotations[v1beta1.AnnotationAbandonedShard] != after.Annotations[v1beta1.AnnotationAbandonedShard]:
+		before.Annotations[v1beta1.AnnotationConfirmOverwrite] != after.Annotations[v1beta1.AnnotationConfirmOverwrite] ||
+		before.Annotations[v1beta1.AnnotationConfirmAbandon] != after.Annotations[v1beta1.AnnotationConfirmAbandon]:
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }
@@ -192,7 +192,7 @@ func (c *Controller) drainsReported(id string) {
 		return
 	}
 	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
-		if ptr.Deref(group.Status.Draining, 0) > 0 {
+		if ptr.Deref(group.Status.DrainingReplicas, 0) > 0 {
 			c.queue.AddAfter(cache.MetaObjectToName(group), controller.BatchPeriod)
 		}
 	}

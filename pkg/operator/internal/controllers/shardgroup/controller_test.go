@@ -39,7 +39,7 @@ func TestHandlersEnqueueTheShardGroup(t *testing.T) {
 			h.controller.shardGroupChanged(newObject(), with(func(g *v1beta1.NstanceShardGroup) { g.Generation++ }))
 		}, []string{"workers--a at 0s"}},
 		"a decision of an administrator, at once": {func(h *harness) {
-			for _, annotation := range []string{v1beta1.AnnotationReplaces, v1beta1.AnnotationAbandonedShard} {
+			for _, annotation := range []string{v1beta1.AnnotationConfirmOverwrite, v1beta1.AnnotationConfirmAbandon} {
 				h.controller.shardGroupChanged(newObject(), with(func(g *v1beta1.NstanceShardGroup) {
 					g.ResourceVersion, g.Annotations = "another", map[string]string{annotation: "a/3"}
 				}))

@@ -193,7 +193,7 @@ func canAbandon(object *v1beta1.NstanceShardGroup, observed observation) bool {
 
 // abandoned reports whether an administrator has decided to give up the instances.
 func abandoned(object *v1beta1.NstanceShardGroup, observed observation) bool {
-	return canAbandon(object, observed) && object.Annotations[v1beta1.AnnotationAbandonedShard] == abandonedValue(object)
+	return canAbandon(object, observed) && object.Annotations[v1beta1.AnnotationConfirmAbandon] == abandonedValue(object)
 }
 
 // howToAbandon returns how an administrator gives up the instances.
@@ -203,7 +203,7 @@ func howToAbandon(object *v1beta1.NstanceShardGroup) string {
 		number = fmt.Sprintf("the %d", *object.Status.Replicas)
 	}
 	return fmt.Sprintf("if the shard is lost, the annotation %s=%s gives up %s instances",
-		v1beta1.AnnotationAbandonedShard, abandonedValue(object), number)
+		v1beta1.AnnotationConfirmAbandon, abandonedValue(object), number)
 }
 
 // abandon lets the API server delete object although the shard has not confirmed the deletion.

@@ -278,14 +278,14 @@ func lostHarness(t *testing.T) *harness {
 func (h *harness) giveUp(value string) {
 	h.T.Helper()
 	controllertest.Change(h.API, "workers--a", func(g *v1beta1.NstanceShardGroup) {
-		g.Annotations = map[string]string{v1beta1.AnnotationAbandonedShard: value}
+		g.Annotations = map[string]string{v1beta1.AnnotationConfirmAbandon: value}
 	})
 }
 
 func TestALostShardIsGivenUpByAnAnnotation(t *testing.T) {
 	h := lostHarness(t)
 	want := `Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured; ` +
-		"if the shard is lost, the annotation nstance.dev/abandoned-shard=a/3 gives up the 3 instances"
+		"if the shard is lost, the annotation nstance.dev/confirm-abandon=a/3 gives up the 3 instances"
 	if got := h.conditions(); !slices.Contains(got, want) {
 		t.Fatalf("the conditions are %q, want %q", got, want)
 	}

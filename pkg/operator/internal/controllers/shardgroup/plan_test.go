@@ -93,7 +93,7 @@ func TestRejectionStays(t *testing.T) {
 		"the server reports another revision": {rejected, same,
 			changed(reported(), func(g *shard.Group) { g.Revision = &shard.Revision{UID: "other"} }), now, false},
 		"the administrator has decided": {rejected, func(g *v1beta1.NstanceShardGroup) {
-			g.Annotations = map[string]string{v1beta1.AnnotationReplaces: "other/1"}
+			g.Annotations = map[string]string{v1beta1.AnnotationConfirmOverwrite: "other/1"}
 		}, reported(), now, false},
 		"the server's group is gone":            {rejected, same, nil, now, false},
 		"instances do not matter":               {rejected, same, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
@@ -239,7 +239,7 @@ func TestRevisionOfADeletion(t *testing.T) {
 	object.Generation = 3
 	for has, want := range map[int64]int64{2: 3, 3: 3, 4: 4} {
 		group := changed(reported(), func(g *shard.Group) { g.Revision = &shard.Revision{UID: string(object.UID), Generation: has} })
-		object.Annotations = map[string]string{v1beta1.AnnotationReplaces: group.Revision.String()}
+		object.Annotations = map[string]string{v1beta1.AnnotationConfirmOverwrite: group.Revision.String()}
 		assert.NoError(t, h.controller.remove(h.Ctx, controllertest.Key(object.Name), object, connected(group)))
 		assert.Equal(t, want, sent.Generation, "the shard has generation %d", has)
 	}
@@ -249,7 +249,7 @@ func TestRevisionOfADeletion(t *testing.T) {
 func TestKnownDrainsEnqueueGroupsThatHadDrains(t *testing.T) {
 	for draining, want := range map[int32][]string{0: nil, 2: {"workers--a at 1s"}} {
 		object := newObject()
-		object.Status.Draining = &draining
+		object.Status.DrainingReplicas = &draining
 		h := newHarness(t, object)
 		got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.drainsReported("a") })
 		assert.Equal(t, want, got, "%d drains", draining)

@@ -18,7 +18,7 @@ import (
 // the object or the server's group changes.
 type rejection struct {
 	revision shard.Revision
-	// replaces is the value of the annotation AnnotationReplaces.
+	// replaces is the value of the annotation AnnotationConfirmOverwrite.
 	replaces string
 	etag     string
 	reported shard.Revision
@@ -35,7 +35,7 @@ type rejection struct {
 func newRejection(object *v1beta1.NstanceShardGroup, group *shard.Group, err error, now time.Time) *rejection {
 	return &rejection{
 		revision: revisionOf(object),
-		replaces: object.Annotations[v1beta1.AnnotationReplaces],
+		replaces: object.Annotations[v1beta1.AnnotationConfirmOverwrite],
 		etag:     etag(group),
 		reported: reportedRevision(group),
 		stale:    shard.IsStale(err),
@@ -69,7 +69,7 @@ func (c *Controller) clearUnclear(key cache.ObjectName) {
 
 // stillApplies reports whether the same request would be sent again now.
 func (r *rejection) stillApplies(object *v1beta1.NstanceShardGroup, group *shard.Group, now time.Time) bool {
-	return r != nil && r.revision == revisionOf(object) && r.replaces == object.Annotations[v1beta1.AnnotationReplaces] &&
+	return r != nil && r.revision == revisionOf(object) && r.replaces == object.Annotations[v1beta1.AnnotationConfirmOverwrite] &&
 		r.etag == etag(group) && r.reported == reportedRevision(group) && now.Before(r.until)
 }
 

@@ -37,12 +37,13 @@ func newer(object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
 	return last.UID == own.UID && last.Generation > own.Generation
 }
 
-// replaced returns the reported revision that an administrator has decided to replace, nil
-// without a decision about this revision.
+// replaced returns the reported revision that the pool or an administrator has decided to
+// replace, nil without a decision about this revision.
 func replaced(object *v1beta1.NstanceShardGroup, group *shard.Group) *shard.Revision {
 	last := reportedRevision(group)
-	decision := object.Annotations[v1beta1.AnnotationReplaces]
-	if decision == "" || decision != replacesValue(object, last) {
+	decided := object.Spec.Overwrites
+	if object.Annotations[v1beta1.AnnotationConfirmOverwrite] != replacesValue(object, last) &&
+		(decided == nil || decided.UID != last.UID || decided.Generation != last.Generation) {
 		return nil
 	}
 	if last.UID == "" {
@@ -87,5 +88,5 @@ func shardAhead(object *v1beta1.NstanceShardGroup, observed observation, rejecte
 		message = fmt.Sprintf("the shard has size %d of generation %d, this object has size %d of generation %d",
 			observed.group.Size, last.Generation, object.Spec.Size, own.Generation)
 	}
-	return fmt.Sprintf("%s; the annotation %s=%s replaces what the shard has", message, v1beta1.AnnotationReplaces, replacesValue(object, last))
+	return fmt.Sprintf("%s; the annotation %s=%s replaces what the shard has", message, v1beta1.AnnotationConfirmOverwrite, replacesValue(object, last))
 }

@@ -68,7 +68,7 @@ func (h *harness) withRevisions() *[]shard.GroupConfig {
 func (h *harness) annotate(value string) {
 	h.T.Helper()
 	controllertest.Change(h.API, "workers--a", func(object *v1beta1.NstanceShardGroup) {
-		object.Annotations = map[string]string{v1beta1.AnnotationReplaces: value}
+		object.Annotations = map[string]string{v1beta1.AnnotationConfirmOverwrite: value}
 	})
 }
 
@@ -124,7 +124,7 @@ func TestServerWithoutRevisionsIsNotCalledAgain(t *testing.T) {
 }
 
 const aheadMessage = "the shard has size 200 of generation 9, this object has size 3 of generation 1; " +
-	"the annotation nstance.dev/replaces-revision=uid-workers/9 replaces what the shard has"
+	"the annotation nstance.dev/confirm-overwrite=uid-workers/9 replaces what the shard has"
 
 // No request is sent that the server would reject: no size, and no deletion.
 func TestShardAhead(t *testing.T) {
@@ -194,9 +194,9 @@ func TestStaleObjectIsReportedOnceAndNotSentAgain(t *testing.T) {
 	}{
 		"the group is that of another object": {reportedAt(otherUID, 4, 200),
 			"the shard has size 200 of generation 4 of another object with uid uid-other, this object has size 3 of generation 1; " +
-				"the annotation nstance.dev/replaces-revision=uid-other/4 replaces what the shard has"},
+				"the annotation nstance.dev/confirm-overwrite=uid-other/4 replaces what the shard has"},
 		"the group was deleted": {nil, "the shard has deleted the group of this object, which has size 3 of generation 1; " +
-			"the annotation nstance.dev/replaces-revision=uid-workers replaces what the shard has"},
+			"the annotation nstance.dev/confirm-overwrite=uid-workers replaces what the shard has"},
 		"the cache is late": {reportedAt(ownUID, 0, 5), "the request is older"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -329,7 +329,7 @@ func TestADecisionEnqueuesTheShardGroup(t *testing.T) {
 	h := newHarness(t, newObject())
 	decided := newObject()
 	decided.ResourceVersion = "another"
-	decided.Annotations = map[string]string{v1beta1.AnnotationReplaces: ownUID + "/9"}
+	decided.Annotations = map[string]string{v1beta1.AnnotationConfirmOverwrite: ownUID + "/9"}
 	got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.shardGroupChanged(newObject(), decided) })
 	if want := []string{"workers--a at 0s"}; !slices.Equal(got, want) {
 		t.Errorf("enqueued %q, want %q", got, want)
@@ -468,7 +468,7 @@ func TestRestoredObjectReplacesTheGroupByDecision(t *testing.T) {
 		require.NoError(t, err)
 	}
 	assert.Contains(t, s.conditions(), "Ready=False ShardAhead: the shard has size 4 of generation 2, this object has size 2 of generation 1; "+
-		"the annotation nstance.dev/replaces-revision=uid-workers/2 replaces what the shard has")
+		"the annotation nstance.dev/confirm-overwrite=uid-workers/2 replaces what the shard has")
 	assert.Len(t, s.server.Upserts("workers"), 2, "upserts before the decision")
 	assert.Equal(t, int32(4), s.serverGroups()[0].Size)
 

@@ -44,7 +44,7 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.LastSyncTime = ptr.To(result.now.Rfc3339Copy())
 	}
 	status.ObservedGeneration = object.Generation
-	if observed.synced && (observed.drainsKnown || observed.drains.draining > 0 || ptr.Deref(status.Draining, 0) == 0) {
+	if observed.synced && (observed.drainsKnown || observed.drains.draining > 0 || ptr.Deref(status.DrainingReplicas, 0) == 0) {
 		setDrains(&status, object.Generation, observed.drains)
 	}
 	setConditions(&status, object, observed, result, rejected)
@@ -59,8 +59,8 @@ const maxListedDrains = 3
 // unknown number. The condition is added at the first drain, because few groups ever have
 // drains.
 func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observed drains) {
-	status.Draining = ptr.To(int32(observed.draining))
-	status.DrainsBlocked = ptr.To(int32(observed.blocked))
+	status.DrainingReplicas = ptr.To(int32(observed.draining))
+	status.BlockedReplicas = ptr.To(int32(observed.blocked))
 	if !sameDrains(status.BlockedDrains, observed.list) {
 		status.BlockedDrains = observed.list
 	}
@@ -125,6 +125,11 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced, Message: connecting}
 	}
 	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
+	if observed.paused == "" {
+		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
+	} else {
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
+	}
 
 	switch {
 	case rejected != nil && !rejected.stale && rejected.unclear == nil && rejected.revision.Generation == object.Generation:
@@ -161,17 +166,21 @@ func readiness(
 			return "", "", ""
 		}
 		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, connecting
+	case observed.paused != "" && observed.group == nil:
+		if meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady) != nil {
+			return "", "", ""
+		}
+		return metav1.ConditionUnknown, v1beta1.ReasonPaused, observed.paused
 	case valid != nil && valid.Status == metav1.ConditionFalse && valid.ObservedGeneration == object.Generation:
 		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
 	case result.err != nil:
 		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(result.err)
-	case observed.paused != "" && (observed.group == nil || !inOrder(&object.Spec, observed.group)):
-		return metav1.ConditionFalse, v1beta1.ReasonPaused, observed.paused
 	case observed.failure != "":
 		return metav1.ConditionFalse, v1beta1.ReasonProviderError, observed.failure
-	case observed.group == nil || !inOrder(&object.Spec, observed.group) || observed.group.ActualSize != object.Spec.Size:
-		return metav1.ConditionFalse, v1beta1.ReasonScaling,
-			fmt.Sprintf("%d of %d instances are running", ptr.Deref(status.Replicas, 0), object.Spec.Size)
+	case ptr.Deref(status.BlockedReplicas, 0) > 0:
+		return metav1.ConditionFalse, v1beta1.ReasonDrainBlocked, "a drain is blocked; status.blockedDrains has the reason"
+	case observed.group != nil && !inOrder(&object.Spec, observed.group) && result.now.Time.Before(observed.nextCorrection):
+		return metav1.ConditionFalse, v1beta1.ReasonDriftRepeated, "another writer changes the group on the shard"
 	default:
 		return metav1.ConditionTrue, v1beta1.ReasonReady, ""
 	}
@@ -204,8 +213,8 @@ func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardG
 		WithConditions(controller.ApplyConditions(status.Conditions)...)
 	applied.IsStatic = status.IsStatic
 	applied.Replicas = status.Replicas
-	applied.Draining = status.Draining
-	applied.DrainsBlocked = status.DrainsBlocked
+	applied.DrainingReplicas = status.DrainingReplicas
+	applied.BlockedReplicas = status.BlockedReplicas
 	for i := range status.BlockedDrains {
 		applied.WithBlockedDrains(applyBlockedDrain(&status.BlockedDrains[i]))
 	}

@@ -36,6 +36,9 @@ var (
 func describe(conditions []metav1.Condition) []string {
 	var words []string
 	for _, c := range conditions {
+		if c.Type == v1beta1.ConditionPaused && c.Status == metav1.ConditionFalse {
+			continue
+		}
 		words = append(words, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
 	}
 	return words
@@ -64,11 +67,11 @@ func TestStatusConditions(t *testing.T) {
 		"the shard runs what is wanted": {newObject(), connected(reported()), outcome{}, nil, []string{
 			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}},
 		"instances are on their way": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 1 })), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 1 of 3 instances are running"}},
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}},
 		"there are too many instances": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 4 })), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 4 of 3 instances are running"}},
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}},
 		"a size that has not been sent is not there": {newObject(), connected(smaller), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "Ready=False Scaling: 1 of 3 instances are running"}},
+			"ShardReachable=True Reachable: ", "Ready=True Ready: "}},
 		"the shard is not configured": {newObject(), observation{lost: errors.New("not connected")}, outcome{}, nil, []string{
 			`ShardReachable=False UnknownShard: shard "a" is not configured`, `Ready=False UnknownShard: shard "a" is not configured`}},
 		"the shard is being connected": {newObject(), observation{configured: true}, outcome{}, nil, []string{
@@ -92,7 +95,7 @@ func TestStatusConditions(t *testing.T) {
 		"it is being deleted and the shard is not configured": {going, observation{}, outcome{}, nil, []string{
 			`ShardReachable=False UnknownShard: shard "a" is not configured`,
 			`Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured; ` +
-				`if the shard is lost, the annotation nstance.dev/abandoned-shard=a/unknown gives up an unknown number of instances`}},
+				`if the shard is lost, the annotation nstance.dev/confirm-abandon=a/unknown gives up an unknown number of instances`}},
 		"it is being deleted and the shard rejected": {going, connected(smaller), outcome{step: remove, err: status.Error(codes.FailedPrecondition, "still in use")}, nil, []string{
 			"ShardReachable=True Reachable: ", "Ready=False Deleting: the shard has not confirmed the deletion of the group: still in use"}},
 	}
@@ -259,7 +262,7 @@ func TestApplyStatusHasAllFields(t *testing.T) {
 	got := applied.Status
 	if *got.Replicas != 3 || !*got.IsStatic || len(got.ProviderIDs) != 3 || *got.Config.Template != "standard" || got.Config.Vars["a"] != "1" ||
 		len(got.Config.Subnets) != 1 || *got.Config.InstanceType != "large" || !got.LastSyncTime.Equal(&then) ||
-		*got.ObservedGeneration != 1 || len(got.Conditions) != 3 {
+		*got.ObservedGeneration != 1 || len(got.Conditions) != 4 {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -300,10 +303,13 @@ func TestStatusOfDrains(t *testing.T) {
 			object := newObject()
 			object.Status = newStatus(object, draining(test.before), outcome{now: then}, nil)
 			got := newStatus(object, draining(test.seen), outcome{now: metav1.NewTime(then.Add(time.Hour))}, nil)
-			if *got.Draining != int32(test.seen.draining) || *got.DrainsBlocked != int32(test.seen.blocked) {
-				t.Errorf("%d drain and %d are blocked, want %+v", *got.Draining, *got.DrainsBlocked, test.seen)
+			if *got.DrainingReplicas != int32(test.seen.draining) || *got.BlockedReplicas != int32(test.seen.blocked) {
+				t.Errorf("%d drain and %d are blocked, want %+v", *got.DrainingReplicas, *got.BlockedReplicas, test.seen)
 			}
 			want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}
+			if test.seen.blocked > 0 {
+				want[2] = "Ready=False DrainBlocked: a drain is blocked; status.blockedDrains has the reason"
+			}
 			if test.want != "" {
 				want = append(want, test.want)
 			}
@@ -333,8 +339,8 @@ func TestStatusKeepsDrainsOfAShardThatIsBeingConnected(t *testing.T) {
 		"away":            {configured: true, lost: lost},
 	} {
 		got := newStatus(object, seen, outcome{now: metav1.Now()}, nil)
-		if *got.Draining != 3 || *got.DrainsBlocked != 1 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=False DrainBlocked: "+blocked) {
-			t.Errorf("%s: %d drain, %d are blocked, %q", name, *got.Draining, *got.DrainsBlocked, describe(got.Conditions))
+		if *got.DrainingReplicas != 3 || *got.BlockedReplicas != 1 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=False DrainBlocked: "+blocked) {
+			t.Errorf("%s: %d drain, %d are blocked, %q", name, *got.DrainingReplicas, *got.BlockedReplicas, describe(got.Conditions))
 		}
 	}
 }
@@ -350,8 +356,8 @@ func TestStatusKeepsDrainsUntilTheShardHasReportedThem(t *testing.T) {
 	h.drains = drains{}
 	h.a().Settled = false
 	h.Expect()
-	if got := h.object().Status; *got.Draining != 3 || *got.DrainsBlocked != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
-		t.Errorf("%d drain, %d are blocked, %q", *got.Draining, *got.DrainsBlocked, h.conditions())
+	if got := h.object().Status; *got.DrainingReplicas != 3 || *got.BlockedReplicas != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
+		t.Errorf("%d drain, %d are blocked, %q", *got.DrainingReplicas, *got.BlockedReplicas, h.conditions())
 	}
 	// Known drains are reported.
 	h.drains = drains{draining: 1}
@@ -369,8 +375,8 @@ func TestStatusKeepsDrainsUntilTheShardHasReportedThem(t *testing.T) {
 		t.Errorf("enqueued %q, want %q", enqueued, want)
 	}
 	h.Expect(writeStatus)
-	if got := h.object().Status; *got.Draining != 0 || *got.DrainsBlocked != 0 {
-		t.Errorf("%d drain, %d are blocked", *got.Draining, *got.DrainsBlocked)
+	if got := h.object().Status; *got.DrainingReplicas != 0 || *got.BlockedReplicas != 0 {
+		t.Errorf("%d drain, %d are blocked", *got.DrainingReplicas, *got.BlockedReplicas)
 	}
 	h.a().Session, h.a().Settled = 1, false
 	h.drains = drains{draining: 2}
@@ -385,8 +391,8 @@ func TestStatusOfANewGroupHasNoDrains(t *testing.T) {
 	h.setGroup(reported())
 	h.a().Settled = false
 	h.Expect(writeStatus)
-	if got := h.object().Status; got.Draining == nil || *got.Draining != 0 {
-		t.Errorf("draining is %v", got.Draining)
+	if got := h.object().Status; got.DrainingReplicas == nil || *got.DrainingReplicas != 0 {
+		t.Errorf("draining is %v", got.DrainingReplicas)
 	}
 }
 
@@ -395,8 +401,8 @@ func TestStatusHasDrainsOfADisconnectedShard(t *testing.T) {
 	object := newObject()
 	object.Status = newStatus(object, draining(drains{draining: 3}), outcome{now: then}, nil)
 	seen := observation{configured: true, synced: true, lost: lost, group: reported(), drains: oneBlocked}
-	if got := newStatus(object, seen, outcome{now: then}, nil); *got.DrainsBlocked != 1 {
-		t.Errorf("%d are blocked, want 1", *got.DrainsBlocked)
+	if got := newStatus(object, seen, outcome{now: then}, nil); *got.BlockedReplicas != 1 {
+		t.Errorf("%d are blocked, want 1", *got.BlockedReplicas)
 	}
 }
 
@@ -411,7 +417,7 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	h.Expect(writeStatus)
 	h.Expect()
 	got := h.object().Status
-	if *got.Draining != 2 || *got.DrainsBlocked != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
+	if *got.DrainingReplicas != 2 || *got.BlockedReplicas != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
 		t.Errorf("got %+v", got)
 	}
 	// The event about a drain is recorded for the Node.
@@ -429,8 +435,8 @@ func TestStatusOfDrainsOfAGroupThatIsBeingDeleted(t *testing.T) {
 	seen := connected(changed(reported(), func(g *shard.Group) { g.Deleting = true }))
 	seen.drains = drains{draining: 3}
 	got := newStatus(controllertest.Deleting(newObject()), seen, outcome{now: then}, nil)
-	if *got.Draining != 3 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=True Draining: ") {
-		t.Errorf("%d drain, %q", *got.Draining, describe(got.Conditions))
+	if *got.DrainingReplicas != 3 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=True Draining: ") {
+		t.Errorf("%d drain, %q", *got.DrainingReplicas, describe(got.Conditions))
 	}
 }
 
@@ -445,7 +451,7 @@ func TestApplyStatusHasDrains(t *testing.T) {
 	if !equality.Semantic.DeepEqual(decoded, oneBlocked.list) {
 		t.Errorf("applied %s", encoded)
 	}
-	if *applied.Draining != 3 || *applied.DrainsBlocked != 1 ||
+	if *applied.DrainingReplicas != 3 || *applied.BlockedReplicas != 1 ||
 		*applied.Conditions[0].Type != v1beta1.ConditionDrainsProgressing {
 		t.Errorf("got %+v", applied)
 	}

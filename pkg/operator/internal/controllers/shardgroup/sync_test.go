@@ -175,7 +175,7 @@ func TestPausedCallsNothingAndStillReports(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.paused = "workers has the annotation cluster.x-k8s.io/paused"
 	h.Expect(writeStatus)
-	if got, want := h.conditions(), "Ready=False Paused: "+h.paused; !slices.Contains(got, want) {
+	if got, want := h.conditions(), "Ready=Unknown Paused: "+h.paused; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
 	h.setGroup(reported())

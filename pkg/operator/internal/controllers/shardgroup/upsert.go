@@ -73,7 +73,7 @@ const (
 // it.
 type sent struct {
 	revision shard.Revision
-	// replaces is the value of the annotation AnnotationReplaces.
+	// replaces is the value of the annotation AnnotationConfirmOverwrite.
 	replaces string
 	// corrections counts the corrections from first to last.
 	corrections int
@@ -101,7 +101,7 @@ func (c *Controller) nextCorrection(key cache.ObjectName, object *v1beta1.Nstanc
 }
 
 func (s sent) isOf(object *v1beta1.NstanceShardGroup) bool {
-	return s.revision == revisionOf(object) && s.replaces == object.Annotations[v1beta1.AnnotationReplaces]
+	return s.revision == revisionOf(object) && s.replaces == object.Annotations[v1beta1.AnnotationConfirmOverwrite]
 }
 
 // recordSent records that the shard has accepted object. It records an event if this was a
@@ -112,7 +112,7 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 	next := c.sent[key]
 	switch {
 	case !next.isOf(object):
-		next = sent{revision: revisionOf(object), replaces: object.Annotations[v1beta1.AnnotationReplaces]}
+		next = sent{revision: revisionOf(object), replaces: object.Annotations[v1beta1.AnnotationConfirmOverwrite]}
 	case now.Sub(next.last) >= driftForgotten:
 		next.corrections, next.first = 1, now
 	default:

@@ -27,6 +27,8 @@ type NstanceMachineTemplatesGetter interface {
 type NstanceMachineTemplateInterface interface {
 	Create(ctx context.Context, nstanceMachineTemplate *infrastructurev1beta1.NstanceMachineTemplate, opts v1.CreateOptions) (*infrastructurev1beta1.NstanceMachineTemplate, error)
 	Update(ctx context.Context, nstanceMachineTemplate *infrastructurev1beta1.NstanceMachineTemplate, opts v1.UpdateOptions) (*infrastructurev1beta1.NstanceMachineTemplate, error)
+	// Add a +genclient:noStatus comment above the type to avoid generating UpdateStatus().
+	UpdateStatus(ctx context.Context, nstanceMachineTemplate *infrastructurev1beta1.NstanceMachineTemplate, opts v1.UpdateOptions) (*infrastructurev1beta1.NstanceMachineTemplate, error)
 	Delete(ctx context.Context, name string, opts v1.DeleteOptions) error
 	DeleteCollection(ctx context.Context, opts v1.DeleteOptions, listOpts v1.ListOptions) error
 	Get(ctx context.Context, name string, opts v1.GetOptions) (*infrastructurev1beta1.NstanceMachineTemplate, error)
@@ -34,6 +36,8 @@ type NstanceMachineTemplateInterface interface {
 	Watch(ctx context.Context, opts v1.ListOptions) (watch.Interface, error)
 	Patch(ctx context.Context, name string, pt types.PatchType, data []byte, opts v1.PatchOptions, subresources ...string) (result *infrastructurev1beta1.NstanceMachineTemplate, err error)
 	Apply(ctx context.Context, nstanceMachineTemplate *applyconfigurationinfrastructurev1beta1.NstanceMachineTemplateApplyConfiguration, opts v1.ApplyOptions) (result *infrastructurev1beta1.NstanceMachineTemplate, err error)
+	// Add a +genclient:noStatus comment above the type to avoid generating ApplyStatus().
+	ApplyStatus(ctx context.Context, nstanceMachineTemplate *applyconfigurationinfrastructurev1beta1.NstanceMachineTemplateApplyConfiguration, opts v1.ApplyOptions) (result *infrastructurev1beta1.NstanceMachineTemplate, err error)
 	NstanceMachineTemplateExpansion
 }
 

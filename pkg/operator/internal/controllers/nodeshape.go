@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controllers
+
+import (
+	"cmp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/shard"
+)
+
+// CommonShape returns the shape that a Node of a pool has at least on every shard, nil if
+// no shard reports a shape. It must not promise too much: a resource counts with its smallest
+// quantity, and only if all shards have it; a label, architecture or operating system
+// counts if all shards have the same; a taint counts if one shard has it. A
+// shape is nil if its shard has no report.
+func CommonShape(shapes []*shard.NodeShape) *shard.NodeShape {
+	reported := slices.DeleteFunc(slices.Clone(shapes), func(shape *shard.NodeShape) bool { return shape == nil })
+	if len(reported) == 0 {
+		return nil
+	}
+	common := &shard.NodeShape{Capacity: map[string]string{}, Labels: map[string]string{}}
+	common.Architecture, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.Architecture, true })
+	common.OperatingSystem, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.OperatingSystem, true })
+	for name := range reported[0].Capacity {
+		if quantity, ok := smallest(reported, name); ok {
+			common.Capacity[name] = quantity.String()
+		}
+	}
+	for key := range reported[0].Labels {
+		value, ok := agreed(reported, func(s *shard.NodeShape) (string, bool) {
+			value, ok := s.Labels[key]
+			return value, ok
+		})
+		if ok {
+			common.Labels[key] = value
+		}
+	}
+	for _, shape := range reported {
+		common.Taints = append(common.Taints, shape.Taints...)
+	}
+	slices.SortFunc(common.Taints, func(a, b shard.Taint) int {
+		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.Value, b.Value), cmp.Compare(a.Effect, b.Effect))
+	})
+	common.Taints = slices.Compact(common.Taints)
+	return common
+}
+
+// agreed returns the value that all shapes have, and whether there is one.
+func agreed(shapes []*shard.NodeShape, value func(*shard.NodeShape) (string, bool)) (string, bool) {
+	first, ok := value(shapes[0])
+	for _, shape := range shapes[1:] {
+		if other, ok := value(shape); !ok || other != first {
+			return "", false
+		}
+	}
+	return first, ok
+}
+
+// smallest returns the smallest quantity of a resource, and whether all shapes have a
+// valid one.
+func smallest(shapes []*shard.NodeShape, name string) (resource.Quantity, bool) {
+	var least resource.Quantity
+	for i, shape := range shapes {
+		quantity, err := resource.ParseQuantity(shape.Capacity[name])
+		if err != nil {
+			return resource.Quantity{}, false
+		}
+		if i == 0 || quantity.Cmp(least) < 0 {
+			least = quantity
+		}
+	}
+	return least, true
+}
+
+// CapacityOf returns the capacity of shape as Cluster API has it, without invalid
+// quantities.
+func CapacityOf(shape *shard.NodeShape) corev1.ResourceList {
+	if shape == nil || len(shape.Capacity) == 0 {
+		return nil
+	}
+	capacity := make(corev1.ResourceList, len(shape.Capacity))
+	for name, text := range shape.Capacity {
+		if quantity, err := resource.ParseQuantity(text); err == nil {
+			capacity[corev1.ResourceName(name)] = quantity
+		}
+	}
+	return capacity
+}
+
+// NodeInfoOf returns the architecture and operating system of shape as Cluster API
+// has them.
+func NodeInfoOf(shape *shard.NodeShape) v1beta1.NodeInfo {
+	if shape == nil {
+		return v1beta1.NodeInfo{}
+	}
+	return v1beta1.NodeInfo{Architecture: shape.Architecture, OperatingSystem: shape.OperatingSystem}
+}
+
+// ApplyNodeInfo returns the apply configuration of a NodeInfo, without empty fields.
+func ApplyNodeInfo(info v1beta1.NodeInfo) *applyv1beta1.NodeInfoApplyConfiguration {
+	applied := applyv1beta1.NodeInfo()
+	if info.Architecture != "" {
+		applied.WithArchitecture(info.Architecture)
+	}
+	if info.OperatingSystem != "" {
+		applied.WithOperatingSystem(info.OperatingSystem)
+	}
+	return applied
+}
