@@ -32,6 +32,7 @@ import (
 	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller/apitest"
 	"nstance.dev/operator/pkg/generated/clientset/versioned/scheme"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
 // NewShardGroup returns the NstanceShardGroup of a pool on a shard.
@@ -107,12 +108,19 @@ func Get[T runtime.Object](a *API, name string) (object T) {
 	return found.(T)
 }
 
-// Change changes an object of our kinds on the API server, as another client does.
+// Change changes an object of our kinds on the API server, as another client does. The field
+// manager is the operator's, unless ChangeAs names another.
 func Change[T runtime.Object](a *API, name string, change func(T)) {
+	a.t.Helper()
+	ChangeAs(a, controllers.FieldManager, name, change)
+}
+
+// ChangeAs is Change with a field manager.
+func ChangeAs[T runtime.Object](a *API, manager, name string, change func(T)) {
 	a.t.Helper()
 	object := Get[T](a, name)
 	change(object)
-	require.NoError(a.t, a.Tracker().Update(resourceOf[T](a), object, Namespace))
+	require.NoError(a.t, a.Tracker().Update(resourceOf[T](a), object, Namespace, metav1.UpdateOptions{FieldManager: manager}))
 }
 
 // Remove removes an object of our kinds from the API server, whatever its finalizers.
@@ -142,6 +150,8 @@ type CAPI struct {
 	Changed []string
 	// Refused is the error of deletions and patches, nil if they succeed.
 	Refused *apierrors.StatusError
+	// shown are objects that tests have put into a cache too.
+	shown []*unstructured.Unstructured
 }
 
 // NewCAPI returns an empty CAPI.
@@ -161,6 +171,23 @@ func (c *CAPI) Has(t testing.TB, objects ...runtime.Object) {
 		require.NoError(t, err)
 		c.Created = append(c.Created, &unstructured.Unstructured{Object: fields})
 	}
+}
+
+// Show makes get requests return an object that is in a cache. Objects of Has and created
+// objects precede it.
+func (c *CAPI) Show(t testing.TB, object runtime.Object) {
+	t.Helper()
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+	require.NoError(t, err)
+	shown := &unstructured.Unstructured{Object: fields}
+	same := func(other *unstructured.Unstructured) bool {
+		return other.GetKind() == shown.GetKind() && other.GetName() == shown.GetName()
+	}
+	if at := slices.IndexFunc(c.Created, same); at >= 0 {
+		c.Created[at] = shown
+		return
+	}
+	c.shown = append(slices.DeleteFunc(c.shown, same), shown)
 }
 
 // RoundTrip serves requests that get, create, delete or patch one object, or list the objects
@@ -201,7 +228,7 @@ func (c *CAPI) get(request *http.Request) (*http.Response, error) {
 	if kind, ok := kinds[name]; ok {
 		return c.list(request, kind)
 	}
-	for _, object := range c.Created {
+	for _, object := range slices.Concat(c.Created, c.shown) {
 		if object.GetName() == name {
 			return apitest.Respond(request, object)
 		}

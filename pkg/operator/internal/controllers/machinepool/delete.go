@@ -27,6 +27,10 @@ import (
 // NstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
 func planDeletion(observed observation, machines machinesMode) decision {
+	contested := contested(observed)
+	if contested && !retains(observed.pool) {
+		return decision{machines: machines, retain: true}
+	}
 	d := decision{
 		machines:  machines,
 		addOwners: slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(observed.pool, machinePool) }),
@@ -37,7 +41,7 @@ func planDeletion(observed observation, machines machinesMode) decision {
 	}
 	d.removeFinalizer = len(observed.shardGroups) == 0 && len(observed.nstanceMachines) == 0 && !d.addOwners
 	for _, machinePool := range observed.machinePools {
-		if machinePool.DeletionTimestamp.IsZero() {
+		if machinePool.DeletionTimestamp.IsZero() && !contested {
 			d.deleteMachinePools = append(d.deleteMachinePools, machinePool)
 		}
 	}
@@ -50,6 +54,36 @@ func planDeletion(observed observation, machines machinesMode) decision {
 		}
 	}
 	return d
+}
+
+// contested reports whether Cluster API deletes the pool with one of its MachinePools, while
+// another one refers to it and is not being deleted. Cluster API deletes the infrastructure of
+// a deleted MachinePool whoever owns it, so the deletion of a surplus MachinePool would
+// terminate all instances of the other one.
+func contested(observed observation) bool {
+	deleting, others := false, false
+	for _, machinePool := range observed.machinePools {
+		if machinePool.DeletionTimestamp.IsZero() {
+			others = true
+		} else {
+			deleting = true
+		}
+	}
+	return deleting && others
+}
+
+// retain makes a pool that is being deleted leave its groups and instances. The policy is
+// stored before anything is deleted, so that the next process continues with it.
+func (c *Controller) retain(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q},"spec":{"deletionPolicy":%q}}`, pool.UID, v1beta1.DeletionRetain)
+	written, err := c.pools.Patch(ctx, pool.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: controllers.FieldManager})
+	if err != nil {
+		return fmt.Errorf("write the deletion policy of pool %s: %w", klog.KObj(pool), err)
+	}
+	c.poolWrites.Record(written)
+	controller.Warn(c.recorder, pool, v1beta1.ReasonMachinePoolConflict, "Delete",
+		"the pool is deleted with one of several MachinePools that refer to it, its instances are kept for the other one")
+	return nil
 }
 
 // planShardGroupDeletion deletes a shard group of a pool that is being deleted once no

@@ -56,6 +56,32 @@ func TestSyncAddsTheFinalizerFirst(t *testing.T) {
 	}
 }
 
+// Cluster API deletes the pool of a deleted MachinePool, also if another one refers to it too.
+// The instances of the other one stay, and so does the other one.
+func TestDeletionOfASurplusMachinePoolKeepsTheInstances(t *testing.T) {
+	pool := deletingPool("a", "b")
+	pool.Spec.ProviderIDList = []string{"i-1", "i-2"}
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
+	surplus := machinePool("prod-workers", ptr.To[int32](2))
+	surplus.DeletionTimestamp = ptr.To(metav1.Now())
+	h.scale(2)
+	h.Put(h.Informers.MachinePools, surplus)
+	h.expect(removeFinalizerOfPool) // the same request, with the policy
+	assert.Equal(t, v1beta1.DeletionRetain, h.pool().Spec.DeletionPolicy)
+	for range 6 {
+		h.Show()
+		_, _, err := h.sync()
+		require.NoError(t, err)
+	}
+	assert.Empty(t, h.CAPI.Changed, "deleted")
+	for _, id := range []string{"a", "b"} {
+		group := h.shardGroup(id)
+		assert.Equal(t, v1beta1.DeletionRetain, group.Spec.DeletionPolicy)
+		assert.Equal(t, int32(1), group.Spec.Size)
+	}
+	assert.Equal(t, []string{"i-1", "i-2"}, h.pool().Spec.ProviderIDList)
+}
+
 func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 	pool := deletingPool("a", "b")
 	pool.Spec.ProviderIDList = []string{"i-1", "i-2"}

@@ -32,9 +32,9 @@ func (c *Controller) shardChanged(shard string) {
 	}
 }
 
-// poolChanged enqueues a pool with a new spec. A new status is the controller's own,
-// and a sync for it would shorten the batch of reports of shards; the resync reverts
-// what other writers change in it.
+// poolChanged enqueues a pool with a new spec or new metadata. A new status is the
+// controller's own, and a sync for it would shorten the batch of reports of shards; the resync
+// reverts what other writers change in it.
 func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
@@ -42,7 +42,9 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	case before != nil && controllers.PauseChanged(before, after):
 		c.enqueueWithShardGroups(after.Name)
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
-		!slices.Equal(before.Finalizers, after.Finalizers):
+		!slices.Equal(before.Finalizers, after.Finalizers) ||
+		!equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) ||
+		!maps.Equal(before.Labels, after.Labels):
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }
@@ -56,8 +58,14 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 		group = before
 	}
 	pool := poolOf(group)
+	if pool == "" && before != nil {
+		pool = poolOf(before)
+	}
+	if pool == "" {
+		// The pool of the group adopts a shard group without an owner.
+		pool = string(group.Spec.Group)
+	}
 	switch {
-	case pool == "":
 	case after == nil || before != nil && before.Generation != after.Generation:
 		c.queue.Add(c.key(pool))
 	case before == nil || before.ResourceVersion == after.ResourceVersion || relevantChange(before, after):

@@ -54,6 +54,16 @@ func TestChangesEnqueuePools(t *testing.T) {
 		"a resync": {func(c *Controller) {
 			c.poolChanged(pool, pool.DeepCopy())
 		}, []string{"workers at 0s"}},
+		"an owner, at once": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.ResourceVersion, after.OwnerReferences = "another", []metav1.OwnerReference{{Kind: "MachinePool", Name: "workers", UID: "uid"}}
+			c.poolChanged(pool, after)
+		}, []string{"workers at 0s"}},
+		"a label, at once": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.ResourceVersion, after.Labels = "another", map[string]string{"a": "b"}
+			c.poolChanged(pool, after)
+		}, []string{"workers at 0s"}},
 		"a new shard group": {func(c *Controller) {
 			c.shardGroupChanged(nil, group("1", nil))
 		}, []string{"workers at 2s"}},
@@ -69,9 +79,12 @@ func TestChangesEnqueuePools(t *testing.T) {
 		"a resync of a shard group": {func(c *Controller) {
 			c.shardGroupChanged(group("1", nil), group("1", nil))
 		}, []string{"workers at 2s"}},
-		"a shard group without an owner enqueues nothing": {func(c *Controller) {
+		"a shard group without an owner": {func(c *Controller) {
 			c.shardGroupChanged(nil, group("1", func(g *v1beta1.NstanceShardGroup) { g.OwnerReferences = nil }))
-		}, nil},
+		}, []string{"workers at 2s"}},
+		"a shard group that loses its owner": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.OwnerReferences = nil }))
+		}, []string{"workers at 2s"}},
 		"other replicas, at once": {func(c *Controller) {
 			c.machinePoolChanged(replicas("1", 3), replicas("2", 4))
 		}, []string{"other at 0s", "workers at 0s"}},

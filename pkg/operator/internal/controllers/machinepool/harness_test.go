@@ -69,7 +69,9 @@ func newHarness(t *testing.T, shards *shardtest.Shards, objects ...runtime.Objec
 // scale sets the replicas of the pool's MachinePool in the cache.
 func (h *harness) scale(replicas int32) {
 	h.T.Helper()
-	h.Put(h.Informers.MachinePools, machinePool("workers", &replicas))
+	scaled := machinePool("workers", &replicas)
+	h.Put(h.Informers.MachinePools, scaled)
+	h.CAPI.Show(h.T, scaled)
 }
 
 // sync syncs the pool once and returns the writes of our kinds, sorted.

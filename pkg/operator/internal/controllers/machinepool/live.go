@@ -6,12 +6,14 @@ package machinepool
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -21,8 +23,50 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
-// This file has every read of the API server. A sync reads caches. Before it selects
-// instances or removes the finalizer, it also reads objects that may be stale there.
+// This file has every read of the API server. A sync reads caches. Before it makes a size
+// smaller, selects instances or removes the finalizer, it also reads objects that may be stale
+// there.
+
+// shrinks reports whether a decision makes a size smaller or deletes a shard group of a pool
+// that is not being deleted.
+func shrinks(observed observation, d decision) bool {
+	if !observed.pool.DeletionTimestamp.IsZero() {
+		return false
+	}
+	return len(d.deleteShardGroups) > 0 || slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool {
+		at := slices.IndexFunc(observed.distributable, func(s distribute.Shard) bool { return s.ID == string(want.spec.Shard) })
+		return at >= 0 && want.spec.Size < observed.distributable[at].Size
+	})
+}
+
+// isUpToDate reports whether the caches have the pool and the MachinePool that the API server
+// has. The caches of two kinds may have different ages, above all in a new leader: shard groups
+// that are newer than the replicas, or than the shards of the pool, would be made smaller or
+// deleted.
+func (c *Controller) isUpToDate(ctx context.Context, observed observation) (bool, error) {
+	pool, err := c.pools.Get(ctx, observed.pool.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("read pool %s: %w", klog.KObj(observed.pool), err)
+	case pool.UID != observed.pool.UID || pool.Generation != observed.pool.Generation || controllers.PausedBy(nil, pool) != "":
+		return false, nil
+	}
+	for _, cached := range observed.machinePools {
+		machinePool, err := c.machinePools.Get(ctx, cached.Name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return false, nil
+		case err != nil:
+			return false, fmt.Errorf("read MachinePool %s: %w", klog.KObj(cached), err)
+		case machinePool.UID != cached.UID || !ptr.Equal(machinePool.Spec.Replicas, cached.Spec.Replicas) ||
+			!machinePool.DeletionTimestamp.IsZero() || controllers.PausedBy(nil, machinePool) != "":
+			return false, nil
+		}
+	}
+	return true, nil
+}
 
 // needsCandidates reports whether the sync scales down a pool with Machines, so that
 // it matters which instances are deletion candidates.
@@ -121,6 +165,27 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 		})
 	}
 	return candidates, true, nil
+}
+
+// Wants reports whether a pool that is not being deleted has the group and the shard of a shard
+// group: the pool of its owner reference, or the pool that has the name of the group.
+func (c *Controller) Wants(ctx context.Context, group *v1beta1.NstanceShardGroup) (bool, error) {
+	for _, name := range []string{poolOf(group), string(group.Spec.Group)} {
+		if name == "" {
+			continue
+		}
+		pool, err := c.pools.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return false, fmt.Errorf("read pool %s of shard group %s: %w", name, klog.KObj(group), err)
+		}
+		if pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group && slices.Contains(pool.Spec.Shards, group.Spec.Shard) {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // readWriters reads a pool with its managedFields, which the cache does not have. The pool

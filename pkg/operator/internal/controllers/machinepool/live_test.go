@@ -4,6 +4,7 @@
 package machinepool
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -349,4 +350,51 @@ func TestInstanceOfAFormerPoolIsNoCandidate(t *testing.T) {
 	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 1, "b": 1, "c": 1})
 	assert.Empty(t, h.shardGroup("a").Spec.RemoveFirst)
+}
+
+// The caches of a new leader may have different ages. If the shard groups are newer than the
+// replicas, no instance is terminated for replicas of the past.
+func TestStaleReplicasShrinkNothing(t *testing.T) {
+	pool := newPool("a", "b")
+	h := newHarness(t, withSizes(map[string]int32{"a": 5, "b": 5}), pool, newShardGroup(pool, "a", 5), newShardGroup(pool, "b", 5))
+	h.scale(4)
+	h.CAPI.Has(t, machinePool("workers", ptr.To[int32](10)))
+	_, requeue, err := h.sync()
+	require.NoError(t, err)
+	assert.Positive(t, requeue)
+	h.expectSizes(map[string]int32{"a": 5, "b": 5})
+	// A size that grows terminates nothing, and does not wait.
+	h.scale(12)
+	h.expect(poolStatus, groupA, groupB)
+}
+
+// If the shard groups are newer than the pool, the group of a shard that was just added is not
+// deleted.
+func TestStalePoolDeletesNoShardGroup(t *testing.T) {
+	old, pool := newPool("a", "b"), newPool("a", "b", "c")
+	pool.Generation = 2
+	h := newHarness(t, withSizes(map[string]int32{"a": 2, "b": 2, "c": 2}), pool,
+		newShardGroup(pool, "a", 2), newShardGroup(pool, "b", 2), newShardGroup(pool, "c", 2))
+	h.scale(6)
+	old.ResourceVersion = "1"
+	h.Put(h.Informers.Nstance.NstanceMachinePools().Informer(), old)
+	_, requeue, err := h.sync()
+	require.NoError(t, err)
+	assert.Positive(t, requeue)
+	assert.Zero(t, h.shardGroup("c").DeletionTimestamp)
+	h.expectSizes(map[string]int32{"a": 2, "b": 2, "c": 2})
+}
+
+func TestFailedReadsShrinkNothing(t *testing.T) {
+	pool := newPool("a", "b")
+	h := newHarness(t, withSizes(map[string]int32{"a": 5, "b": 5}), pool, newShardGroup(pool, "a", 5), newShardGroup(pool, "b", 5))
+	h.Put(h.Informers.MachinePools, machinePool("workers", ptr.To[int32](4)))
+	_, requeue, err := h.sync()
+	require.NoError(t, err)
+	assert.Positive(t, requeue, "the MachinePool does not exist any more")
+	failed := errors.New("failed")
+	h.Fail("get nstancemachinepools workers", failed)
+	_, _, err = h.sync()
+	require.ErrorIs(t, err, failed)
+	h.expectSizes(map[string]int32{"a": 5, "b": 5})
 }

@@ -35,6 +35,9 @@ type decision struct {
 	addOwners bool
 	// removeFinalizer completes the deletion of the pool.
 	removeFinalizer bool
+	// retain makes the deletion leave the groups and instances as they are. Nothing else is
+	// done before.
+	retain bool
 	// statusOnly is set while the pool is paused: only its status may be written.
 	statusOnly bool
 	// sizes are the wanted sizes by shard, nil while the replicas cannot be divided.
@@ -262,7 +265,7 @@ func checkPreconditions(observed observation) *problem {
 		case shard.configured && !shard.synced:
 			unread = append(unread, shard.id)
 		}
-		if shard.group != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
+		if shard.group != nil && metav1.GetControllerOfNoCopy(shard.group) != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
 			return problemf(v1beta1.ReasonGroupInUse,
 				"shard group %q belongs to another pool", shard.group.Name)
 		}

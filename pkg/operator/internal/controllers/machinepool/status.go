@@ -31,7 +31,8 @@ import (
 // new generation of the spec.
 func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
 	pool := observed.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed) && !retains(pool))
+	complete := allReported(observed) && !retains(pool) && (d.blocked == nil || !pool.DeletionTimestamp.IsZero())
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, complete)
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
 		if err != nil {
@@ -425,6 +426,10 @@ func allReported(observed observation) bool {
 	deleting := !observed.pool.DeletionTimestamp.IsZero()
 	for _, shard := range observed.shards {
 		if shard.group == nil && !deleting || shard.group != nil && shard.group.Status.Replicas == nil {
+			return false
+		}
+		if shard.group != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
+			// The pool does not count the instances of a shard group that it does not own.
 			return false
 		}
 	}

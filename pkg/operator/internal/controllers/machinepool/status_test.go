@@ -404,3 +404,45 @@ func TestProviderIDs(t *testing.T) {
 		})
 	}
 }
+
+// A restore may drop owner references. The instances of such a shard group run, and Cluster API
+// would delete the Node of each id that leaves the list.
+func TestShardGroupWithoutAnOwnerIsAdopted(t *testing.T) {
+	pool := newPool("a", "b")
+	ids := []string{"i-a1", "i-a2", "i-b1", "i-b2"}
+	pool.Spec.ProviderIDList = ids
+	h := newHarness(t, withSizes(map[string]int32{"a": 2, "b": 2}), pool,
+		ready(newShardGroup(pool, "a", 2), ids[:2]...), ready(newShardGroup(pool, "b", 2), ids[2:]...))
+	h.scale(4)
+	_, _, err := h.sync()
+	require.NoError(t, err)
+	h.Show()
+	h.report("a", func(g *v1beta1.NstanceShardGroup) { g.OwnerReferences = nil })
+	writes, _, err := h.sync()
+	require.NoError(t, err)
+	assert.Contains(t, writes, groupA)
+	assert.Equal(t, ids, h.pool().Spec.ProviderIDList)
+	assert.True(t, metav1.IsControlledBy(h.shardGroup("a"), h.pool()))
+	h.Show()
+	_, _, err = h.sync()
+	require.NoError(t, err)
+	assert.Equal(t, ids, h.pool().Spec.ProviderIDList)
+}
+
+// A pool that is blocked decides nothing, and removes no id.
+func TestBlockedPoolKeepsItsProviderIDs(t *testing.T) {
+	pool := newPool("a", "b")
+	pool.Spec.ProviderIDList = []string{"i-a1", "i-b1"}
+	other := newPool("b")
+	other.Name, other.UID = "other", "uid-other"
+	foreign := ready(newShardGroup(other, "b", 1), "i-b1")
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-a1"), foreign)
+	h.scale(2)
+	for range 3 {
+		_, _, err := h.sync()
+		require.NoError(t, err)
+		h.Show()
+	}
+	assert.Equal(t, "False GroupInUse", conditionOf(h.pool(), v1beta1.ConditionReady))
+	assert.Equal(t, []string{"i-a1", "i-b1"}, h.pool().Spec.ProviderIDList)
+}

@@ -57,6 +57,15 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	c.observeGuarded(&observed)
 	d := plan(observed)
+	if shrinks(observed, d) {
+		if current, err := c.isUpToDate(ctx, observed); err != nil || !current {
+			return c.staleReads.Delay(key), err
+		}
+	}
+	if d.retain {
+		// The new spec enqueues the pool again.
+		return 0, c.retain(ctx, pool)
+	}
 	if (!hasFinalizer && !d.statusOnly) || d.addOwners {
 		if observed.pool, err = c.ensureFinalizer(ctx, observed); err != nil {
 			return 0, err
