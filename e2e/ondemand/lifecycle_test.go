@@ -97,12 +97,12 @@ func expectStandalone(t *testing.T, m machine, pod *corev1.Pod) {
 // expectColumns expects that kubectl prints the status of a machine.
 func expectColumns(t *testing.T, m machine) {
 	t.Helper()
-	printed := env.Kubectl(t, "get", "nsm/"+m.name)
+	printed := env.Kubectl(t, "get", "nsm/"+m.name, "--output", "wide")
 	heading, row, _ := strings.Cut(printed, "\n")
-	wantHeading := []string{"NAME", "GROUP", "SHARD", "INSTANCEID", "PROVIDERID", "READY", "AGE"}
+	wantHeading := []string{"NAME", "GROUP", "SHARD", "INSTANCEID", "PROVIDERID", "READY", "REASON", "INSTANCETYPE", "AGE"}
 	wantRow := []string{m.name, group, m.shard, m.instance, fmt.Sprintf("kwok:///%s/%s", m.shard, m.instance), "True"}
 	cells := strings.Fields(row)
-	if !slices.Equal(strings.Fields(heading), wantHeading) || len(cells) != len(wantHeading) || !slices.Equal(cells[:len(wantRow)], wantRow) {
+	if !slices.Equal(strings.Fields(heading), wantHeading) || len(cells) < len(wantRow)+2 || !slices.Equal(cells[:len(wantRow)], wantRow) {
 		t.Errorf("kubectl prints\n%swant %v and an age", printed, wantRow)
 	}
 }

@@ -50,12 +50,15 @@ type pauseHandler = func(shardGroup cache.ObjectName)
 
 // Options are the dependencies that only this controller has.
 type Options struct {
-	// Pools reports whether the pool of a shard group is paused.
+	// Pools has the pools of shard groups.
 	Pools interface {
 		// PausedBy returns what pauses the pool, "" if it is not paused.
 		PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
 		// Writer returns who last wrote these settings of the pool, "" if unknown.
 		Writer(ctx context.Context, group *v1beta1.NstanceShardGroup, settings ...string) string
+		// Wants reports whether a pool that is not being deleted has the shard and the group
+		// of a shard group, as the API server has it.
+		Wants(ctx context.Context, group *v1beta1.NstanceShardGroup) (bool, error)
 		AddPauseHandler(handler pauseHandler)
 	}
 	// Drains reports the progress of drains.

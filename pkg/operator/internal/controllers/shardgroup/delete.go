@@ -164,13 +164,13 @@ func retained(object *v1beta1.NstanceShardGroup, observed observation) bool {
 }
 
 // retain lets the API server delete object, and leaves the group on the shard.
-func (c *Controller) retain(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
+func (c *Controller) retain(ctx context.Context, object *v1beta1.NstanceShardGroup, reason string) error {
 	if err := c.removeFinalizer(ctx, object); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Retained the group on its shard, because spec.deletionPolicy is Retain", "shard", object.Spec.Shard, "size", object.Spec.Size)
+	klog.FromContext(ctx).Info("Retained the group on its shard", "shard", object.Spec.Shard, "size", object.Spec.Size, "reason", reason)
 	controller.Record(c.recorder, object, reasonGroupRetained, "Retain",
-		fmt.Sprintf("shard %q keeps group %q and its instances", object.Spec.Shard, object.Spec.Group))
+		fmt.Sprintf("shard %q keeps group %q and its instances, because %s", object.Spec.Shard, object.Spec.Group, reason))
 	return nil
 }
 

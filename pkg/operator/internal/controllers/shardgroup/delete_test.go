@@ -4,6 +4,7 @@
 package shardgroup
 
 import (
+	"errors"
 	"slices"
 	"testing"
 
@@ -225,7 +226,7 @@ func TestDeletionWithRetainLeavesTheGroup(t *testing.T) {
 			change(h)
 			h.Expect(release)
 			assert.Nil(t, h.object())
-			h.ExpectEvents(`Normal GroupRetained shard "a" keeps group "workers" and its instances`)
+			h.ExpectEvents(`Normal GroupRetained shard "a" keeps group "workers" and its instances, because spec.deletionPolicy is Retain`)
 			h.Expect()
 		})
 	}
@@ -363,4 +364,34 @@ func TestRetainWhileTheDeletionIsNotListed(t *testing.T) {
 	h.setGroup(nil)
 	h.a().Unlisted = false
 	h.Expect(release)
+}
+
+// A restore gives objects owners that no longer exist, so that the garbage collector deletes
+// them. The pool still wants the instances.
+func TestDeletionThatThePoolDoesNotWantKeepsTheGroup(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
+	h.setGroup(reported())
+	h.wantedErr = errors.New("failed")
+	_, _, err := h.Sync()
+	require.ErrorIs(t, err, h.wantedErr)
+	h.wanted, h.wantedErr = true, nil
+	did, _, err := h.Sync()
+	require.NoError(t, err)
+	for _, call := range did {
+		assert.NotContains(t, call, "delete group")
+	}
+	h.ExpectEvents(`Normal GroupRetained shard "a" keeps group "workers" and its instances, because its pool still has the shard`)
+
+	h = newHarness(t, newObject())
+	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
+	h.setGroup(reported())
+	h.wanted = true
+	controllertest.Change(h.API, "workers--a", func(o *v1beta1.NstanceShardGroup) {
+		o.Annotations = map[string]string{v1beta1.AnnotationConfirmDeletion: "workers--a"}
+	})
+	did, _, err = h.Sync()
+	require.NoError(t, err)
+	require.NotEmpty(t, did)
+	assert.Contains(t, did[0], "delete", "the confirmed deletion")
 }

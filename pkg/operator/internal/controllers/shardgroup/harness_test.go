@@ -21,6 +21,9 @@ import (
 
 // harness is a controller with a shard group on shard "a".
 type harness struct {
+	// wanted and wantedErr are the results of Wants.
+	wanted    bool
+	wantedErr error
 	*controllertest.Harness
 	controller *Controller
 	// paused is the result of Pools.PausedBy, drains the result of Drains.Summary.
@@ -49,6 +52,10 @@ func newHarnessOf(t testing.TB, setup func(*harness), objects ...runtime.Object)
 
 // pools implements Options.Pools for the harness.
 type pools struct{ h *harness }
+
+func (p pools) Wants(context.Context, *v1beta1.NstanceShardGroup) (bool, error) {
+	return p.h.wanted, p.h.wantedErr
+}
 
 func (p pools) PausedBy(*v1beta1.NstanceShardGroup) (string, error) { return p.h.paused, nil }
 func (p pools) AddPauseHandler(pauseHandler)                        {}

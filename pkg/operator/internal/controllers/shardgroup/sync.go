@@ -44,10 +44,22 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	case abandon:
 		return 0, c.abandon(ctx, object)
 	case retain:
-		return 0, c.retain(ctx, object)
+		return 0, c.retain(ctx, object, "spec.deletionPolicy is Retain")
 	case upsert:
+		if shrinks(object, observed.group) {
+			if ofPool, err := c.sizeIsOfPool(ctx, object); err != nil || !ofPool {
+				return editedRetry, err
+			}
+		}
 		result.err = c.upsert(ctx, key, object, &observed)
 	case remove:
+		wanted, err := c.deletionWanted(ctx, object)
+		if err != nil {
+			return 0, err
+		}
+		if !wanted {
+			return 0, c.retain(ctx, object, "its pool still has the shard")
+		}
 		result.err = c.remove(ctx, key, object, observed)
 	case finalize:
 		return 0, c.finalize(ctx, object)

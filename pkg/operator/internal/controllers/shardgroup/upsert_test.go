@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/settingstest"
 )
@@ -224,4 +225,41 @@ func TestSyncIgnoresChangesOfInstances(t *testing.T) {
 			h.Expect()
 		})
 	}
+}
+
+// An edited size would terminate instances before the pool reverts it.
+func TestAnEditedSizeIsNotSent(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) { return accept(config) }
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	controllertest.ChangeAs(h.API, "kubectl-patch", "workers--a", func(object *v1beta1.NstanceShardGroup) {
+		object.Generation++
+		object.Spec.Size = 0
+	})
+	did, requeue, err := h.Sync()
+	require.NoError(t, err)
+	assert.Empty(t, did)
+	assert.Equal(t, editedRetry, requeue)
+
+	// The pool reverts it, and is scaled down afterwards.
+	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.Size = 3 })
+	_, _, err = h.Sync()
+	require.NoError(t, err)
+	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.Size = 2 })
+	did, _, err = h.Sync()
+	require.NoError(t, err)
+	assert.Contains(t, did[0], "with size 2")
+}
+
+// A smaller size from a cache that is older than the shard group is not sent.
+func TestAStaleSizeIsNotSent(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 9 }))
+	h.Show()
+	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.Size = 9 })
+	did, requeue, err := h.SyncStale()
+	require.NoError(t, err)
+	assert.Empty(t, did)
+	assert.Equal(t, editedRetry, requeue)
 }
