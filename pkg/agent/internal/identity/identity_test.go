@@ -186,12 +186,16 @@ func TestFilesAreBounded(t *testing.T) {
 // Userdata may have run with another umask.
 func TestOpenSetsTheModeOfFiles(t *testing.T) {
 	folder := t.TempDir()
-	path := filepath.Join(folder, nonceFile)
-	require.NoError(t, os.WriteFile(path, []byte("x"), 0o644))
+	names := []string{caFile, nonceFile, keyFile, publicKeyFile, certificateFile, configHashFile}
+	for _, name := range names {
+		require.NoError(t, os.WriteFile(filepath.Join(folder, name), []byte("x"), 0o644))
+	}
 	open(t, folder)
-	info, err := os.Stat(path)
-	require.NoError(t, err)
-	assert.Equal(t, fs.FileMode(0o600), info.Mode())
+	for _, name := range names {
+		info, err := os.Stat(filepath.Join(folder, name))
+		require.NoError(t, err)
+		assert.Equal(t, fs.FileMode(0o600), info.Mode(), name)
+	}
 }
 
 func TestOpenRemovesTemporaryFiles(t *testing.T) {
