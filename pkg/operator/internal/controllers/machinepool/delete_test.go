@@ -252,6 +252,11 @@ func TestDeletionDrainsMachinesFirst(t *testing.T) {
 			drained(*seen, "a2")
 			seen.shards = seen.shards[1:]
 		}, 2, []string{"a2"}, false},
+		"one that was selected before, on a shard that the pool no longer names": {func(seen *observation) {
+			drained(*seen, "a2")
+			seen.shards[0].group.Spec.RemoveFirst, seen.shards[0].group.Spec.Size = []string{"a2"}, 2
+			seen.shards = seen.shards[1:]
+		}, 2, []string{"a2"}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seen := poolInDeletion(map[string][]string{"a": {"a1", "a2", "a3"}, "b": {"b1"}})

@@ -256,6 +256,16 @@ func TestLowerings(t *testing.T) {
 	}
 }
 
+// The replicas of a deleted pool do not count for a new pool of its name.
+func TestLoweringsOfAFormerPool(t *testing.T) {
+	var seen scaleDowns
+	pool, now := controllertest.Key("workers"), time.Unix(1000, 0)
+	seen.observe(pool, "former", 3, now)
+	later := now.Add(time.Hour)
+	_, next := seen.observe(pool, "new", 3, later).stable(time.Minute, later)
+	assert.Equal(t, later.Add(time.Minute), next)
+}
+
 // A pool with loans is scaled down in steps too, from the borrower. The loans are not
 // returned meanwhile: the lender may still be without stock.
 func TestGuardedScaleDownOfAPoolWithLoans(t *testing.T) {
