@@ -294,6 +294,19 @@ func TestDeletionOfAReplacedGroupBySuccessor(t *testing.T) {
 	h.Expect(deleteGroup, release)
 }
 
+// The delay begins again if the shard has reported the group of the object itself meanwhile.
+func TestDeletionOfAGroupThatIsReplacedAgain(t *testing.T) {
+	h := newHarness(t, controllertest.Deleting(newObject()))
+	h.setGroup(reportedAt(otherUID, 4, 200))
+	assert.Equal(t, deletionSettles, h.Expect(deleteGroup, writeStatus))
+	h.Advance(deletionSettles)
+	h.setGroup(reportedAt(ownUID, 0, 3))
+	h.Expect(deleteGroup, writeStatus)
+	h.setGroup(reportedAt(otherUID, 4, 200))
+	assert.Equal(t, deletionSettles, h.Expect(deleteGroup, writeStatus))
+	assert.NotNil(t, h.object())
+}
+
 // The deletion has deleted the group of the other object: the finalizer stays until its
 // instances are deleted.
 func TestDeletionOfAGroupThatTheObjectNeverHad(t *testing.T) {
