@@ -258,6 +258,12 @@ func withoutShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachin
 	return nstanceMachine
 }
 
+// withoutStatus leaves only the spec, as a restore of a backup may.
+func withoutStatus(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Status, nstanceMachine.Annotations = v1beta1.NstanceMachineStatus{}, nil
+	return nstanceMachine
+}
+
 func withPoolLabel(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
 	nstanceMachine.Labels = newPoolMember(nstanceMachine.Name).Labels
 	return nstanceMachine

@@ -264,6 +264,35 @@ func TestARequestIsNotSentToAFormerShard(t *testing.T) {
 	h.Expect("create large of workers on b", applyM, applyStatusM)
 }
 
+// The next shard may be stored although the reply to the write was lost, and the former shard
+// may accept the request by now.
+func TestARequestIsNotSentToAFormerShardAfterALostReply(t *testing.T) {
+	h := newHarness(t, newShards("a", "b"), newNstanceMachine("m"))
+	declines := h.decline("a")
+	h.Expect(applyM, applyStatusM)
+	h.Expect(applyStatusM)
+	h.expectReady("False InstanceRefused: group does not exist")
+
+	writes := 0
+	h.failWrites(func() fault {
+		if writes++; writes == 2 {
+			return failed
+		}
+		return none
+	})
+	h.Show()
+	_, _, err := h.SyncStale()
+	require.Error(t, err)
+	// The cache has the annotations, and the status is written after it was read.
+	h.Show()
+	h.change(func(m *v1beta1.NstanceMachine) { m.Status.Shard, m.ResourceVersion = "b", "99" })
+	delete(declines, "a")
+	_, _, err = h.SyncStale()
+	require.ErrorContains(t, err, "the cache does not show")
+	assert.Zero(t, h.requests())
+	h.Expect("create large of workers on b", applyStatusM)
+}
+
 // Like TestOneInstanceDespiteAnyFault, with a shard that declines the request at first.
 func TestOneInstanceDespiteAnyFaultWhenAShardDeclines(t *testing.T) { testEachFault(t, "b", declined) }
 

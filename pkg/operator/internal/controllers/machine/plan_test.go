@@ -107,10 +107,13 @@ func TestPlan(t *testing.T) {
 		"deleting: disconnected":                         {seen: observed(deleting(running(newNstanceMachine("m"), "i-1"))), change: isDisconnected, reason: v1beta1.ReasonShardUnreachable},
 		"deleting: shard not connected yet":              {seen: observed(deleting(running(newNstanceMachine("m"), "i-1"))), change: func(o *observation) { o.reachable = false }, reason: v1beta1.ReasonNotSynced},
 		"deleting: shard unknown":                        {seen: observed(deleting(running(newNstanceMachine("m"), "i-1"))), change: isUnknown, reason: v1beta1.ReasonUnknownShard},
-		"no bootstrap data":                              {seen: bare(), change: func(o *observation) { o.machine.Spec.Bootstrap.DataSecretName = nil }, reason: v1beta1.ReasonWaitingForMachine},
-		"no Cluster":                                     {seen: bare(), change: func(o *observation) { o.cluster = nil }, reason: v1beta1.ReasonWaitingForMachine},
-		"a Cluster without infrastructure":               {seen: bare(), change: func(o *observation) { o.cluster = &clusterv1.Cluster{} }, reason: v1beta1.ReasonWaitingForMachine},
-		"with a shard, no Cluster":                       {seen: observed(withShard(newNstanceMachine("m"))), change: func(o *observation) { o.cluster = nil }, reason: v1beta1.ReasonWaitingForMachine},
+		"deleting: status and annotations are lost":      {seen: observed(deleting(withoutStatus(running(newNstanceMachine("m"), "i-1")))), reason: v1beta1.ReasonInstanceUnknown},
+		"deleting: status and annotations are lost, no Machine": {seen: observed(deleting(withoutStatus(running(newNstanceMachine("m"), "i-1")))),
+			change: func(o *observation) { o.machine = nil }, reason: v1beta1.ReasonInstanceUnknown},
+		"no bootstrap data":                {seen: bare(), change: func(o *observation) { o.machine.Spec.Bootstrap.DataSecretName = nil }, reason: v1beta1.ReasonWaitingForMachine},
+		"no Cluster":                       {seen: bare(), change: func(o *observation) { o.cluster = nil }, reason: v1beta1.ReasonWaitingForMachine},
+		"a Cluster without infrastructure": {seen: bare(), change: func(o *observation) { o.cluster = &clusterv1.Cluster{} }, reason: v1beta1.ReasonWaitingForMachine},
+		"with a shard, no Cluster":         {seen: observed(withShard(newNstanceMachine("m"))), change: func(o *observation) { o.cluster = nil }, reason: v1beta1.ReasonWaitingForMachine},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
