@@ -129,6 +129,28 @@ func TestCordonOfAnotherClientIsNotAnnotatedWithAStaleCache(t *testing.T) {
 	})
 }
 
+// The instance is to be deleted again while the shard is queried.
+func TestNodeStaysCordonedIfANoticeArrivesDuringTheQuery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"))
+		h.announce("n1", time.Now().Add(time.Hour))
+		synctest.Wait()
+		h.expectCordonedBy("n1", "operator")
+		h.setInstance("a", shard.Instance{State: shard.InstanceRunning})
+		h.shards.OnCall = func(call string) {
+			if call == "get i-n1 on a" {
+				h.announce("n1", time.Now().Add(time.Hour))
+			}
+		}
+		h.resetRequests()
+		h.withdraw("n1")
+		synctest.Wait()
+		assert.Contains(t, h.shards.Calls(), "get i-n1 on a")
+		h.expectCordonedBy("n1", "operator")
+		assert.Zero(t, h.count("patch nodes"), "the Node was never schedulable")
+	})
+}
+
 func TestNodeIsUncordonedOnlyIfTheShardConfirmsTheWithdrawal(t *testing.T) {
 	for name, c := range map[string]struct {
 		unsettled bool
