@@ -6,6 +6,7 @@ package identity
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"net/url"
 	"strings"
@@ -129,6 +130,14 @@ func TestServerMustNotBeOfAnotherShard(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestServerMayHaveTheNamesOfSeveralShards(t *testing.T) {
+	certificate := &x509.Certificate{URIs: []*url.URL{identifier.ServerURI("test", "b"), identifier.ServerURI("test", "c")}}
+	assert.NoError(t, verifyServer(certificate, "nstance://test/c"))
+	var wrong *shard.WrongServerError
+	require.ErrorAs(t, verifyServer(certificate, "nstance://test/a"), &wrong)
+	assert.Equal(t, "nstance://test/b, nstance://test/c", wrong.Got)
 }
 
 func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
