@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -62,8 +63,13 @@ func TestRotation(t *testing.T) {
 	if data, err := newStore(t, objects, current).Get(t.Context(), "new.key"); err != nil || string(data) != "new" {
 		t.Errorf("the current key alone reads %q, %v", data, err)
 	}
+	// So are secrets that are replaced.
+	require.NoError(t, all.Set(t.Context(), "oldest.key", []byte("replaced")))
+	data, err := newStore(t, objects, current).Get(t.Context(), "oldest.key")
+	require.NoError(t, err)
+	assert.Equal(t, "replaced", string(data))
 
-	_, err := newStore(t, objects, current, oldest).Get(t.Context(), "older.key")
+	_, err = newStore(t, objects, current, oldest).Get(t.Context(), "older.key")
 	if err == nil || !strings.Contains(err.Error(), "secret/older.key") || !strings.Contains(err.Error(), "2 keys") {
 		t.Errorf("got error %v, want one that names the object and counts the keys", err)
 	}
