@@ -278,6 +278,23 @@ func TestPausedBeforeRename(t *testing.T) {
 	}
 }
 
+// TestPausedBeforeDeleting lets the deadline of a deletion pass while it waits for the lock,
+// before the timer of the context runs.
+func TestPausedBeforeDeleting(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "object", "data")
+	ctx := &pausedContext{Context: t.Context(), passed: make(chan struct{})}
+	unlock := lockFolder(t, dir)
+	result := make(chan error)
+	go func() { result <- s.Delete(ctx, "object") }()
+	<-ctx.passed
+	unlock()
+	require.ErrorIs(t, <-result, context.DeadlineExceeded)
+	_, err := s.Get(t.Context(), "object")
+	assert.NoError(t, err)
+}
+
 // TestPausedWhileReplacing pauses a process while it replaces an object, as a signal may at
 // any time. Other processes replace the other objects of the folder meanwhile, but not the
 // same object.
