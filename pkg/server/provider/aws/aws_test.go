@@ -159,6 +159,20 @@ func TestPages(t *testing.T) {
 	})
 }
 
+// TestAnotherIDInTheTagsOfAnInstance: an instance that is found by its provider id stays the
+// instance that was launched.
+func TestAnotherIDInTheTagsOfAnInstance(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		m := w.launch(request(t))
+		time.Sleep(time.Minute)
+		w.SetTag(m.ID, tagInstanceID, request(t).ID)
+		found := w.findKnown(m)
+		assert.Equal(t, m.ID, found.ID)
+		assert.Equal(t, m.Group, found.Group)
+		assert.Equal(t, m.ProviderID, found.ProviderID)
+	})
+}
+
 // TestFindIsCertain: only a response without an error shows that an instance does not exist.
 func TestFindIsCertain(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
