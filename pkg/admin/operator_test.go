@@ -93,7 +93,7 @@ func TestIssue(t *testing.T) {
 	require.NoError(t, err)
 	assert.InDelta(t, time.Hour, time.Until(expires), float64(time.Minute))
 
-	mustRun(t, append([]string{"operator", "revoke", "--client", listed[index][1], "--all"}, storageFlags(s)...)...)
+	mustRun(t, append([]string{"operator", "revoke", "--client", listed[index][1], "--cluster-id", servertest.ClusterID, "--all"}, storageFlags(s)...)...)
 	states := map[string]string{}
 	for _, row := range rows(mustRun(t, append([]string{"operator", "list"}, storageFlags(s)...)...)) {
 		states[row[1]] = row[3]
