@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -310,4 +311,17 @@ func TestADeletedGroupStaysDeletedWhenAServerStarts(t *testing.T) {
 	if _, found := s.Get(main); !found {
 		t.Error("the group that was not deleted is gone")
 	}
+}
+
+// Meanwhile operators also resize groups that only the configuration before it names.
+func TestAResizedGroupKeepsItsSizeWhenAServerStarts(t *testing.T) {
+	store := newStorage(t)
+	s := open(t, store)
+	accepted, next := s.Config(), newConfigWith(nil)
+	reconfigure(t, s, next)
+	_, _, err := s.Upsert(t.Context(), plain, Change{Size: 7})
+	require.NoError(t, err)
+	s, err = Open(t.Context(), accepted, next, store)
+	require.NoError(t, err)
+	assert.Equal(t, int32(7), get(t, s, plain).Size)
 }
