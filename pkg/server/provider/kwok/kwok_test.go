@@ -15,7 +15,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -178,6 +180,31 @@ func TestIDOfAForeignNode(t *testing.T) {
 		assert.NotEmpty(t, a.Failures, "the client gets the reason")
 		assert.Zero(t, calls(client)["delete"], "Nodes of others were deleted")
 		assert.Equal(t, map[string]instance.State{id: instance.Running}, b.States(group))
+	})
+}
+
+// TestIDOfANodeOfAnotherGroup: the watch does not show the Node of another group yet, of
+// another tenant for example. It is no result of the request, and is not deleted.
+func TestIDOfANodeOfAnotherGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		client.PrependWatchReactor("nodes", clienttesting.DefaultWatchReactor(watch.NewRaceFreeFake(), nil))
+		p := start(t, client, "a")
+		wanted := spec()
+		wanted.ID = providertest.NewID(t)
+		node := p.Provider.(*kwok.Provider).ExpectedNode(wanted)
+		node.Name, node.Labels[kwok.LabelTenant] = wanted.ID, "other"
+		_, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{})
+		require.NoError(t, err)
+		require.NoError(t, p.Create(t.Context(), wanted))
+		time.Sleep(time.Minute)
+		assert.Empty(t, p.States(group))
+		assert.NotEmpty(t, p.Failures, "the client gets the reason")
+		// It is deleted before the first attempt to create it.
+		require.NoError(t, p.Create(t.Context(), wanted))
+		p.MustDelete(wanted.ID)
+		time.Sleep(time.Minute)
+		assert.Zero(t, calls(client)["delete"], "the Node of the other group was deleted")
 	})
 }
 
