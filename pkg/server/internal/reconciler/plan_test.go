@@ -234,6 +234,18 @@ func TestPlanCompletion(t *testing.T) {
 	})
 }
 
+// The missing instances that are left alone are the surplus only if they were missing from the
+// beginning: otherwise the size was lowered while they existed.
+func TestPlanOfSurplusAndMissingInstances(t *testing.T) {
+	found := func(i *instance.Instance) { i.Found = true }
+	leftAlone := func(s *state) { s.kept = map[string]bool{"c": true} }
+	a, b := newInstance("a", 3, instance.Running), newInstance("b", 2, instance.Running)
+	testPlans(t, []planCase{
+		{name: "missing from the beginning", state: group(2, a, b, newInstance("c", 1, instance.Missing)).with(leftAlone), want: []string{"terminate c for unhealthy"}},
+		{name: "found before", state: group(2, a, b, newInstance("c", 1, instance.Missing, found)).with(leftAlone)},
+	})
+}
+
 func TestPlanForcedExpiry(t *testing.T) {
 	const pending, running, impaired = instance.Pending, instance.Running, instance.Impaired
 	testPlans(t, []planCase{
