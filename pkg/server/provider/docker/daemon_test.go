@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -32,9 +34,11 @@ type daemon struct {
 	mu sync.Mutex
 	// labels of the containers that run, by name.
 	labels map[string]map[string]string
-	made   int
-	calls  map[string]int
-	outage http.HandlerFunc
+	// addresses of these containers, if they have any.
+	addresses map[string]netip.Addr
+	made      int
+	calls     map[string]int
+	outage    http.HandlerFunc
 }
 
 // newAPI serves in memory and returns the calls of a shard.
@@ -98,7 +102,8 @@ func (d *daemon) respond(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && len(parts) == 3:
 		list := []container.Summary{}
 		for name, labels := range d.labels {
-			list = append(list, container.Summary{ID: name, Labels: labels, State: container.StateRunning})
+			list = append(list, container.Summary{ID: name, Labels: labels, State: container.StateRunning,
+				NetworkSettings: &container.NetworkSettingsSummary{Networks: d.networks(name)}})
 		}
 		respondJSON(w, http.StatusOK, list)
 	case last == "create":
@@ -112,6 +117,7 @@ func (d *daemon) respond(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet:
 		respondJSON(w, http.StatusOK, map[string]any{
 			"Id": parts[2], "Config": map[string]any{"Labels": d.labels[parts[2]]}, "State": map[string]any{"Status": "running"},
+			"NetworkSettings": map[string]any{"Networks": d.networks(parts[2])},
 		})
 	case r.Method == http.MethodDelete:
 		delete(d.labels, parts[2])
@@ -120,6 +126,15 @@ func (d *daemon) respond(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.WriteHeader(http.StatusOK)
 	}
+}
+
+// networks returns the networks of a container. mu must be locked.
+func (d *daemon) networks(name string) map[string]*network.EndpointSettings {
+	address, found := d.addresses[name]
+	if !found {
+		return nil
+	}
+	return map[string]*network.EndpointSettings{"bridge": {IPAddress: address}}
 }
 
 func respondJSON(w http.ResponseWriter, status int, body any) {
@@ -227,6 +242,28 @@ func TestADeletionThatFindsNoContainer(t *testing.T) {
 		w.setOutage(nil)
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
 		assert.Empty(t, w.labels)
+	})
+}
+
+// TestAnAddressThatPassesOnAfterAList: the userdata of a container is only for its process, also
+// while the list of addresses that has been read before is used.
+func TestAnAddressThatPassesOnAfterAList(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		c := &containers{api: w.newAPI(t)}
+		address, another := netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("10.0.0.8")
+		first, second := providertest.NewID(t), providertest.NewID(t)
+		for _, id := range []string{first, second} {
+			w.labels[id] = labelsOf(c.api.shard, provider.Spec{ID: id, Group: workers}, arguments{})
+		}
+		w.addresses = map[string]netip.Addr{first: address}
+		i, err := c.Instance(t.Context(), address)
+		require.NoError(t, err)
+		assert.Equal(t, first, i.ID)
+
+		w.addresses = map[string]netip.Addr{first: another, second: address}
+		i, err = c.Instance(t.Context(), address)
+		require.NoError(t, err)
+		assert.Equal(t, second, i.ID)
 	})
 }
 
