@@ -114,6 +114,9 @@ func TestWriteFailsAtTheEndOfTheLease(t *testing.T) {
 			t.Fatalf("the write returned early: %v", <-result)
 		}
 		pass(1)
+		if len(result) == 0 {
+			t.Fatal("the write continues after the lease")
+		}
 		if err := <-result; !errors.Is(err, leader.ErrNotLeading) {
 			t.Errorf("the error is %v, want %v", err, leader.ErrNotLeading)
 		}
