@@ -99,7 +99,7 @@ func expectColumns(t *testing.T, m machine) {
 	t.Helper()
 	printed := env.Kubectl(t, "get", "nsm/"+m.name, "--output", "wide")
 	heading, row, _ := strings.Cut(printed, "\n")
-	wantHeading := []string{"NAME", "GROUP", "SHARD", "INSTANCEID", "PROVIDERID", "READY", "REASON", "INSTANCETYPE", "AGE"}
+	wantHeading := []string{"NAME", "GROUP", "SHARD", "INSTANCEID", "PROVIDERID", "READY", "REASON", "AGE"}
 	wantRow := []string{m.name, group, m.shard, m.instance, fmt.Sprintf("kwok:///%s/%s", m.shard, m.instance), "True"}
 	cells := strings.Fields(row)
 	if !slices.Equal(strings.Fields(heading), wantHeading) || len(cells) < len(wantRow)+2 || !slices.Equal(cells[:len(wantRow)], wantRow) {

@@ -103,9 +103,9 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 func TestColumnsShowExistingFields(t *testing.T) {
 	want := map[string][]string{
 		"NstanceCluster":         {"Ready", "Endpoint", "Age"},
-		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Reason", "InstanceType", "Age"},
-		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Draining", "Static", "Ready", "Reason", "Reachable", "Age"},
-		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Reason", "InstanceType", "Age"},
+		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Reason", "Age"},
+		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Draining", "Static", "Ready", "Reason", "InstanceType", "Reachable", "Age"},
+		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Reason", "Age"},
 		"NstanceMachineTemplate": {"Group", "Age"},
 	}
 	for kind, definition := range crds(t) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package capi
+package drains
 
 import (
 	"context"
@@ -33,8 +33,8 @@ var negative = []string{
 	clusterv1.ScalingUpCondition, clusterv1.ScalingDownCondition, clusterv1.MachineUpdatingCondition, clusterv1.RemediatingCondition,
 }
 
-// color returns the color of a condition in the output of clusterctl.
-func color(c metav1.Condition) string {
+// colorOf returns the color of a condition in the output of clusterctl.
+func colorOf(c metav1.Condition) string {
 	good := metav1.ConditionTrue
 	if slices.Contains(negative, c.Type) {
 		good = metav1.ConditionFalse
@@ -59,21 +59,21 @@ func TestDescribe(t *testing.T) {
 	client, err := clusterctl.New(t.Context(), config)
 	require.NoError(t, err)
 
-	env.SetQuota(t, shardIDs[0], map[string]int{scarce: 0})
-	t.Cleanup(func() { env.SetQuota(t, shardIDs[0], nil) })
-	for _, name := range []string{"at-rest", "blocked", "short"} {
-		pool := testcluster.NewNstanceMachinePool(name, shardIDs[:2]...)
-		if name == "short" {
+	env.SetQuota(t, steadyShard, map[string]int{scarce: 0})
+	t.Cleanup(func() { env.SetQuota(t, steadyShard, nil) })
+	for _, name := range []string{"described-at-rest", "described-blocked", "described-short"} {
+		pool := testcluster.NewNstanceMachinePool(name, steadyShard)
+		if name == "described-short" {
 			pool.Spec.InstanceType = scarce
 		}
 		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, 2), pool))
 		t.Cleanup(func() { env.DeletePools(t, name) })
 	}
-	env.UntilRunning(t, "at-rest", 2)
-	env.UntilRunning(t, "blocked", 2)
-	env.BlockDrains(t, "blocked")
-	t.Cleanup(func() { env.UnblockDrains(t, "blocked") })
-	env.Scale(t, "blocked", 1)
+	env.UntilRunning(t, "described-at-rest", 2)
+	env.UntilRunning(t, "described-blocked", 2)
+	env.BlockDrains(t, "described-blocked")
+	t.Cleanup(func() { env.UnblockDrains(t, "described-blocked") })
+	env.Scale(t, "described-blocked", 1)
 
 	atRest := map[string]string{
 		"Ready": "True green", "ShardsReachable": "True green", "ScalingUp": "False green", "ScalingDown": "False green",
@@ -85,9 +85,9 @@ func TestDescribe(t *testing.T) {
 		return changed
 	}
 	for name, want := range map[string]map[string]string{
-		"at-rest": atRest,
-		"blocked": with(map[string]string{"Ready": "False red", "ScalingDown": "True red"}),
-		"short":   with(map[string]string{"Ready": "False red", "CapacityAvailable": "False red", "ScalingUp": "True red"}),
+		"described-at-rest": atRest,
+		"described-blocked": with(map[string]string{"Ready": "False red", "ScalingDown": "True red"}),
+		"described-short":   with(map[string]string{"Ready": "False red", "CapacityAvailable": "False red", "ScalingUp": "True red"}),
 	} {
 		testcluster.Eventually(t, 2*time.Minute, "clusterctl describes pool "+name, func(ctx context.Context) error {
 			described, err := client.DescribeCluster(ctx, clusterctl.DescribeClusterOptions{
@@ -118,7 +118,7 @@ func colorsOf(described *tree.ObjectTree, pool string) (map[string]string, error
 		}
 		colors := map[string]string{}
 		for _, c := range tree.GetConditions(object) {
-			colors[c.Type] = fmt.Sprintf("%s %s", c.Status, color(c))
+			colors[c.Type] = fmt.Sprintf("%s %s", c.Status, colorOf(c))
 		}
 		return colors, nil
 	}
