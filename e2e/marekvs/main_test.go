@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
+// Package marekvs tests the marekvs operator and its CRD on a real API server. Tests that
+// stop operators run before the parallel tests.
 package marekvs
 
 import (

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package marekvs
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/yaml"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+// object is a MarekvsCluster as a user writes it. The typed client could not send the values
+// that the API server must reject.
+type object = map[string]any
+
+// untyped returns a client of MarekvsClusters that sends objects as they are.
+func untyped(t *testing.T) dynamic.ResourceInterface {
+	t.Helper()
+	client, err := dynamic.NewForConfig(env.config)
+	require.NoError(t, err)
+	return client.Resource(v1alpha1.SchemeGroupVersion.WithResource("marekvsclusters")).Namespace(namespace)
+}
+
+// tryCreate returns the object that the API server would store.
+func tryCreate(t *testing.T, cluster object) (object, error) {
+	t.Helper()
+	stored, err := untyped(t).Create(t.Context(), &unstructured.Unstructured{Object: cluster}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		return nil, err
+	}
+	return stored.Object, nil
+}
+
+// tryChange changes a field of a stored cluster in a dry run, as with does.
+func tryChange(t *testing.T, name, path string, value any) error {
+	t.Helper()
+	names := strings.Split(path, ".")
+	change := value
+	for i := len(names) - 1; i >= 0; i-- {
+		change = object{names[i]: change}
+	}
+	body, err := json.Marshal(change)
+	require.NoError(t, err)
+	_, err = untyped(t).Patch(t.Context(), name, types.MergePatchType, body, metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	return err
+}
+
+// store stores a cluster, which is deleted at the end of the test.
+func store(t *testing.T, name string, cluster object) {
+	t.Helper()
+	clusters := untyped(t)
+	_, err := clusters.Create(t.Context(), &unstructured.Unstructured{Object: with(cluster, "metadata.name", name)}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = clusters.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) })
+}
+
+// sample is the example of the manifests.
+func sample(t *testing.T) object {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "manifests", "marekvs", "samples", "demo.yaml"))
+	require.NoError(t, err)
+	encoded, err := yaml.YAMLToJSON(text)
+	require.NoError(t, err)
+	read := &unstructured.Unstructured{}
+	require.NoError(t, read.UnmarshalJSON(encoded))
+	return read.Object
+}
+
+// with sets a field of an object, whose path is separated by dots. A nil value removes it.
+func with(to object, path string, value any) object {
+	names := strings.Split(path, ".")
+	at := to
+	for _, name := range names[:len(names)-1] {
+		next, ok := at[name].(object)
+		if !ok {
+			next = object{}
+			at[name] = next
+		}
+		at = next
+	}
+	if last := names[len(names)-1]; value == nil {
+		delete(at, last)
+	} else {
+		at[last] = value
+	}
+	return to
+}
+
+// expectRejected expects an error that names the field and the rule.
+func expectRejected(t *testing.T, err error, field, rule string) {
+	t.Helper()
+	if assert.True(t, apierrors.IsInvalid(err), "got error %v, want the object to be invalid", err) {
+		assert.ErrorContains(t, err, field)
+		assert.ErrorContains(t, err, rule)
+	}
+}
+
+func TestTheSampleIsAdmitted(t *testing.T) {
+	t.Parallel()
+	stored, err := tryCreate(t, sample(t))
+	require.NoError(t, err)
+	assert.Equal(t, int64(3), stored["spec"].(object)["nodes"], "the default")
+}
+
+func TestDefaults(t *testing.T) {
+	t.Parallel()
+	stored, err := tryCreate(t, object{
+		"apiVersion": "marekvs.io/v1alpha1", "kind": "MarekvsCluster", "metadata": object{"name": "demo"},
+		"spec": object{"image": "i", "autoscale": object{"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1)}},
+	})
+	require.NoError(t, err)
+	assert.Equal(t, object{
+		"image": "i", "nodes": int64(3), "replicationFactor": int64(2),
+		"storage": object{"size": "10Gi"}, "resources": object{"cpu": "500m", "memory": "1Gi"},
+		"autoscale": object{
+			"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1),
+			"scaleDownStabilizationSeconds": int64(300), "scaleUpCooldownSeconds": int64(60),
+		},
+	}, stored["spec"])
+}
+
+// Invalid clusters are rejected with a message that names the field and the rule.
+func TestInvalidClustersAreRejected(t *testing.T) {
+	t.Parallel()
+	const (
+		noQuantity, notPositive = "should match", "must be more than 0"
+		reserved                = "are determined by the operator"
+	)
+	for _, c := range []struct {
+		path        string
+		value       any
+		field, rule string
+	}{
+		{"metadata.name", strings.Repeat("x", 53), "", "metadata.name must have at most 52 characters"},
+		{"metadata.name", "a.b", "", "metadata.name must begin with a letter"},
+		{"metadata.name", "0a", "", "metadata.name must begin with a letter"},
+		{"metadata.name", "a-", "metadata.name", "lower case alphanumeric characters"},
+		{"spec.image", nil, "spec.image", "Required value"},
+		{"spec.image", "", "spec.image", "at least 1 char"},
+		{"spec.nodes", int64(0), "spec.nodes", "greater than or equal to 1"},
+		{"spec.nodes", int64(1001), "spec.nodes", "less than or equal to 1000"},
+		{"spec.replicationFactor", int64(0), "spec.replicationFactor", "greater than or equal to 1"},
+		{"spec.replicationFactor", int64(101), "spec.replicationFactor", "less than or equal to 100"},
+		{"spec.replicationFactor", int64(8), "spec", "autoscale.maxNodes must be more than replicationFactor"},
+		{"spec.storage.size", "banana", "spec.storage.size", noQuantity},
+		{"spec.storage.size", "0", "spec.storage.size", notPositive},
+		{"spec.storage.size", "-1Gi", "spec.storage.size", notPositive},
+		{"spec.storage.size", int64(0), "spec.storage.size", notPositive},
+		{"spec.storage.className", strings.Repeat("x", 254), "spec.storage.className", "may not be more than 253"},
+		{"spec.resources.cpu", "banana", "spec.resources.cpu", noQuantity},
+		{"spec.resources.cpu", "0", "spec.resources.cpu", notPositive},
+		{"spec.resources.memory", "banana", "spec.resources.memory", noQuantity},
+		{"spec.resources.memory", "-1", "spec.resources.memory", notPositive},
+		{"spec.autoscale.minNodes", int64(0), "spec.autoscale.minNodes", "greater than or equal to 1"},
+		{"spec.autoscale.minNodes", int64(9), "spec.autoscale", "minNodes must not be more than maxNodes"},
+		{"spec.autoscale.minNodes", nil, "spec.autoscale.minNodes", "Required value"},
+		{"spec.autoscale.maxNodes", int64(2), "spec.autoscale", "minNodes must not be more than maxNodes"},
+		{"spec.autoscale.maxNodes", nil, "spec.autoscale.maxNodes", "Required value"},
+		{"spec.autoscale.targetOpsPerNode", int64(0), "spec.autoscale.targetOpsPerNode", "greater than or equal to 1"},
+		{"spec.autoscale.targetOpsPerNode", 0.5, "spec.autoscale.targetOpsPerNode", "must be of type integer"},
+		{"spec.autoscale.targetOpsPerNode", nil, "spec.autoscale.targetOpsPerNode", "Required value"},
+		{"spec.autoscale.targetDiskPercent", int64(0), "spec.autoscale.targetDiskPercent", "greater than or equal to 1"},
+		{"spec.autoscale.targetDiskPercent", int64(96), "spec.autoscale.targetDiskPercent", "less than or equal to 95"},
+		{"spec.autoscale.scaleDownStabilizationSeconds", int64(-1), "spec.autoscale.scaleDownStabilizationSeconds", "greater than or equal to 0"},
+		{"spec.autoscale.scaleDownStabilizationSeconds", int64(86401), "spec.autoscale.scaleDownStabilizationSeconds", "less than or equal to 86400"},
+		{"spec.autoscale.scaleUpCooldownSeconds", int64(-1), "spec.autoscale.scaleUpCooldownSeconds", "greater than or equal to 0"},
+		{"spec.autoscale.scaleUpCooldownSeconds", int64(86401), "spec.autoscale.scaleUpCooldownSeconds", "less than or equal to 86400"},
+		{"spec.hostnameSpreadWhenUnsatisfiable", "Maybe", "spec.hostnameSpreadWhenUnsatisfiable", "Unsupported value"},
+		{"spec.extraEnv.MAREKVS_SEEDS", "x", "spec.extraEnv", reserved},
+		{"spec.extraEnv.MAREKVS_ADVERTISE_IP", "x", "spec.extraEnv", reserved},
+		{"spec.extraEnv.MAREKVS_REPLICAS_N", "1", "spec.extraEnv", reserved},
+		{"spec.extraEnv.MAREKVS_DATA_DIR", "x", "spec.extraEnv", reserved},
+		{"spec.extraEnv.MAREKVS_METRICS_ADDR", "x", "spec.extraEnv", reserved},
+	} {
+		t.Run(describe(c.path, c.value), func(t *testing.T) {
+			_, err := tryCreate(t, with(sample(t), c.path, c.value))
+			expectRejected(t, err, c.field, c.rule)
+		})
+	}
+}
+
+func TestValidClustersAreAdmitted(t *testing.T) {
+	t.Parallel()
+	for path, values := range map[string][]any{
+		"metadata.name":                        {strings.Repeat("x", 52), "a", "a-0"},
+		"spec.nodes":                           {int64(1), int64(1000)},
+		"spec.storage.size":                    {int64(1), "1e3", "0.5Gi"},
+		"spec.storage.className":               {"local-nvme"},
+		"spec.resources":                       {nil, object{}},
+		"spec.autoscale":                       {nil},
+		"spec.autoscale.targetDiskPercent":     {int64(80)},
+		"spec.hostnameSpreadWhenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
+		"spec.extraEnv.MAREKVS_ANYTHING_ELSE":  {"x"},
+		"spec.tolerations": {[]any{object{"operator": "Exists"},
+			object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)}}},
+	} {
+		for _, value := range values {
+			t.Run(describe(path, value), func(t *testing.T) {
+				_, err := tryCreate(t, with(sample(t), path, value))
+				require.NoError(t, err)
+			})
+		}
+	}
+}
+
+// describe names a field and a value, whose end is left out if it is long.
+func describe(path string, value any) string {
+	encoded, err := json.Marshal(value)
+	if err != nil || len(encoded) > 40 {
+		encoded = []byte("long")
+	}
+	return path + "=" + string(encoded)
+}
+
+// While autoscale is set, a change of nodes is rejected, which kubectl scale makes.
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	store(t, "changed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.className", "local-nvme"))
+	store(t, "changed-fixed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.autoscale", nil))
+	const immutable = "storage is immutable"
+	for _, c := range []struct {
+		path        string
+		value       any
+		field, rule string
+	}{
+		{"spec.storage.size", "20Gi", "spec.storage", immutable},
+		{"spec.storage.size", "5Gi", "spec.storage", immutable},
+		{"spec.storage.className", "other", "spec.storage", immutable},
+		{"spec.storage.className", nil, "spec.storage", immutable},
+		{"spec.nodes", int64(5), "spec.nodes", "nodes cannot be changed while autoscale is set"},
+	} {
+		t.Run(describe(c.path, c.value), func(t *testing.T) {
+			expectRejected(t, tryChange(t, "changed", c.path, c.value), c.field, c.rule)
+		})
+	}
+	require.NoError(t, tryChange(t, "changed", "spec.image", "other"))
+	require.NoError(t, tryChange(t, "changed-fixed", "spec.nodes", int64(5)))
+	require.NoError(t, tryChange(t, "changed", "spec", object{"autoscale": nil, "nodes": int64(5)}), "autoscale is removed")
+}
