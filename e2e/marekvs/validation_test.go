@@ -13,14 +13,17 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 )
 
 // object is a MarekvsCluster as a user writes it. The typed client could not send the values
@@ -160,7 +163,9 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.storage.size", "0", "spec.storage.size", notPositive},
 		{"spec.storage.size", "-1Gi", "spec.storage.size", notPositive},
 		{"spec.storage.size", int64(0), "spec.storage.size", notPositive},
+		{"spec.storage.className", "", "spec.storage.className", "at least 1 char"},
 		{"spec.storage.className", strings.Repeat("x", 254), "spec.storage.className", "may not be more than 253"},
+		{"spec.storage.className", "Not A Key!", "spec.storage.className", "should match"},
 		{"spec.resources.cpu", "banana", "spec.resources.cpu", noQuantity},
 		{"spec.resources.cpu", "0", "spec.resources.cpu", notPositive},
 		{"spec.resources.memory", "banana", "spec.resources.memory", noQuantity},
@@ -199,7 +204,7 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 		"metadata.name":                        {strings.Repeat("x", 52), "a", "a-0"},
 		"spec.nodes":                           {int64(1), int64(1000)},
 		"spec.storage.size":                    {int64(1), "1e3", "0.5Gi"},
-		"spec.storage.className":               {"local-nvme"},
+		"spec.storage.className":               {"local-nvme", "a.b"},
 		"spec.resources":                       {nil, object{}},
 		"spec.autoscale":                       {nil},
 		"spec.autoscale.targetDiskPercent":     {int64(80)},
@@ -226,28 +231,75 @@ func describe(path string, value any) string {
 	return path + "=" + string(encoded)
 }
 
+// The size of a volume is compared by value, so that a client may write it in another notation.
 // While autoscale is set, a change of nodes is rejected, which kubectl scale makes.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	store(t, "changed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.className", "local-nvme"))
 	store(t, "changed-fixed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.autoscale", nil))
-	const immutable = "storage is immutable"
+	const (
+		reduced, increased = "size cannot be reduced", "growth of volumes is not supported yet"
+		immutable          = "className is immutable"
+	)
 	for _, c := range []struct {
-		path        string
-		value       any
-		field, rule string
+		cluster, path string
+		value         any
+		field, rule   string
 	}{
-		{"spec.storage.size", "20Gi", "spec.storage", immutable},
-		{"spec.storage.size", "5Gi", "spec.storage", immutable},
-		{"spec.storage.className", "other", "spec.storage", immutable},
-		{"spec.storage.className", nil, "spec.storage", immutable},
-		{"spec.nodes", int64(5), "spec.nodes", "nodes cannot be changed while autoscale is set"},
+		{"changed", "spec.storage.size", "20Gi", "spec.storage.size", increased},
+		{"changed", "spec.storage.size", "10241Mi", "spec.storage.size", increased},
+		{"changed", "spec.storage.size", int64(10<<30 + 1), "spec.storage.size", increased},
+		{"changed", "spec.storage.size", "5Gi", "spec.storage.size", reduced},
+		{"changed", "spec.storage.size", "10G", "spec.storage.size", reduced},
+		{"changed", "spec.storage.className", "other", "spec.storage.className", immutable},
+		{"changed", "spec.storage.className", nil, "spec.storage.className", immutable},
+		{"changed-fixed", "spec.storage.className", "other", "spec.storage.className", immutable},
+		{"changed", "spec.nodes", int64(5), "spec.nodes", "nodes cannot be changed while autoscale is set"},
 	} {
-		t.Run(describe(c.path, c.value), func(t *testing.T) {
-			expectRejected(t, tryChange(t, "changed", c.path, c.value), c.field, c.rule)
+		t.Run(c.cluster+" "+describe(c.path, c.value), func(t *testing.T) {
+			expectRejected(t, tryChange(t, c.cluster, c.path, c.value), c.field, c.rule)
 		})
 	}
-	require.NoError(t, tryChange(t, "changed", "spec.image", "other"))
-	require.NoError(t, tryChange(t, "changed-fixed", "spec.nodes", int64(5)))
-	require.NoError(t, tryChange(t, "changed", "spec", object{"autoscale": nil, "nodes": int64(5)}), "autoscale is removed")
+	for _, c := range []struct {
+		cluster, path string
+		value         any
+	}{
+		{"changed", "spec.storage.size", "10240Mi"},
+		{"changed", "spec.storage.size", int64(10 << 30)},
+		{"changed", "spec.storage.size", nil}, // the default
+		{"changed", "spec.image", "other"},
+		{"changed", "spec", object{"autoscale": nil, "nodes": int64(5)}},
+		{"changed-fixed", "spec.nodes", int64(5)},
+	} {
+		t.Run(c.cluster+" "+describe(c.path, c.value), func(t *testing.T) {
+			require.NoError(t, tryChange(t, c.cluster, c.path, c.value))
+		})
+	}
+}
+
+// A typed client reads a cluster and writes it back, whatever the notation of its quantities.
+func TestTypedClientWritesAClusterBack(t *testing.T) {
+	t.Parallel()
+	clusters := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace)
+	for name, size := range map[string]any{"canonical": "10Gi", "notation": "10240Mi", "number": int64(10 << 30)} {
+		name = "written-back-" + name
+		store(t, name, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", size), "spec.storage.className", "local-nvme"))
+		before, after := writeBack(t, clusters, name)
+		assert.True(t, equality.Semantic.DeepEqual(before.Spec, after.Spec), "%s: %+v became %+v", name, before.Spec, after.Spec)
+	}
+}
+
+// writeBack updates a cluster as it was read.
+func writeBack(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, name string) (before, after *v1alpha1.MarekvsCluster) {
+	t.Helper()
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		var err error
+		if before, err = clusters.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		after, err = clusters.Update(t.Context(), before.DeepCopy(), metav1.UpdateOptions{})
+		return err
+	})
+	require.NoError(t, err)
+	return before, after
 }

@@ -5181,7 +5181,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"storage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "storage is the volume of each node. It is immutable.",
+							Description: "storage is the volume of each node. It cannot be changed.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage"),
 						},
@@ -5421,13 +5421,13 @@ func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) comm
 				Properties: map[string]spec.Schema{
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "size is the requested size.",
+							Description: "size is the requested size. It can be written in another notation, such as 10240Mi instead of 10Gi, but not changed.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"className": {
 						SchemaProps: spec.SchemaProps{
-							Description: "className is the StorageClass. If it is not set, the default of the cluster is used.",
+							Description: "className is the StorageClass. If it is not set, the default of the cluster is used. It is immutable.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

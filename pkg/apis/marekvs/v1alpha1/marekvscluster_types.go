@@ -39,7 +39,6 @@ type MarekvsCluster struct {
 
 // MarekvsClusterSpec is the wanted cluster.
 //
-// +kubebuilder:validation:XValidation:rule="self.storage == oldSelf.storage",message="storage is immutable, because the volume claims of a StatefulSet are",fieldPath=".storage"
 // +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || self.autoscale.maxNodes > self.replicationFactor",message="autoscale.maxNodes must be more than replicationFactor"
 // +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || !has(oldSelf.autoscale) || self.nodes == oldSelf.nodes",message="nodes cannot be changed while autoscale is set, which determines the number of nodes",fieldPath=".nodes"
 type MarekvsClusterSpec struct {
@@ -61,7 +60,7 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	ReplicationFactor int32 `json:"replicationFactor,omitempty"`
-	// storage is the volume of each node. It is immutable.
+	// storage is the volume of each node. It cannot be changed.
 	// +optional
 	// +kubebuilder:default={}
 	Storage Storage `json:"storage,omitempty"`
@@ -101,15 +100,23 @@ type MarekvsClusterSpec struct {
 }
 
 // Storage is the volume of a node.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.className) == has(oldSelf.className) && (!has(self.className) || self.className == oldSelf.className)",message="className is immutable, because the volume claims of a StatefulSet are",fieldPath=".className"
 type Storage struct {
-	// size is the requested size.
+	// size is the requested size. It can be written in another notation, such as 10240Mi
+	// instead of 10Gi, but not changed.
 	// +optional
 	// +kubebuilder:default="10Gi"
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size cannot be reduced, because volumes do not shrink; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) <= 0",message="size cannot be increased, because growth of volumes is not supported yet; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. If it is not set, the default of the cluster is used.
+	// It is immutable.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	ClassName *string `json:"className,omitempty"`
 }
 

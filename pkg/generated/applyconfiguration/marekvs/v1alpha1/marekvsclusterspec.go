@@ -17,7 +17,7 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	Nodes *int32 `json:"nodes,omitempty"`
 	// replicationFactor is the number of copies of each partition.
 	ReplicationFactor *int32 `json:"replicationFactor,omitempty"`
-	// storage is the volume of each node. It is immutable.
+	// storage is the volume of each node. It cannot be changed.
 	Storage *StorageApplyConfiguration `json:"storage,omitempty"`
 	// resources are the processor time and the memory of each node.
 	Resources *ResourcesApplyConfiguration `json:"resources,omitempty"`

@@ -14,9 +14,11 @@ import (
 //
 // Storage is the volume of a node.
 type StorageApplyConfiguration struct {
-	// size is the requested size.
+	// size is the requested size. It can be written in another notation, such as 10240Mi
+	// instead of 10Gi, but not changed.
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. If it is not set, the default of the cluster is used.
+	// It is immutable.
 	ClassName *string `json:"className,omitempty"`
 }
 
