@@ -119,7 +119,7 @@ func TestFailureMetricsUnreachable(t *testing.T) {
 	assert.Equal(t, 1, env.store.MostTerminating("silent"))
 
 	create(t, "silent-load", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
-		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 1000, ScaleDownStabilizationSeconds: ptr.To[int64](2), ScaleUpCooldownSeconds: ptr.To[int64](1),
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 1000, ScaleDownStabilizationSeconds: ptr.To[int32](2), ScaleUpCooldownSeconds: ptr.To[int32](1),
 	}})
 	until(t, "silent-load", "3 nodes", healthy(3))
 	env.store.SetSilent("silent-load-2", true)
@@ -166,7 +166,7 @@ func TestFailureOperatorRestartsDuringScaleDown(t *testing.T) {
 func TestFailurePodRestartsDuringSampling(t *testing.T) {
 	const load = 12_000
 	create(t, "sampled", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
-		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 4200, ScaleDownStabilizationSeconds: ptr.To[int64](2), ScaleUpCooldownSeconds: ptr.To[int64](1),
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 4200, ScaleDownStabilizationSeconds: ptr.To[int32](2), ScaleUpCooldownSeconds: ptr.To[int32](1),
 	}})
 	until(t, "sampled", "3 nodes", healthy(3))
 	env.store.SetRate("sampled", load)

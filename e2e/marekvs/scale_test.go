@@ -86,7 +86,7 @@ func TestFixedSize(t *testing.T) {
 func TestWorkedExample(t *testing.T) {
 	t.Parallel()
 	create(t, "demo", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
-		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000, ScaleDownStabilizationSeconds: ptr.To[int64](4), ScaleUpCooldownSeconds: ptr.To[int64](1),
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000, ScaleDownStabilizationSeconds: ptr.To[int32](4), ScaleUpCooldownSeconds: ptr.To[int32](1),
 	}})
 	until(t, "demo", "3 nodes", healthy(3))
 	env.store.SetRate("demo", 22_000)

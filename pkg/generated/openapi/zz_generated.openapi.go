@@ -5036,14 +5036,14 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 						SchemaProps: spec.SchemaProps{
 							Description: "scaleDownStabilizationSeconds is how long the load must be low, and the number of nodes unchanged, before a node is removed.",
 							Type:        []string{"integer"},
-							Format:      "int64",
+							Format:      "int32",
 						},
 					},
 					"scaleUpCooldownSeconds": {
 						SchemaProps: spec.SchemaProps{
 							Description: "scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes are added.",
 							Type:        []string{"integer"},
-							Format:      "int64",
+							Format:      "int32",
 						},
 					},
 				},

@@ -191,7 +191,7 @@ func stabilizationAnnotation(cluster *v1alpha1.MarekvsCluster) map[string]string
 }
 
 func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
-	seconds := int64(defaultStabilization)
+	seconds := int32(defaultStabilization)
 	if cluster.Spec.Autoscale != nil {
 		seconds = ptr.Deref(cluster.Spec.Autoscale.ScaleDownStabilizationSeconds, seconds)
 	}

@@ -30,7 +30,7 @@ func sized(nodes int32) func(*v1alpha1.MarekvsCluster) {
 func autoscaled(c *v1alpha1.MarekvsCluster) {
 	c.Spec.Autoscale = &v1alpha1.Autoscale{
 		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000,
-		ScaleDownStabilizationSeconds: ptr.To[int64](120), ScaleUpCooldownSeconds: ptr.To[int64](60),
+		ScaleDownStabilizationSeconds: ptr.To[int32](120), ScaleUpCooldownSeconds: ptr.To[int32](60),
 	}
 }
 

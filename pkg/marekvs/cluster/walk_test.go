@@ -342,7 +342,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 					c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
 					if random.IntN(2) == 0 {
 						autoscaled(c)
-						c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int64](60)
+						c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int32](60)
 					}
 				})
 				w.run(300)

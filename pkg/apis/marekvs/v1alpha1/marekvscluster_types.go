@@ -165,14 +165,14 @@ type Autoscale struct {
 	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
-	ScaleDownStabilizationSeconds *int64 `json:"scaleDownStabilizationSeconds,omitempty"`
+	ScaleDownStabilizationSeconds *int32 `json:"scaleDownStabilizationSeconds,omitempty"`
 	// scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes
 	// are added.
 	// +optional
 	// +kubebuilder:default=60
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
-	ScaleUpCooldownSeconds *int64 `json:"scaleUpCooldownSeconds,omitempty"`
+	ScaleUpCooldownSeconds *int32 `json:"scaleUpCooldownSeconds,omitempty"`
 }
 
 // Toleration is a toleration of the Pods.

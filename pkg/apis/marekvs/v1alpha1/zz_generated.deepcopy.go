@@ -23,12 +23,12 @@ func (in *Autoscale) DeepCopyInto(out *Autoscale) {
 	}
 	if in.ScaleDownStabilizationSeconds != nil {
 		in, out := &in.ScaleDownStabilizationSeconds, &out.ScaleDownStabilizationSeconds
-		*out = new(int64)
+		*out = new(int32)
 		**out = **in
 	}
 	if in.ScaleUpCooldownSeconds != nil {
 		in, out := &in.ScaleUpCooldownSeconds, &out.ScaleUpCooldownSeconds
-		*out = new(int64)
+		*out = new(int32)
 		**out = **in
 	}
 	return

@@ -22,10 +22,10 @@ type AutoscaleApplyConfiguration struct {
 	TargetDiskPercent *int32 `json:"targetDiskPercent,omitempty"`
 	// scaleDownStabilizationSeconds is how long the load must be low, and the number of
 	// nodes unchanged, before a node is removed.
-	ScaleDownStabilizationSeconds *int64 `json:"scaleDownStabilizationSeconds,omitempty"`
+	ScaleDownStabilizationSeconds *int32 `json:"scaleDownStabilizationSeconds,omitempty"`
 	// scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes
 	// are added.
-	ScaleUpCooldownSeconds *int64 `json:"scaleUpCooldownSeconds,omitempty"`
+	ScaleUpCooldownSeconds *int32 `json:"scaleUpCooldownSeconds,omitempty"`
 }
 
 // AutoscaleApplyConfiguration constructs a declarative configuration of the Autoscale type for use with
@@ -69,7 +69,7 @@ func (b *AutoscaleApplyConfiguration) WithTargetDiskPercent(value int32) *Autosc
 // WithScaleDownStabilizationSeconds sets the ScaleDownStabilizationSeconds field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the ScaleDownStabilizationSeconds field is set to the value of the last call.
-func (b *AutoscaleApplyConfiguration) WithScaleDownStabilizationSeconds(value int64) *AutoscaleApplyConfiguration {
+func (b *AutoscaleApplyConfiguration) WithScaleDownStabilizationSeconds(value int32) *AutoscaleApplyConfiguration {
 	b.ScaleDownStabilizationSeconds = &value
 	return b
 }
@@ -77,7 +77,7 @@ func (b *AutoscaleApplyConfiguration) WithScaleDownStabilizationSeconds(value in
 // WithScaleUpCooldownSeconds sets the ScaleUpCooldownSeconds field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the ScaleUpCooldownSeconds field is set to the value of the last call.
-func (b *AutoscaleApplyConfiguration) WithScaleUpCooldownSeconds(value int64) *AutoscaleApplyConfiguration {
+func (b *AutoscaleApplyConfiguration) WithScaleUpCooldownSeconds(value int32) *AutoscaleApplyConfiguration {
 	b.ScaleUpCooldownSeconds = &value
 	return b
 }
