@@ -45,7 +45,8 @@ func TestNodesOfAStore(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "db"},
 		Spec: marekvsv1alpha1.MarekvsClusterSpec{
 			Image: "marekvs:1", Nodes: 4, ReplicationFactor: 2,
-			NodeSelector: map[string]string{v1beta1.LabelGroup: name}, HostnameSpreadWhenUnsatisfiable: string(corev1.DoNotSchedule),
+			NodeSelector: map[string]string{v1beta1.LabelGroup: name},
+			Spread:       marekvsv1alpha1.Spread{Hostname: marekvsv1alpha1.HostnameSpread{WhenUnsatisfiable: corev1.DoNotSchedule}},
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)

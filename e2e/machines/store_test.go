@@ -61,7 +61,8 @@ func TestStoreOnMachines(t *testing.T) {
 			Image: "localhost/store:1", Nodes: 5, ReplicationFactor: 2,
 			Storage:      marekvsv1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi"))},
 			Resources:    marekvsv1alpha1.Resources{CPU: ptr.To(resource.MustParse("20m")), Memory: ptr.To(resource.MustParse("64Mi"))},
-			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName}, HostnameSpreadWhenUnsatisfiable: string(corev1.DoNotSchedule),
+			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName},
+			Spread:       marekvsv1alpha1.Spread{Hostname: marekvsv1alpha1.HostnameSpread{WhenUnsatisfiable: corev1.DoNotSchedule}},
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)

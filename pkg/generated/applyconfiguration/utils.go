@@ -95,6 +95,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		// Group=marekvs.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Autoscale"):
 		return &marekvsv1alpha1.AutoscaleApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("HostnameSpread"):
+		return &marekvsv1alpha1.HostnameSpreadApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsCluster"):
 		return &marekvsv1alpha1.MarekvsClusterApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsClusterSpec"):
@@ -103,6 +105,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &marekvsv1alpha1.MarekvsClusterStatusApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Resources"):
 		return &marekvsv1alpha1.ResourcesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Spread"):
+		return &marekvsv1alpha1.SpreadApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Storage"):
 		return &marekvsv1alpha1.StorageApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Toleration"):

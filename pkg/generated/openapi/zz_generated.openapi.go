@@ -117,11 +117,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.HostnameSpread":                         schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster":                         schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterList":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus":                   schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources":                              schema_pkg_apis_marekvs_v1alpha1_Resources(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread":                                 schema_pkg_apis_marekvs_v1alpha1_Spread(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage":                                schema_pkg_apis_marekvs_v1alpha1_Storage(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration":                             schema_pkg_apis_marekvs_v1alpha1_Toleration(ref),
 	}
@@ -5053,6 +5055,26 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 	}
 }
 
+func schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "HostnameSpread is how the Pods are spread over Kubernetes Nodes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"whenUnsatisfiable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "whenUnsatisfiable decides about a Pod that cannot be spread evenly. An unset field means ScheduleAnyway, counting all Nodes. If it is set, Nodes with taints that the Pods do not tolerate are left out.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5257,11 +5279,11 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							},
 						},
 					},
-					"hostnameSpreadWhenUnsatisfiable": {
+					"spread": {
 						SchemaProps: spec.SchemaProps{
-							Description: "hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with taints that the Pods do not tolerate are left out.",
-							Type:        []string{"string"},
-							Format:      "",
+							Description: "spread is how the Pods are spread.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread"),
 						},
 					},
 				},
@@ -5269,7 +5291,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
 	}
 }
 
@@ -5409,6 +5431,28 @@ func schema_pkg_apis_marekvs_v1alpha1_Resources(ref common.ReferenceCallback) co
 		},
 		Dependencies: []string{
 			resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_Spread(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Spread is how the Pods are spread.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"hostname": {
+						SchemaProps: spec.SchemaProps{
+							Description: "hostname is how the Pods are spread over Kubernetes Nodes.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.HostnameSpread"),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.HostnameSpread"},
 	}
 }
 

@@ -118,7 +118,7 @@ func TestPlacement(t *testing.T) {
 	pod := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec
 	assert.Equal(t, corev1.ScheduleAnyway, pod.TopologySpreadConstraints[0].WhenUnsatisfiable)
 	assert.Nil(t, pod.TopologySpreadConstraints[0].NodeTaintsPolicy)
-	cluster.Spec.HostnameSpreadWhenUnsatisfiable = "DoNotSchedule"
+	cluster.Spec.Spread.Hostname.WhenUnsatisfiable = corev1.DoNotSchedule
 	cluster.Spec.NodeSelector = map[string]string{"disk": "nvme"}
 	cluster.Spec.Tolerations = []v1alpha1.Toleration{{Key: "a", Operator: "Equal", Value: "b", Effect: "NoExecute", TolerationSeconds: ptr.To[int64](1)}}
 	pod = decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec

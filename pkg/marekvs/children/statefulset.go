@@ -121,11 +121,11 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.PodTe
 }
 
 func hostnameSpread(cluster *v1alpha1.MarekvsCluster) *corev1ac.TopologySpreadConstraintApplyConfiguration {
-	mode := cluster.Spec.HostnameSpreadWhenUnsatisfiable
+	mode := cluster.Spec.Spread.Hostname.WhenUnsatisfiable
 	if mode == "" {
 		return spread(cluster, corev1.LabelHostname, corev1.ScheduleAnyway)
 	}
-	return spread(cluster, corev1.LabelHostname, corev1.UnsatisfiableConstraintAction(mode)).
+	return spread(cluster, corev1.LabelHostname, mode).
 		WithNodeTaintsPolicy(corev1.NodeInclusionPolicyHonor)
 }
 

@@ -4,6 +4,7 @@
 package v1alpha1
 
 import (
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -91,12 +92,9 @@ type MarekvsClusterSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []Toleration `json:"tolerations,omitempty"`
-	// hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread
-	// evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with
-	// taints that the Pods do not tolerate are left out.
+	// spread is how the Pods are spread.
 	// +optional
-	// +kubebuilder:validation:Enum=ScheduleAnyway;DoNotSchedule
-	HostnameSpreadWhenUnsatisfiable string `json:"hostnameSpreadWhenUnsatisfiable,omitempty"`
+	Spread Spread `json:"spread,omitempty,omitzero"`
 }
 
 // Storage is the volume of a node.
@@ -194,6 +192,27 @@ type Toleration struct {
 	// tolerationSeconds is how long a taint with effect NoExecute is tolerated.
 	// +optional
 	TolerationSeconds *int64 `json:"tolerationSeconds,omitempty"`
+}
+
+// Spread is how the Pods are spread.
+//
+// +kubebuilder:validation:MinProperties=1
+type Spread struct {
+	// hostname is how the Pods are spread over Kubernetes Nodes.
+	// +optional
+	Hostname HostnameSpread `json:"hostname,omitempty,omitzero"`
+}
+
+// HostnameSpread is how the Pods are spread over Kubernetes Nodes.
+//
+// +kubebuilder:validation:MinProperties=1
+type HostnameSpread struct {
+	// whenUnsatisfiable decides about a Pod that cannot be spread evenly. An unset field
+	// means ScheduleAnyway, counting all Nodes. If it is set, Nodes with taints that the
+	// Pods do not tolerate are left out.
+	// +optional
+	// +kubebuilder:validation:Enum=ScheduleAnyway;DoNotSchedule
+	WhenUnsatisfiable corev1.UnsatisfiableConstraintAction `json:"whenUnsatisfiable,omitempty"`
 }
 
 // MarekvsClusterStatus is the observed state of the cluster.

@@ -717,6 +717,12 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.HostnameSpread
+  map:
+    fields:
+    - name: whenUnsatisfiable
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsCluster
   map:
     fields:
@@ -749,9 +755,6 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
-    - name: hostnameSpreadWhenUnsatisfiable
-      type:
-        scalar: string
     - name: image
       type:
         scalar: string
@@ -773,6 +776,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: resources
       type:
         namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Resources
+      default: {}
+    - name: spread
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Spread
       default: {}
     - name: storage
       type:
@@ -837,6 +844,13 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: memory
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Spread
+  map:
+    fields:
+    - name: hostname
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.HostnameSpread
+      default: {}
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Storage
   map:
     fields:

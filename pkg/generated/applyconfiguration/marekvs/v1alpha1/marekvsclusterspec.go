@@ -34,10 +34,8 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// tolerations are the tolerations of the Pods.
 	Tolerations []TolerationApplyConfiguration `json:"tolerations,omitempty"`
-	// hostnameSpreadWhenUnsatisfiable decides about a Pod that cannot be spread
-	// evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with
-	// taints that the Pods do not tolerate are left out.
-	HostnameSpreadWhenUnsatisfiable *string `json:"hostnameSpreadWhenUnsatisfiable,omitempty"`
+	// spread is how the Pods are spread.
+	Spread *SpreadApplyConfiguration `json:"spread,omitempty"`
 }
 
 // MarekvsClusterSpecApplyConfiguration constructs a declarative configuration of the MarekvsClusterSpec type for use with
@@ -143,10 +141,10 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithTolerations(values ...*Tolera
 	return b
 }
 
-// WithHostnameSpreadWhenUnsatisfiable sets the HostnameSpreadWhenUnsatisfiable field in the declarative configuration to the given value
+// WithSpread sets the Spread field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the HostnameSpreadWhenUnsatisfiable field is set to the value of the last call.
-func (b *MarekvsClusterSpecApplyConfiguration) WithHostnameSpreadWhenUnsatisfiable(value string) *MarekvsClusterSpecApplyConfiguration {
-	b.HostnameSpreadWhenUnsatisfiable = &value
+// If called multiple times, the Spread field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithSpread(value *SpreadApplyConfiguration) *MarekvsClusterSpecApplyConfiguration {
+	b.Spread = value
 	return b
 }
