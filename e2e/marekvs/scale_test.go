@@ -131,6 +131,18 @@ func TestRollout(t *testing.T) {
 	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, images())
 }
 
+// The API server decides which operators a toleration may have. Its answer is in the status.
+func TestTolerationThatKubernetesRejects(t *testing.T) {
+	t.Parallel()
+	create(t, "tolerant", v1alpha1.MarekvsClusterSpec{Tolerations: []v1alpha1.Toleration{{Key: "a", Operator: "Between"}}})
+	until(t, "tolerant", "a failed write", func(c *v1alpha1.MarekvsCluster) bool {
+		reconciled := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionReconciled)
+		return reconciled != nil && reconciled.Reason == v1alpha1.ReasonApplyFailed && strings.Contains(reconciled.Message, "tolerations[0].operator")
+	})
+	patch(t, "tolerant", `{"spec": {"tolerations": [{"key": "a", "operator": "Exists"}]}}`)
+	until(t, "tolerant", "3 nodes", healthy(3))
+}
+
 // Two clusters whose Services have the same name do not take it from each other: the first keeps
 // its Service, and the second reports the conflict.
 func TestTwoClustersWithOneServiceName(t *testing.T) {

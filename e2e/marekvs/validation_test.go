@@ -6,6 +6,7 @@ package marekvs
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -142,6 +143,7 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 	const (
 		noQuantity, notPositive = "should match", "must be more than 0"
 		reserved                = "are determined by the operator"
+		badName                 = "the name of a variable must consist of"
 	)
 	for _, c := range []struct {
 		path        string
@@ -154,6 +156,9 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"metadata.name", "a-", "metadata.name", "lower case alphanumeric characters"},
 		{"spec.image", nil, "spec.image", "Required value"},
 		{"spec.image", "", "spec.image", "at least 1 char"},
+		{"spec.image", " ", "spec.image", "should match"},
+		{"spec.image", "a b", "spec.image", "should match"},
+		{"spec.image", strings.Repeat("x", 1025), "spec.image", "may not be more than 1024"},
 		{"spec.nodes", int64(0), "spec.nodes", "greater than or equal to 1"},
 		{"spec.nodes", int64(1001), "spec.nodes", "less than or equal to 1000"},
 		{"spec.replicationFactor", int64(0), "spec.replicationFactor", "greater than or equal to 1"},
@@ -187,6 +192,19 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.spread", object{}, "spec.spread", "at least 1 properties"},
 		{"spec.spread.hostname", object{}, "spec.spread.hostname", "at least 1 properties"},
 		{"spec.spread.hostname.whenUnsatisfiable", "Maybe", "spec.spread.hostname.whenUnsatisfiable", "Unsupported value"},
+		{"spec.tolerations", []any{object{"operator": ""}}, "spec.tolerations[0].operator", "at least 1 char"},
+		{"spec.tolerations", []any{object{"operator": "exists"}}, "spec.tolerations[0].operator", "should match"},
+		{"spec.tolerations", []any{object{"operator": strings.Repeat("X", 64)}}, "spec.tolerations[0].operator", "may not be more than 63"},
+		{"spec.tolerations", []any{object{"effect": "Maybe"}}, "spec.tolerations[0].effect", "Unsupported value"},
+		{"spec.tolerations", []any{object{"effect": ""}}, "spec.tolerations[0].effect", "Unsupported value"},
+		{"spec.tolerations", []any{object{"key": strings.Repeat("x", 318)}}, "spec.tolerations[0].key", "may not be more than 317"},
+		{"spec.tolerations", []any{object{"value": strings.Repeat("x", 64)}}, "spec.tolerations[0].value", "may not be more than 63"},
+		{"spec.extraEnv", object{"A B": "x"}, "spec.extraEnv", badName},
+		{"spec.extraEnv", object{"A=B": "x"}, "spec.extraEnv", badName},
+		{"spec.extraEnv", object{"": "x"}, "spec.extraEnv", badName},
+		{"spec.extraEnv", object{"GOOD": "x", "0A": "x"}, "spec.extraEnv", badName},
+		{"spec.extraEnv", object{"A": strings.Repeat("x", 32769)}, "spec.extraEnv", "must have at most 32768 characters"},
+		{"spec.extraEnv", variables(129), "spec.extraEnv", "at most 128"},
 		{"spec.extraEnv.MAREKVS_SEEDS", "x", "spec.extraEnv", reserved},
 		{"spec.extraEnv.MAREKVS_ADVERTISE_IP", "x", "spec.extraEnv", reserved},
 		{"spec.extraEnv.MAREKVS_REPLICAS_N", "1", "spec.extraEnv", reserved},
@@ -211,9 +229,14 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 		"spec.autoscale":                         {nil},
 		"spec.autoscale.targetDiskPercent":       {int64(80)},
 		"spec.spread.hostname.whenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
-		"spec.extraEnv.MAREKVS_ANYTHING_ELSE":    {"x"},
-		"spec.tolerations": {[]any{object{"operator": "Exists"},
-			object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)}}},
+		"spec.extraEnv.MAREKVS_ANYTHING_ELSE":    {"x", "", strings.Repeat("x", 32768)},
+		"spec.extraEnv":                          {object{"a.b-c_0": "x", "-": "x", "_": "x", ".a": "x"}, variables(128)},
+		"spec.tolerations": {[]any{
+			object{"operator": "Exists"},
+			object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)},
+			object{"key": "a", "operator": "Gt", "value": "5"}, // of a newer Kubernetes
+			object{"key": "a", "operator": "Lt", "value": "5"},
+		}},
 	} {
 		for _, value := range values {
 			t.Run(describe(path, value), func(t *testing.T) {
@@ -222,6 +245,15 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 			})
 		}
 	}
+}
+
+// variables returns a number of environment variables.
+func variables(count int) object {
+	environment := object{}
+	for i := range count {
+		environment[fmt.Sprintf("VARIABLE_%d", i)] = "x"
+	}
+	return environment
 }
 
 // describe names a field and a value, whose end is left out if it is long.

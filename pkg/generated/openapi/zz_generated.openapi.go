@@ -5230,7 +5230,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"extraEnv": {
 						SchemaProps: spec.SchemaProps{
-							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden.",
+							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden. A value has at most 32768 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -5500,7 +5500,7 @@ func schema_pkg_apis_marekvs_v1alpha1_Toleration(ref common.ReferenceCallback) c
 					},
 					"operator": {
 						SchemaProps: spec.SchemaProps{
-							Description: "operator compares the values. The default is Equal.",
+							Description: "operator compares the values. An unset field means Equal. Operators that only newer versions of Kubernetes have, such as Lt and Gt, are passed on. If Kubernetes rejects an operator, the condition Reconciled has its message.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5514,14 +5514,14 @@ func schema_pkg_apis_marekvs_v1alpha1_Toleration(ref common.ReferenceCallback) c
 					},
 					"effect": {
 						SchemaProps: spec.SchemaProps{
-							Description: "effect is the effect of the taint; empty for every effect.",
+							Description: "effect is the effect of the taint. An unset field means every effect.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"tolerationSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "tolerationSeconds is how long a taint with effect NoExecute is tolerated.",
+							Description: "tolerationSeconds is how long a taint with effect NoExecute is tolerated. An unset field means forever.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},

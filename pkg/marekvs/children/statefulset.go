@@ -113,7 +113,7 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.PodTe
 			toleration.WithValue(t.Value)
 		}
 		if t.Effect != "" {
-			toleration.WithEffect(corev1.TaintEffect(t.Effect))
+			toleration.WithEffect(t.Effect)
 		}
 		spec.WithTolerations(toleration)
 	}

@@ -47,6 +47,7 @@ type MarekvsClusterSpec struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
+	// +kubebuilder:validation:Pattern=`^\S+$`
 	Image string `json:"image"`
 	// nodes is the number of nodes. With autoscale it is only the initial number. A
 	// cluster never has fewer nodes than replicationFactor + 1.
@@ -78,9 +79,11 @@ type MarekvsClusterSpec struct {
 	// +optional
 	ReclaimPvcs bool `json:"reclaimPvcs,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
-	// operator sets cannot be overridden.
+	// operator sets cannot be overridden. A value has at most 32768 characters.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=128
+	// +kubebuilder:validation:XValidation:rule="self.all(name, name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))",message="the name of a variable must consist of letters, digits, '-', '_' and '.', and must not begin with a digit"
+	// +kubebuilder:validation:XValidation:rule="self.all(name, self[name].size() <= 32768)",message="the value of a variable must have at most 32768 characters"
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
@@ -173,23 +176,36 @@ type Autoscale struct {
 	ScaleUpCooldownSeconds *int32 `json:"scaleUpCooldownSeconds,omitempty"`
 }
 
+// TolerationOperator is the operator of a toleration. It is not an enumeration, because newer
+// versions of Kubernetes have more operators
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
+//
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=63
+// +kubebuilder:validation:Pattern=`^[A-Z][A-Za-z]*$`
+type TolerationOperator string
+
 // Toleration is a toleration of the Pods.
 type Toleration struct {
 	// key is the key of the taint; empty with operator Exists for every taint.
 	// +optional
+	// +kubebuilder:validation:MaxLength=317
 	Key string `json:"key,omitempty"`
-	// operator compares the values. The default is Equal.
+	// operator compares the values. An unset field means Equal. Operators that only newer
+	// versions of Kubernetes have, such as Lt and Gt, are passed on. If Kubernetes rejects
+	// an operator, the condition Reconciled has its message.
 	// +optional
-	// +kubebuilder:validation:Enum=Exists;Equal
-	Operator string `json:"operator,omitempty"`
+	Operator TolerationOperator `json:"operator,omitempty"`
 	// value is the value of the taint.
 	// +optional
+	// +kubebuilder:validation:MaxLength=63
 	Value string `json:"value,omitempty"`
-	// effect is the effect of the taint; empty for every effect.
+	// effect is the effect of the taint. An unset field means every effect.
 	// +optional
 	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
-	Effect string `json:"effect,omitempty"`
-	// tolerationSeconds is how long a taint with effect NoExecute is tolerated.
+	Effect corev1.TaintEffect `json:"effect,omitempty"`
+	// tolerationSeconds is how long a taint with effect NoExecute is tolerated. An unset
+	// field means forever.
 	// +optional
 	TolerationSeconds *int64 `json:"tolerationSeconds,omitempty"`
 }

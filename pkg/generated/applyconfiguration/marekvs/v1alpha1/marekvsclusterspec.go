@@ -28,7 +28,7 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// every copy exists again. By default they are kept.
 	ReclaimPvcs *bool `json:"reclaimPvcs,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
-	// operator sets cannot be overridden.
+	// operator sets cannot be overridden. A value has at most 32768 characters.
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`

@@ -5,6 +5,11 @@
 
 package v1alpha1
 
+import (
+	v1 "k8s.io/api/core/v1"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
 // TolerationApplyConfiguration represents a declarative configuration of the Toleration type for use
 // with apply.
 //
@@ -12,13 +17,16 @@ package v1alpha1
 type TolerationApplyConfiguration struct {
 	// key is the key of the taint; empty with operator Exists for every taint.
 	Key *string `json:"key,omitempty"`
-	// operator compares the values. The default is Equal.
-	Operator *string `json:"operator,omitempty"`
+	// operator compares the values. An unset field means Equal. Operators that only newer
+	// versions of Kubernetes have, such as Lt and Gt, are passed on. If Kubernetes rejects
+	// an operator, the condition Reconciled has its message.
+	Operator *marekvsv1alpha1.TolerationOperator `json:"operator,omitempty"`
 	// value is the value of the taint.
 	Value *string `json:"value,omitempty"`
-	// effect is the effect of the taint; empty for every effect.
-	Effect *string `json:"effect,omitempty"`
-	// tolerationSeconds is how long a taint with effect NoExecute is tolerated.
+	// effect is the effect of the taint. An unset field means every effect.
+	Effect *v1.TaintEffect `json:"effect,omitempty"`
+	// tolerationSeconds is how long a taint with effect NoExecute is tolerated. An unset
+	// field means forever.
 	TolerationSeconds *int64 `json:"tolerationSeconds,omitempty"`
 }
 
@@ -39,7 +47,7 @@ func (b *TolerationApplyConfiguration) WithKey(value string) *TolerationApplyCon
 // WithOperator sets the Operator field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Operator field is set to the value of the last call.
-func (b *TolerationApplyConfiguration) WithOperator(value string) *TolerationApplyConfiguration {
+func (b *TolerationApplyConfiguration) WithOperator(value marekvsv1alpha1.TolerationOperator) *TolerationApplyConfiguration {
 	b.Operator = &value
 	return b
 }
@@ -55,7 +63,7 @@ func (b *TolerationApplyConfiguration) WithValue(value string) *TolerationApplyC
 // WithEffect sets the Effect field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Effect field is set to the value of the last call.
-func (b *TolerationApplyConfiguration) WithEffect(value string) *TolerationApplyConfiguration {
+func (b *TolerationApplyConfiguration) WithEffect(value v1.TaintEffect) *TolerationApplyConfiguration {
 	b.Effect = &value
 	return b
 }
