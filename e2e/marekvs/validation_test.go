@@ -117,23 +117,21 @@ func TestTheSampleIsAdmitted(t *testing.T) {
 	t.Parallel()
 	stored, err := tryCreate(t, sample(t))
 	require.NoError(t, err)
-	assert.Equal(t, int64(3), stored["spec"].(object)["nodes"], "the default")
+	assert.Equal(t, with(sample(t), "spec.nodes", int64(v1alpha1.DefaultNodes))["spec"], stored["spec"])
 }
 
-func TestDefaults(t *testing.T) {
+// Only the defaults that must not change for an existing cluster are stored.
+func TestStoredDefaults(t *testing.T) {
 	t.Parallel()
+	autoscale := object{"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1)}
 	stored, err := tryCreate(t, object{
 		"apiVersion": "marekvs.io/v1alpha1", "kind": "MarekvsCluster", "metadata": object{"name": "demo"},
-		"spec": object{"image": "i", "autoscale": object{"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1)}},
+		"spec": object{"image": "i", "autoscale": autoscale},
 	})
 	require.NoError(t, err)
 	assert.Equal(t, object{
-		"image": "i", "nodes": int64(3), "replicationFactor": int64(2),
-		"storage": object{"size": "10Gi"}, "resources": object{"cpu": "500m", "memory": "1Gi"},
-		"autoscale": object{
-			"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1),
-			"scaleDownStabilizationSeconds": int64(300), "scaleUpCooldownSeconds": int64(60),
-		},
+		"image": "i", "nodes": int64(v1alpha1.DefaultNodes), "replicationFactor": int64(v1alpha1.DefaultReplicationFactor),
+		"storage": object{"size": v1alpha1.DefaultStorageSize}, "autoscale": autoscale,
 	}, stored["spec"])
 }
 

@@ -5029,21 +5029,21 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 					},
 					"targetDiskPercent": {
 						SchemaProps: spec.SchemaProps{
-							Description: "targetDiskPercent is the used share of a volume above which a node is added, and that a removal must not exceed. If it is not set, nodes are not added because of their volumes.",
+							Description: "targetDiskPercent is the used share of a volume above which a node is added, and that a removal must not exceed. If it is not set, nodes are not added because of their volumes, and a removal must not exceed 80.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"scaleDownStabilizationSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "scaleDownStabilizationSeconds is how long the load must be low, and the number of nodes unchanged, before a node is removed.",
+							Description: "scaleDownStabilizationSeconds is how long the load must be low, and the number of nodes unchanged, before a node is removed. An unset field means 300.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"scaleUpCooldownSeconds": {
 						SchemaProps: spec.SchemaProps{
-							Description: "scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes are added.",
+							Description: "scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes are added. An unset field means 60.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5416,13 +5416,13 @@ func schema_pkg_apis_marekvs_v1alpha1_Resources(ref common.ReferenceCallback) co
 				Properties: map[string]spec.Schema{
 					"cpu": {
 						SchemaProps: spec.SchemaProps{
-							Description: "cpu is the requested processor time. There is no limit of it.",
+							Description: "cpu is the requested processor time. There is no limit of it. An unset field means 500m.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
 					"memory": {
 						SchemaProps: spec.SchemaProps{
-							Description: "memory is the requested memory, and the limit.",
+							Description: "memory is the requested memory, and the limit. An unset field means 1Gi.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},
@@ -5471,7 +5471,7 @@ func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) comm
 					},
 					"className": {
 						SchemaProps: spec.SchemaProps{
-							Description: "className is the StorageClass. If it is not set, the default of the cluster is used. It is immutable.",
+							Description: "className is the StorageClass. An unset field means the default of the Kubernetes cluster. It is immutable.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

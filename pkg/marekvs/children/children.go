@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package children builds the objects of a marekvs cluster: two Services, a
-// PodDisruptionBudget and a StatefulSet. It has no clients.
+// PodDisruptionBudget and a StatefulSet. It has no clients. Clusters have their defaults
+// (MarekvsCluster.WithDefaults).
 package children
 
 import (

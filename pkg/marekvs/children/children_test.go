@@ -21,10 +21,11 @@ import (
 var options = Options{ClusterDomain: "cluster.local", MetricsPort: 9121}
 
 func demo() *v1alpha1.MarekvsCluster {
-	return &v1alpha1.MarekvsCluster{
+	cluster := &v1alpha1.MarekvsCluster{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo", UID: "1"},
-		Spec:       v1alpha1.MarekvsClusterSpec{Image: "i", Nodes: 3, ReplicationFactor: 2, ExtraEnv: map[string]string{"B": "2", "A": "1", "MAREKVS_SEEDS": "x"}},
+		Spec:       v1alpha1.MarekvsClusterSpec{Image: "i", ExtraEnv: map[string]string{"B": "2", "A": "1", "MAREKVS_SEEDS": "x"}},
 	}
+	return cluster.WithDefaults()
 }
 
 // decode returns an apply configuration as the object that it describes.

@@ -13,12 +13,10 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
@@ -79,10 +77,9 @@ func TemplateHash(cluster *v1alpha1.MarekvsCluster, options Options) string {
 }
 
 func claim(cluster *v1alpha1.MarekvsCluster) *corev1ac.PersistentVolumeClaimApplyConfiguration {
-	size := ptr.Deref(cluster.Spec.Storage.Size, resource.MustParse("10Gi"))
 	spec := corev1ac.PersistentVolumeClaimSpec().
 		WithAccessModes(corev1.ReadWriteOnce).
-		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: size}))
+		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: *cluster.Spec.Storage.Size}))
 	spec.StorageClassName = cluster.Spec.Storage.ClassName
 	return (&corev1ac.PersistentVolumeClaimApplyConfiguration{}).
 		WithName(volumeName).WithLabels(Labels(cluster.Name)).WithSpec(spec)
@@ -136,8 +133,7 @@ func spread(cluster *v1alpha1.MarekvsCluster, key string, mode corev1.Unsatisfia
 }
 
 func container(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.ContainerApplyConfiguration {
-	cpu := ptr.Deref(cluster.Spec.Resources.CPU, resource.MustParse("500m"))
-	memory := ptr.Deref(cluster.Spec.Resources.Memory, resource.MustParse("1Gi"))
+	cpu, memory := *cluster.Spec.Resources.CPU, *cluster.Spec.Resources.Memory
 	get := func(path string) *corev1ac.HTTPGetActionApplyConfiguration {
 		return corev1ac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString(metricsName))
 	}

@@ -24,12 +24,6 @@ import (
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// Defaults of the CRD, in seconds.
-const (
-	defaultStabilization = 300
-	defaultCooldown      = 60
-)
-
 // syncResult records what a sync observed, decided and wrote, for the status and events.
 type syncResult struct {
 	// observed is nil while there is no StatefulSet.
@@ -60,7 +54,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.staleReads.Reset(key)
 		return 0, nil
 	}
-	cluster := obj.(*v1alpha1.MarekvsCluster)
+	cluster := obj.(*v1alpha1.MarekvsCluster).WithDefaults()
 	if cluster.DeletionTimestamp != nil {
 		return 0, nil
 	}
@@ -190,10 +184,12 @@ func stabilizationAnnotation(cluster *v1alpha1.MarekvsCluster) map[string]string
 	return annotations
 }
 
+// stabilization returns the stabilization of the autoscaler. A cluster without one has the
+// default, so that its load is already known when autoscaling is enabled.
 func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
-	seconds := int32(defaultStabilization)
+	seconds := v1alpha1.DefaultScaleDownStabilizationSeconds
 	if cluster.Spec.Autoscale != nil {
-		seconds = ptr.Deref(cluster.Spec.Autoscale.ScaleDownStabilizationSeconds, seconds)
+		seconds = *cluster.Spec.Autoscale.ScaleDownStabilizationSeconds
 	}
 	return time.Duration(seconds) * time.Second
 }
@@ -205,7 +201,7 @@ func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 		wanted.Autoscaler = &scale.Autoscaler{
 			MinNodes: a.MinNodes, MaxNodes: a.MaxNodes, ReplicationFactor: spec.ReplicationFactor,
 			OpsPerNode:        a.TargetOpsPerNode,
-			UpCooldown:        time.Duration(ptr.Deref(a.ScaleUpCooldownSeconds, defaultCooldown)) * time.Second,
+			UpCooldown:        time.Duration(*a.ScaleUpCooldownSeconds) * time.Second,
 			DownStabilization: stabilization(cluster),
 			DiskPercent:       ptr.Deref(a.TargetDiskPercent, 0),
 		}

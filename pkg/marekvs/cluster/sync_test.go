@@ -429,3 +429,32 @@ func TestTheClaimOfANodeThatWasDeletedByHand(t *testing.T) {
 	assert.Equal(t, []int32{4, 3}, h.sizes(20))
 	assert.Equal(t, []string{"data-demo-0", "data-demo-1", "data-demo-2"}, h.claimNames())
 }
+
+// Every field that a sync reads has its default, although the object in the cache does not.
+func TestUnsetFieldsHaveTheirDefaults(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) {
+		c.Spec.Storage.Size = nil
+		c.Spec.Autoscale = &v1alpha1.Autoscale{MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000}
+	})
+	set := h.set()
+	assert.Equal(t, "10Gi", set.Spec.VolumeClaimTemplates[0].Spec.Resources.Requests.Storage().String())
+	resources := set.Spec.Template.Spec.Containers[0].Resources
+	assert.Equal(t, "500m", resources.Requests.Cpu().String())
+	assert.Equal(t, "1Gi", resources.Limits.Memory().String())
+	assert.Equal(t, "300", set.Annotations[v1alpha1.AnnotationStabilization])
+	assert.Nil(t, h.cluster().Spec.Resources.CPU, "the object of the user is unchanged")
+
+	grown := map[int32]time.Time{}
+	h.rate = 22_000
+	for range 20 {
+		h.step()
+		if size := *h.set().Spec.Replicas; grown[size].IsZero() {
+			grown[size] = h.clock.Now()
+		}
+		if !grown[5].IsZero() {
+			h.rate = 33_000
+		}
+		h.advance(period)
+	}
+	assert.Equal(t, time.Minute, grown[7].Sub(grown[5]), "the cooldown")
+}

@@ -25,9 +25,15 @@ func readManifest(t *testing.T, name string, into any) []byte {
 	return text
 }
 
+func readDefinition(t *testing.T) *apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	definition := &apiextensionsv1.CustomResourceDefinition{}
+	readManifest(t, "crd/marekvs.io_marekvsclusters.yaml", definition)
+	return definition
+}
+
 func TestDefinition(t *testing.T) {
-	var definition apiextensionsv1.CustomResourceDefinition
-	readManifest(t, "crd/marekvs.io_marekvsclusters.yaml", &definition)
+	definition := readDefinition(t)
 	assert.Equal(t, "marekvsclusters."+GroupName, definition.Name)
 	assert.Equal(t, []string{"mkv"}, definition.Spec.Names.ShortNames)
 	assert.Equal(t, ClusterKind, definition.Spec.Names.Kind)

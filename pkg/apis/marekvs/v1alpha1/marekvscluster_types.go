@@ -35,7 +35,7 @@ type MarekvsCluster struct {
 	// +required
 	Spec MarekvsClusterSpec `json:"spec"`
 	// +optional
-	Status MarekvsClusterStatus `json:"status,omitempty"`
+	Status MarekvsClusterStatus `json:"status,omitempty,omitzero"`
 }
 
 // MarekvsClusterSpec is the wanted cluster.
@@ -65,11 +65,10 @@ type MarekvsClusterSpec struct {
 	// storage is the volume of each node. It cannot be changed.
 	// +optional
 	// +kubebuilder:default={}
-	Storage Storage `json:"storage,omitempty"`
+	Storage Storage `json:"storage,omitempty,omitzero"`
 	// resources are the processor time and the memory of each node.
 	// +optional
-	// +kubebuilder:default={}
-	Resources Resources `json:"resources,omitempty"`
+	Resources Resources `json:"resources,omitempty,omitzero"`
 	// autoscale determines the number of nodes by load. If it is not set, the number is
 	// nodes.
 	// +optional
@@ -112,8 +111,8 @@ type Storage struct {
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size cannot be reduced, because volumes do not shrink; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
 	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) <= 0",message="size cannot be increased, because growth of volumes is not supported yet; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
 	Size *resource.Quantity `json:"size,omitempty"`
-	// className is the StorageClass. If it is not set, the default of the cluster is used.
-	// It is immutable.
+	// className is the StorageClass. An unset field means the default of the Kubernetes
+	// cluster. It is immutable.
 	// +optional
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
@@ -123,14 +122,13 @@ type Storage struct {
 
 // Resources are the processor time and the memory of a node.
 type Resources struct {
-	// cpu is the requested processor time. There is no limit of it.
+	// cpu is the requested processor time. There is no limit of it. An unset field means
+	// 500m.
 	// +optional
-	// +kubebuilder:default="500m"
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
 	CPU *resource.Quantity `json:"cpu,omitempty"`
-	// memory is the requested memory, and the limit.
+	// memory is the requested memory, and the limit. An unset field means 1Gi.
 	// +optional
-	// +kubebuilder:default="1Gi"
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
 	Memory *resource.Quantity `json:"memory,omitempty"`
 }
@@ -155,22 +153,20 @@ type Autoscale struct {
 	TargetOpsPerNode int64 `json:"targetOpsPerNode"`
 	// targetDiskPercent is the used share of a volume above which a node is added, and
 	// that a removal must not exceed. If it is not set, nodes are not added because of
-	// their volumes.
+	// their volumes, and a removal must not exceed 80.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=95
 	TargetDiskPercent *int32 `json:"targetDiskPercent,omitempty"`
 	// scaleDownStabilizationSeconds is how long the load must be low, and the number of
-	// nodes unchanged, before a node is removed.
+	// nodes unchanged, before a node is removed. An unset field means 300.
 	// +optional
-	// +kubebuilder:default=300
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	ScaleDownStabilizationSeconds *int32 `json:"scaleDownStabilizationSeconds,omitempty"`
 	// scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes
-	// are added.
+	// are added. An unset field means 60.
 	// +optional
-	// +kubebuilder:default=60
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
 	ScaleUpCooldownSeconds *int32 `json:"scaleUpCooldownSeconds,omitempty"`

@@ -18,13 +18,13 @@ type AutoscaleApplyConfiguration struct {
 	TargetOpsPerNode *int64 `json:"targetOpsPerNode,omitempty"`
 	// targetDiskPercent is the used share of a volume above which a node is added, and
 	// that a removal must not exceed. If it is not set, nodes are not added because of
-	// their volumes.
+	// their volumes, and a removal must not exceed 80.
 	TargetDiskPercent *int32 `json:"targetDiskPercent,omitempty"`
 	// scaleDownStabilizationSeconds is how long the load must be low, and the number of
-	// nodes unchanged, before a node is removed.
+	// nodes unchanged, before a node is removed. An unset field means 300.
 	ScaleDownStabilizationSeconds *int32 `json:"scaleDownStabilizationSeconds,omitempty"`
 	// scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes
-	// are added.
+	// are added. An unset field means 60.
 	ScaleUpCooldownSeconds *int32 `json:"scaleUpCooldownSeconds,omitempty"`
 }
 

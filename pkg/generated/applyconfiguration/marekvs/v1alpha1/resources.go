@@ -14,9 +14,10 @@ import (
 //
 // Resources are the processor time and the memory of a node.
 type ResourcesApplyConfiguration struct {
-	// cpu is the requested processor time. There is no limit of it.
+	// cpu is the requested processor time. There is no limit of it. An unset field means
+	// 500m.
 	CPU *resource.Quantity `json:"cpu,omitempty"`
-	// memory is the requested memory, and the limit.
+	// memory is the requested memory, and the limit. An unset field means 1Gi.
 	Memory *resource.Quantity `json:"memory,omitempty"`
 }
 

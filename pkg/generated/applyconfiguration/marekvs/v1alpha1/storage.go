@@ -17,8 +17,8 @@ type StorageApplyConfiguration struct {
 	// size is the requested size. It can be written in another notation, such as 10240Mi
 	// instead of 10Gi, but not changed.
 	Size *resource.Quantity `json:"size,omitempty"`
-	// className is the StorageClass. If it is not set, the default of the cluster is used.
-	// It is immutable.
+	// className is the StorageClass. An unset field means the default of the Kubernetes
+	// cluster. It is immutable.
 	ClassName *string `json:"className,omitempty"`
 }
 
