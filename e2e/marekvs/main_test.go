@@ -26,6 +26,7 @@ import (
 
 // env is the cluster that all tests of this package share.
 var env struct {
+	binaries     *controlplane.Binaries
 	controlPlane *controlplane.ControlPlane
 	config       *rest.Config
 	kube         kubernetes.Interface
@@ -77,7 +78,7 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	}
 	defer func() { _ = cp.Stop(context.WithoutCancel(ctx)) }()
 
-	env.controlPlane, env.config = cp, cp.AdminConfig()
+	env.binaries, env.controlPlane, env.config = &binaries, cp, cp.AdminConfig()
 	env.config.QPS = -1
 	if env.kube, err = kubernetes.NewForConfig(env.config); err != nil {
 		return 1, err

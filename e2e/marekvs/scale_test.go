@@ -5,6 +5,7 @@ package marekvs
 
 import (
 	"context"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +51,7 @@ func until(t *testing.T, name, what string, condition func(*v1alpha1.MarekvsClus
 func healthy(nodes int32) func(*v1alpha1.MarekvsCluster) bool {
 	return func(c *v1alpha1.MarekvsCluster) bool {
 		return c.Status.Phase == v1alpha1.PhaseHealthy && c.Status.Replicas == nodes && *c.Status.ReadyNodes == nodes &&
-			c.Status.ObservedGeneration == c.Generation
+			meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionReady) && c.Status.ObservedGeneration == c.Generation
 	}
 }
 
@@ -141,6 +142,35 @@ func TestTolerationThatKubernetesRejects(t *testing.T) {
 	})
 	patch(t, "tolerant", `{"spec": {"tolerations": [{"key": "a", "operator": "Exists"}]}}`)
 	until(t, "tolerant", "3 nodes", healthy(3))
+}
+
+// kubectl waits until a change is complete, lists the kind by its category, and shows the message
+// in the wide output.
+func TestKubectlWaitsForACluster(t *testing.T) {
+	t.Parallel()
+	create(t, "waited", v1alpha1.MarekvsClusterSpec{})
+	wait := func() {
+		t.Helper()
+		kubectl(t, "wait", "--for=condition=Ready", "--timeout=2m", "mkv/waited")
+	}
+	wait()
+	until(t, "waited", "3 nodes", healthy(3))
+	kubectl(t, "scale", "mkv/waited", "--replicas=5")
+	wait()
+	cluster := until(t, "waited", "5 nodes", healthy(5))
+	assert.Equal(t, int32(5), cluster.Status.Replicas)
+	assert.Contains(t, kubectl(t, "get", "marekvs", "--output=name"), "marekvscluster.marekvs.io/waited\n")
+	assert.NotContains(t, kubectl(t, "get", "mkv", "waited"), "MESSAGE")
+	assert.Contains(t, kubectl(t, "get", "mkv", "waited", "--output=wide"), "at target 5")
+}
+
+// kubectl runs kubectl in the namespace of the tests, and returns what it printed.
+func kubectl(t *testing.T, arguments ...string) string {
+	t.Helper()
+	arguments = append([]string{"kubectl", "--kubeconfig", env.controlPlane.KubeconfigPath(), "--namespace", namespace}, arguments...)
+	output, err := exec.CommandContext(t.Context(), env.binaries.Kube, arguments...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return string(output)
 }
 
 // Two clusters whose Services have the same name do not take it from each other: the first keeps

@@ -72,7 +72,7 @@ func store(t *testing.T, name string, cluster object) {
 	t.Cleanup(func() { _ = clusters.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) })
 }
 
-// sample is the example of the manifests.
+// sample is the example of the manifests, with a name that no other test uses.
 func sample(t *testing.T) object {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("..", "..", "manifests", "marekvs", "samples", "demo.yaml"))
@@ -81,7 +81,7 @@ func sample(t *testing.T) object {
 	require.NoError(t, err)
 	read := &unstructured.Unstructured{}
 	require.NoError(t, read.UnmarshalJSON(encoded))
-	return read.Object
+	return with(read.Object, "metadata.name", "sample")
 }
 
 // with sets a field of an object, whose path is separated by dots. A nil value removes it.
@@ -125,7 +125,7 @@ func TestStoredDefaults(t *testing.T) {
 	t.Parallel()
 	autoscale := object{"minNodes": int64(1), "maxNodes": int64(5), "targetOpsPerNode": int64(1)}
 	stored, err := tryCreate(t, object{
-		"apiVersion": "marekvs.io/v1alpha1", "kind": "MarekvsCluster", "metadata": object{"name": "demo"},
+		"apiVersion": "marekvs.io/v1alpha1", "kind": "MarekvsCluster", "metadata": object{"name": "defaulted"},
 		"spec": object{"image": "i", "autoscale": autoscale},
 	})
 	require.NoError(t, err)

@@ -112,14 +112,19 @@ func writeKind(text *strings.Builder, crd apiextensionsv1.CustomResourceDefiniti
 			fmt.Fprintf(text, "- %s\n", rule)
 		}
 	}
-	text.WriteString("\n`kubectl get` shows:")
-	for i, column := range version.AdditionalPrinterColumns {
-		if i > 0 {
-			text.WriteString(",")
+	var columns, wide []string
+	for _, column := range version.AdditionalPrinterColumns {
+		if column.Priority > 0 {
+			wide = append(wide, column.Name)
+		} else {
+			columns = append(columns, column.Name)
 		}
-		fmt.Fprintf(text, " %s", column.Name)
 	}
-	text.WriteString(".\n")
+	fmt.Fprintf(text, "\n`kubectl get` shows: %s.", strings.Join(columns, ", "))
+	if len(wide) > 0 {
+		fmt.Fprintf(text, " With `-o wide` also: %s.", strings.Join(wide, ", "))
+	}
+	text.WriteString("\n")
 }
 
 // writeFields writes a row for each field of an object and of the objects in it.
@@ -203,6 +208,7 @@ func limitsOf(field *apiextensionsv1.JSONSchemaProps) []string {
 	count("at most %d characters", field.MaxLength, add)
 	count("at least %d entries", field.MinItems, add)
 	count("at most %d entries", field.MaxItems, add)
+	count("at least %d fields", field.MinProperties, add)
 	count("at most %d keys", field.MaxProperties, add)
 	if field.Pattern != "" && !field.XIntOrString {
 		add("matches %s", code(field.Pattern))

@@ -47,6 +47,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		if err != nil {
 			status.Message = err.Error()
 		}
+		setConditions(&status, ready(&status, v1alpha1.ReasonCreating, err))
 		return status
 	}
 	o, decision := result.observed, &result.decision
@@ -61,7 +62,9 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
 		scaleDownBlocked(decision.Step.Blocked), rolledOut(&decision.Rollout), progressing(o, decision))
-	status.Phase, status.Message = phase(cluster, result)
+	var reason string
+	status.Phase, reason, status.Message = phase(cluster, result)
+	setConditions(&status, ready(&status, reason, err))
 	return status
 }
 
@@ -80,6 +83,16 @@ func condition(kind string, isTrue bool, reason, message string) metav1.Conditio
 		status = metav1.ConditionTrue
 	}
 	return metav1.Condition{Type: kind, Status: status, Reason: cmp.Or(reason, v1alpha1.ReasonAsExpected), Message: message}
+}
+
+// ready summarizes a status whose phase has a reason, and the error of the sync.
+func ready(status *v1alpha1.MarekvsClusterStatus, reason string, err error) metav1.Condition {
+	if err != nil {
+		failed := reconciled(err)
+		return condition(v1alpha1.ConditionReady, false, failed.Reason, failed.Message)
+	}
+	message := fmt.Sprintf("The phase is %s: %s.", status.Phase, status.Message)
+	return condition(v1alpha1.ConditionReady, status.Phase == v1alpha1.PhaseHealthy, reason, message)
 }
 
 func owned(err error) metav1.Condition {
@@ -176,34 +189,35 @@ func transitional(blocked *scale.Block) bool {
 }
 
 // phase summarizes a sync. A cluster is healthy only if it has its size, every node is ready
-// and observed, and every copy exists.
-func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1.Phase, message string) {
+// and observed, and every copy exists. The reason explains the condition Ready.
+func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1.Phase, reason, message string) {
 	o, decision := result.observed, &result.decision
 	sampled, want := o.Sampled()
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
+	resized := fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
 	switch blocked := decision.Step.Blocked; {
 	case blocked != nil && transitional(blocked):
-		return v1alpha1.PhaseScalingDown, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
+		return v1alpha1.PhaseScalingDown, blocked.Reason, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
 	case blocked != nil:
-		return v1alpha1.PhaseBlocked, fmt.Sprintf("scale-down to %d deferred: %s", decision.Target, blocked.Message)
+		return v1alpha1.PhaseBlocked, blocked.Reason, fmt.Sprintf("scale-down to %d deferred: %s", decision.Target, blocked.Message)
 	case decision.Step.Replicas > o.Replicas:
-		return v1alpha1.PhaseScalingUp, fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
+		return v1alpha1.PhaseScalingUp, v1alpha1.ReasonScalingUp, resized
 	case decision.Step.Replicas < o.Replicas:
-		return v1alpha1.PhaseScalingDown, fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
+		return v1alpha1.PhaseScalingDown, v1alpha1.ReasonScalingDown, resized
 	case decision.Rollout.Halted:
-		return v1alpha1.PhaseBlocked, "rollout halted: " + decision.Rollout.Waiting.Message
+		return v1alpha1.PhaseBlocked, v1alpha1.ReasonRolloutHalted, "rollout halted: " + decision.Rollout.Waiting.Message
 	case sampled < want && cluster.Spec.Autoscale != nil && o.Ready() == o.Replicas:
-		return v1alpha1.PhaseBlocked, "the size is kept: " + unreachable
+		return v1alpha1.PhaseBlocked, v1alpha1.ReasonMetricsUnavailable, "the size is kept: " + unreachable
 	case o.Ready() < o.Replicas:
-		return v1alpha1.PhaseReconciling, fmt.Sprintf("%d of %d pods ready", o.Ready(), o.Replicas)
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonNotAllReady, fmt.Sprintf("%d of %d pods ready", o.Ready(), o.Replicas)
 	case sampled < want:
-		return v1alpha1.PhaseReconciling, unreachable
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonMetricsUnavailable, unreachable
 	case *o.Underreplicated() > 0:
-		return v1alpha1.PhaseReconciling, fmt.Sprintf("%d partitions under-replicated", *o.Underreplicated())
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonUnderreplicated, fmt.Sprintf("%d partitions under-replicated", *o.Underreplicated())
 	case !decision.Rollout.Done:
-		return v1alpha1.PhaseReconciling, "pods are being updated"
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonRollingOut, "pods are being updated"
 	}
-	return v1alpha1.PhaseHealthy, fmt.Sprintf("at target %d", decision.Target)
+	return v1alpha1.PhaseHealthy, v1alpha1.ReasonAsExpected, fmt.Sprintf("at target %d", decision.Target)
 }
 
 // publishedRate returns the rate to publish. It keeps the published rate before unless the

@@ -57,7 +57,8 @@ func reason(status v1alpha1.MarekvsClusterStatus, kind string) string {
 	return string(condition.Status) + " " + condition.Reason
 }
 
-// A cluster is healthy only when nothing is wrong, and each problem has a phase.
+// A cluster is healthy and ready only when nothing is wrong, and each problem has a phase and
+// a reason.
 func TestPhases(t *testing.T) {
 	unready := func(o *scale.Observation) { o.Pods[1].Ready = false }
 	silent := func(o *scale.Observation) { o.Pods[1].Sample = nil }
@@ -66,21 +67,22 @@ func TestPhases(t *testing.T) {
 		result    *syncResult
 		autoscale bool
 		phase     v1alpha1.Phase
+		ready     string
 		message   string
 	}{
-		"healthy":                    {result: done(3, nil), phase: "Healthy", message: "at target 3"},
-		"not ready":                  {result: done(3, unready), phase: "Reconciling", message: "2 of 3 pods ready"},
-		"no metrics":                 {result: done(3, silent), phase: "Reconciling", message: "metrics unreachable (2 of 3 pods scraped)"},
-		"no metrics, autoscaled":     {result: done(3, silent), autoscale: true, phase: "Blocked", message: "the size is kept: metrics unreachable (2 of 3 pods scraped)"},
-		"under-replicated":           {result: done(3, under), phase: "Reconciling", message: "5 partitions under-replicated"},
-		"growth":                     {result: done(5, nil), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
-		"growth without metrics":     {result: done(5, silent), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
-		"the template has changed":   {result: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", message: "pods are being updated"},
-		"the update is not observed": {result: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", message: "pods are being updated"},
+		"healthy":                    {result: done(3, nil), phase: "Healthy", ready: "True AsExpected", message: "at target 3"},
+		"not ready":                  {result: done(3, unready), phase: "Reconciling", ready: "False NotAllReady", message: "2 of 3 pods ready"},
+		"no metrics":                 {result: done(3, silent), phase: "Reconciling", ready: "False MetricsUnavailable", message: "metrics unreachable (2 of 3 pods scraped)"},
+		"no metrics, autoscaled":     {result: done(3, silent), autoscale: true, phase: "Blocked", ready: "False MetricsUnavailable", message: "the size is kept: metrics unreachable (2 of 3 pods scraped)"},
+		"under-replicated":           {result: done(3, under), phase: "Reconciling", ready: "False Underreplicated", message: "5 partitions under-replicated"},
+		"growth":                     {result: done(5, nil), phase: "ScalingUp", ready: "False ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"growth without metrics":     {result: done(5, silent), phase: "ScalingUp", ready: "False ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"the template has changed":   {result: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated"},
+		"the update is not observed": {result: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated"},
 		"an updated Pod fails": {result: done(3, func(o *scale.Observation) {
 			o.UpdateRevision, o.Partition = "2", 2
 			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
-		}), phase: "Blocked", message: "rollout halted: the updated pod demo-2 fails: ErrImagePull"},
+		}), phase: "Blocked", ready: "False RolloutHalted", message: "rollout halted: the updated pod demo-2 fails: ErrImagePull"},
 	} {
 		cluster := demo()
 		if c.autoscale {
@@ -89,6 +91,10 @@ func TestPhases(t *testing.T) {
 		status := newStatus(cluster, c.result, nil)
 		assert.Equal(t, c.phase, status.Phase, name)
 		assert.Equal(t, c.message, status.Message, name)
+		assert.Equal(t, c.ready, reason(status, "Ready"), name)
+		condition := meta.FindStatusCondition(status.Conditions, "Ready")
+		assert.Equal(t, "The phase is "+string(c.phase)+": "+c.message+".", condition.Message, name)
+		assert.Equal(t, int64(7), condition.ObservedGeneration, name)
 	}
 }
 
@@ -105,24 +111,25 @@ func TestPhasesOfRemovals(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]struct {
-		change         func(*scale.Observation)
-		phase          v1alpha1.Phase
-		message, block string
+		change                func(*scale.Observation)
+		phase                 v1alpha1.Phase
+		message, block, ready string
 	}{
-		"safe": {nil, "ScalingDown", "replicas 4 -> 3 (target 3)", "False AsExpected"},
+		"safe": {nil, "ScalingDown", "replicas 4 -> 3 (target 3)", "False AsExpected", "False ScalingDown"},
 		"no metrics": {func(o *scale.Observation) { o.Pods[0].Sample = nil }, "Blocked",
-			"scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", "True MetricsUnavailable"},
+			"scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", "True MetricsUnavailable", "False MetricsUnavailable"},
 		"under-replicated": {func(o *scale.Observation) { o.Pods[0].Sample.Underreplicated = ptr.To[int64](9) }, "Blocked",
-			"scale-down to 3 deferred: 9 partitions under-replicated", "True Underreplicated"},
+			"scale-down to 3 deferred: 9 partitions under-replicated", "True Underreplicated", "False Underreplicated"},
 		"not ready": {func(o *scale.Observation) { o.Pods[0].Ready = false }, "Blocked",
-			"scale-down to 3 deferred: 3 of 4 pods ready", "True NotAllReady"},
+			"scale-down to 3 deferred: 3 of 4 pods ready", "True NotAllReady", "False NotAllReady"},
 		"waiting": {func(o *scale.Observation) { o.SinceChange, o.Settle = 0, time.Minute }, "ScalingDown",
-			"scale-down to 3 waits: the nodes changed less than 1m0s ago", "False AsExpected"},
+			"scale-down to 3 waits: the nodes changed less than 1m0s ago", "False AsExpected", "False Settling"},
 	} {
 		status := newStatus(demo(), done(3, four(c.change)), nil)
 		assert.Equal(t, c.phase, status.Phase, name)
 		assert.Equal(t, c.message, status.Message, name)
 		assert.Equal(t, c.block, reason(status, "ScaleDownBlocked"), name)
+		assert.Equal(t, c.ready, reason(status, "Ready"), name)
 	}
 }
 
@@ -133,7 +140,7 @@ func TestStatusHasNoOldValues(t *testing.T) {
 	assert.Equal(t, ptr.To[int64](0), cluster.Status.UnderreplicatedPartitions)
 	assert.Equal(t, "4231.0", cluster.Status.OpsPerSecond)
 	assert.Equal(t, "app=demo", cluster.Status.Selector)
-	for _, kind := range []string{"Available", "MetricsAvailable", "RolledOut", "Owned", "Reconciled"} {
+	for _, kind := range []string{"Ready", "Available", "MetricsAvailable", "RolledOut", "Owned", "Reconciled"} {
 		assert.Equal(t, "True AsExpected", reason(cluster.Status, kind), kind)
 	}
 	silent := done(3, func(o *scale.Observation) { o.Pods[0].Sample = nil })
@@ -144,16 +151,41 @@ func TestStatusHasNoOldValues(t *testing.T) {
 	assert.Equal(t, "False MetricsUnavailable", reason(status, "MetricsAvailable"))
 }
 
+// A cluster of which a write failed is not ready, whatever its phase.
 func TestErrorsAreOnTheStatus(t *testing.T) {
 	status := newStatus(demo(), &syncResult{}, &notOwnedError{"Service", "demo"})
 	assert.Equal(t, "False NameConflict", reason(status, "Owned"))
 	assert.Equal(t, "False NameConflict", reason(status, "Reconciled"))
+	assert.Equal(t, "False NameConflict", reason(status, "Ready"))
 	assert.Contains(t, status.Message, "Service demo")
 	status = newStatus(demo(), done(3, nil), errors.New("forbidden"))
 	assert.Equal(t, "False ApplyFailed", reason(status, "Reconciled"))
+	assert.Equal(t, "False ApplyFailed", reason(status, "Ready"))
 	assert.Equal(t, "True AsExpected", reason(status, "Owned"))
 	status = newStatus(demo(), done(3, nil), &reclaimError{"data-demo-5", errors.New("forbidden")})
 	assert.Equal(t, "False DeleteFailed", reason(status, "Reconciled"))
+	assert.Equal(t, "False DeleteFailed", reason(status, "Ready"))
+	assert.Equal(t, v1alpha1.PhaseHealthy, status.Phase)
+	assert.Equal(t, "delete volume claim data-demo-5: forbidden", meta.FindStatusCondition(status.Conditions, "Ready").Message)
+}
+
+func TestAClusterIsNotReadyWhileItIsCreated(t *testing.T) {
+	for name, result := range map[string]*syncResult{
+		"created just now":                 {created: true, replicas: 3},
+		"the StatefulSet is being deleted": {},
+	} {
+		assert.Equal(t, "False Creating", reason(newStatus(demo(), result, nil), "Ready"), name)
+	}
+	h := newEmpty(t, nil)
+	h.step()
+	assert.Equal(t, "False Creating", reason(h.cluster().Status, "Ready"))
+	h.settle()
+	assert.Equal(t, "True AsExpected", reason(h.cluster().Status, "Ready"))
+	h.change(sized(4))
+	h.step()
+	assert.Equal(t, "False ScalingUp", reason(h.cluster().Status, "Ready"))
+	h.settle()
+	assert.Equal(t, "True AsExpected", reason(h.cluster().Status, "Ready"))
 }
 
 // A loaded cluster is not written at every sync.

@@ -23,6 +23,12 @@ const (
 
 // Types of conditions.
 const (
+	// ConditionReady is True while the phase is Healthy and every write of the last sync
+	// succeeded. The cluster then has its desired nodes, every node is ready, reports its
+	// metrics and has the present revision, and no node reports a partition with too few
+	// owners. In every other phase it is False, also while nodes are added or removed, or
+	// Pods are updated. The reason and the message explain the phase, or the failed write.
+	ConditionReady = "Ready"
 	// ConditionAvailable is True while fewer nodes than the replication factor are not
 	// ready, so that each partition has a copy on a node that is ready.
 	ConditionAvailable = "Available"
@@ -77,6 +83,12 @@ const (
 	ReasonDeleteFailed = "DeleteFailed"
 	// ReasonAsExpected means that nothing is wrong.
 	ReasonAsExpected = "AsExpected"
+	// ReasonCreating means that the StatefulSet is being created.
+	ReasonCreating = "Creating"
+	// ReasonScalingUp means that nodes are being added.
+	ReasonScalingUp = "ScalingUp"
+	// ReasonScalingDown means that a node is being removed.
+	ReasonScalingDown = "ScalingDown"
 	// ReasonScaledUp and ReasonScaledDown are the reasons of events.
 	ReasonScaledUp = "ScaledUp"
 	// ReasonScaledDown is the reason of an event.

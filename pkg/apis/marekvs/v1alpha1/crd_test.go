@@ -36,6 +36,7 @@ func TestDefinition(t *testing.T) {
 	definition := readDefinition(t)
 	assert.Equal(t, "marekvsclusters."+GroupName, definition.Name)
 	assert.Equal(t, []string{"mkv"}, definition.Spec.Names.ShortNames)
+	assert.Equal(t, []string{"marekvs"}, definition.Spec.Names.Categories)
 	assert.Equal(t, ClusterKind, definition.Spec.Names.Kind)
 	require.Len(t, definition.Spec.Versions, 1)
 	version := definition.Spec.Versions[0]
@@ -48,7 +49,11 @@ func TestDefinition(t *testing.T) {
 	}, version.Subresources)
 	var columns []string
 	for _, column := range version.AdditionalPrinterColumns {
-		columns = append(columns, column.Name+" "+column.JSONPath+" "+column.Type)
+		text := column.Name + " " + column.JSONPath + " " + column.Type
+		if column.Priority > 0 {
+			text += " -o wide"
+		}
+		columns = append(columns, text)
 	}
 	assert.Equal(t, []string{
 		"Desired .status.desiredNodes integer",
@@ -57,6 +62,7 @@ func TestDefinition(t *testing.T) {
 		"Ops/s .status.opsPerSecond string",
 		"Phase .status.phase string",
 		"Age .metadata.creationTimestamp date",
+		"Message .status.message string -o wide",
 	}, columns)
 }
 

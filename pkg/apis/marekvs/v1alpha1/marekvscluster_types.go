@@ -18,13 +18,14 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:subresource:scale:specpath=.spec.nodes,statuspath=.status.replicas,selectorpath=.status.selector
-// +kubebuilder:resource:path=marekvsclusters,scope=Namespaced,shortName=mkv
+// +kubebuilder:resource:path=marekvsclusters,scope=Namespaced,shortName=mkv,categories=marekvs
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desiredNodes`
 // +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyNodes`
 // +kubebuilder:printcolumn:name="Underrep",type=integer,JSONPath=`.status.underreplicatedPartitions`
 // +kubebuilder:printcolumn:name="Ops/s",type=string,JSONPath=`.status.opsPerSecond`
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,priority=1
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 52",message="metadata.name must have at most 52 characters, because the names of Pods and their labels are made from it"
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must begin with a letter and contain only lower case letters, digits and hyphens, because it is the name of a Service"
 type MarekvsCluster struct {
@@ -265,7 +266,7 @@ type MarekvsClusterStatus struct {
 	// lastScaleDownTime is when a node was last removed.
 	// +optional
 	LastScaleDownTime *metav1.Time `json:"lastScaleDownTime,omitempty"`
-	// conditions are the current conditions: Available, Progressing, ScaleDownBlocked,
+	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
 	// MetricsAvailable, RolledOut, Owned, Reconciled.
 	// +optional
 	// +listType=map

@@ -40,7 +40,7 @@ type MarekvsClusterStatusApplyConfiguration struct {
 	LastScaleUpTime *v1.Time `json:"lastScaleUpTime,omitempty"`
 	// lastScaleDownTime is when a node was last removed.
 	LastScaleDownTime *v1.Time `json:"lastScaleDownTime,omitempty"`
-	// conditions are the current conditions: Available, Progressing, ScaleDownBlocked,
+	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
 	// MetricsAvailable, RolledOut, Owned, Reconciled.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
