@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -212,8 +213,12 @@ func TestOthersAndQuiet(t *testing.T) {
 
 	create(t, "quiet", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
 	before := until(t, "quiet", "3 nodes and a rate", func(c *v1alpha1.MarekvsCluster) bool { return healthy(3)(c) && c.Status.OpsPerSecond != "" })
-	set, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "quiet", metav1.GetOptions{})
-	require.NoError(t, err)
+	// The StatefulSet controller may report the Pods later than the operator.
+	var set *appsv1.StatefulSet
+	eventually(t, "the StatefulSet reports its Pods", func(ctx context.Context) bool {
+		set, err = env.kube.AppsV1().StatefulSets(namespace).Get(ctx, "quiet", metav1.GetOptions{})
+		return err == nil && set.Status.AvailableReplicas == 3
+	})
 	// Each sync reads the metrics of each Pod once.
 	scrapes := env.store.Scrapes("quiet-0")
 	eventually(t, "ten syncs are complete", func(context.Context) bool { return env.store.Scrapes("quiet-0") > scrapes+10 })
