@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
-	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 )
 
 // object is a MarekvsCluster as a user writes it. The typed client could not send the values
@@ -267,26 +266,30 @@ func describe(path string, value any) string {
 // While autoscale is set, a change of nodes is rejected, which kubectl scale makes.
 func TestChanges(t *testing.T) {
 	t.Parallel()
-	store(t, "changed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.className", "local-nvme"))
-	store(t, "changed-fixed", with(with(sample(t), "spec.image", "marekvs:1"), "spec.autoscale", nil))
 	const (
+		scaled, fixed = "changed", "changed-fixed"
+
 		reduced, increased = "size cannot be reduced", "growth of volumes is not supported yet"
 		immutable          = "className is immutable"
 	)
+	store(t, scaled, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", "10240Mi"), "spec.storage.className", "local-nvme"))
+	store(t, fixed, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", int64(10<<30)), "spec.autoscale", nil))
 	for _, c := range []struct {
 		cluster, path string
 		value         any
 		field, rule   string
 	}{
-		{"changed", "spec.storage.size", "20Gi", "spec.storage.size", increased},
-		{"changed", "spec.storage.size", "10241Mi", "spec.storage.size", increased},
-		{"changed", "spec.storage.size", int64(10<<30 + 1), "spec.storage.size", increased},
-		{"changed", "spec.storage.size", "5Gi", "spec.storage.size", reduced},
-		{"changed", "spec.storage.size", "10G", "spec.storage.size", reduced},
-		{"changed", "spec.storage.className", "other", "spec.storage.className", immutable},
-		{"changed", "spec.storage.className", nil, "spec.storage.className", immutable},
-		{"changed-fixed", "spec.storage.className", "other", "spec.storage.className", immutable},
-		{"changed", "spec.nodes", int64(5), "spec.nodes", "nodes cannot be changed while autoscale is set"},
+		{scaled, "spec.storage.size", "20Gi", "spec.storage.size", increased},
+		{scaled, "spec.storage.size", "10241Mi", "spec.storage.size", increased},
+		{scaled, "spec.storage.size", int64(10<<30 + 1), "spec.storage.size", increased},
+		{scaled, "spec.storage.size", "5Gi", "spec.storage.size", reduced},
+		{scaled, "spec.storage.size", "10G", "spec.storage.size", reduced},
+		{fixed, "spec.storage.size", "20Gi", "spec.storage.size", increased},
+		{fixed, "spec.storage.size", "5Gi", "spec.storage.size", reduced},
+		{scaled, "spec.storage.className", "other", "spec.storage.className", immutable},
+		{scaled, "spec.storage.className", nil, "spec.storage.className", immutable},
+		{fixed, "spec.storage.className", "other", "spec.storage.className", immutable},
+		{scaled, "spec.nodes", int64(5), "spec.nodes", "nodes cannot be changed while autoscale is set"},
 	} {
 		t.Run(c.cluster+" "+describe(c.path, c.value), func(t *testing.T) {
 			expectRejected(t, tryChange(t, c.cluster, c.path, c.value), c.field, c.rule)
@@ -296,34 +299,56 @@ func TestChanges(t *testing.T) {
 		cluster, path string
 		value         any
 	}{
-		{"changed", "spec.storage.size", "10240Mi"},
-		{"changed", "spec.storage.size", int64(10 << 30)},
-		{"changed", "spec.storage.size", nil}, // the default
-		{"changed", "spec.image", "other"},
-		{"changed", "spec", object{"autoscale": nil, "nodes": int64(5)}},
-		{"changed-fixed", "spec.nodes", int64(5)},
+		{scaled, "spec.storage.size", "10Gi"},
+		{scaled, "spec.storage.size", int64(10 << 30)},
+		{scaled, "spec.storage.size", nil}, // the default
+		{fixed, "spec.storage.size", "10Gi"},
+		{fixed, "spec.storage.size", "10240Mi"},
+		{scaled, "spec.image", "other"},
+		{scaled, "spec", object{"autoscale": nil, "nodes": int64(5)}},
+		{fixed, "spec.nodes", int64(5)},
 	} {
 		t.Run(c.cluster+" "+describe(c.path, c.value), func(t *testing.T) {
 			require.NoError(t, tryChange(t, c.cluster, c.path, c.value))
 		})
 	}
-}
-
-// A typed client reads a cluster and writes it back, whatever the notation of its quantities.
-func TestTypedClientWritesAClusterBack(t *testing.T) {
-	t.Parallel()
-	clusters := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace)
-	for name, size := range map[string]any{"canonical": "10Gi", "notation": "10240Mi", "number": int64(10 << 30)} {
-		name = "written-back-" + name
-		store(t, name, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", size), "spec.storage.className", "local-nvme"))
-		before, after := writeBack(t, clusters, name)
-		assert.True(t, equality.Semantic.DeepEqual(before.Spec, after.Spec), "%s: %+v became %+v", name, before.Spec, after.Spec)
+	for _, name := range []string{scaled, fixed} {
+		t.Run(name+" is written back by a typed client", func(t *testing.T) {
+			before, after := writeBack(t, name)
+			assert.True(t, equality.Semantic.DeepEqual(before.Spec, after.Spec), "%+v became %+v", before.Spec, after.Spec)
+		})
 	}
 }
 
+// A typed client reads a cluster with every field and writes it back unchanged.
+func TestTypedClientWritesAClusterBack(t *testing.T) {
+	t.Parallel()
+	const name = "written-back"
+	cluster := sample(t)
+	for path, value := range map[string]any{
+		"spec.image":                             "marekvs:1",
+		"spec.reclaimPvcs":                       true,
+		"spec.storage.className":                 "local-nvme",
+		"spec.autoscale.targetDiskPercent":       int64(80),
+		"spec.spread.hostname.whenUnsatisfiable": "DoNotSchedule",
+		"spec.nodeSelector":                      object{"disk": "nvme"},
+		"spec.tolerations":                       []any{object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)}},
+	} {
+		with(cluster, path, value)
+	}
+	store(t, name, cluster)
+	before, after := writeBack(t, name)
+	assert.Equal(t, before, after)
+	stored, err := untyped(t).Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, with(cluster, "spec.nodes", int64(v1alpha1.DefaultNodes))["spec"], stored.Object["spec"])
+	assert.Equal(t, int64(1), stored.GetGeneration())
+}
+
 // writeBack updates a cluster as it was read.
-func writeBack(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, name string) (before, after *v1alpha1.MarekvsCluster) {
+func writeBack(t *testing.T, name string) (before, after *v1alpha1.MarekvsCluster) {
 	t.Helper()
+	clusters := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace)
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		var err error
 		if before, err = clusters.Get(t.Context(), name, metav1.GetOptions{}); err != nil {
