@@ -61,9 +61,10 @@ func Build(ctx context.Context, root string) (Version, error) {
 // version.
 const Variable = "NSTANCE_E2E_PREVIOUS"
 
-// baseline is the commit before stored objects got a format version. It is the previous version as
-// long as no version is tagged: an upgrade across a change of the stored format can fail.
-const baseline = "69fa228cec33"
+// baseline is the commit that gave the API its names. It is the previous version as long as no
+// version is tagged: a roll-back across it fails, because the API server rejects fields that the
+// kinds no longer have.
+const baseline = "53546f03"
 
 // Revision returns the commit of the previous version. It is the first of these that exists: the
 // commit in Variable, the last tag of a version before HEAD, the baseline, and the parent of HEAD,
