@@ -122,6 +122,12 @@ func TestDeletionPolicies(t *testing.T) {
 	})
 
 	t.Run("reasons", func(t *testing.T) {
+		operator := rest.CopyConfig(env.AdminConfig())
+		operator.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:serviceaccount:" + installation.Namespace + ":nstance-operator", Groups: []string{"system:masters"},
+		}
+		client, err := versioned.NewForConfig(operator)
+		require.NoError(t, err)
 		for object, reason := range map[deletable]string{
 			pool:        "remove it from there first, or scale the MachinePool to 0",
 			machinePool: "remove it from there first, or scale the MachinePool to 0",
@@ -135,7 +141,7 @@ func TestDeletionPolicies(t *testing.T) {
 			{`"Retain"`, "its deletion leaves the group and its instances on the shard"},
 			{"null", "its deletion terminates the instances of the group on the shard, unless spec.deletionPolicy of its pool is Retain;"},
 		} {
-			_, err := env.NstanceShardGroups().Patch(t.Context(), shardGroup.name, types.MergePatchType,
+			_, err := client.InfrastructureV1beta1().NstanceShardGroups(installation.Namespace).Patch(t.Context(), shardGroup.name, types.MergePatchType,
 				fmt.Appendf(nil, `{"spec":{"deletionPolicy":%s}}`, consequence.policy), metav1.PatchOptions{})
 			require.NoError(t, err)
 			if err := forbidden(shardGroup.delete(t.Context(), "", dry), consequence.reason); err != nil {

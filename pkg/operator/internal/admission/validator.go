@@ -208,12 +208,17 @@ func forbid(format string, args ...any) error {
 	}}
 }
 
-// validateMachinePool rejects a change that removes the replicas of a pool's MachinePool:
-// Cluster API would set its default, usually 1, and all other instances would be deleted
-// without a request. A number that the client sets has a field owner; the default of Cluster
-// API does not. With both annotations of the Cluster Autoscaler the replicas may be removed,
-// because that hands them over to the autoscaler (docs/capi.md#replicas).
+// validateMachinePool rejects a second MachinePool of a pool, and a change that removes the
+// replicas of a pool's MachinePool: Cluster API would set its default, usually 1, and all other
+// instances would be deleted without a request. A number that the client sets has a field owner;
+// the default of Cluster API does not. With both annotations of the Cluster Autoscaler the
+// replicas may be removed, because that hands them over to the autoscaler
+// (docs/capi.md#replicas).
 func (v *Validator) validateMachinePool(before, after *clusterv1.MachinePool) error {
+	pool := capi.PoolOf(after)
+	if other := v.otherMachinePool(pool, after.Name); other != "" && (before == nil || capi.PoolOf(before) != pool) {
+		return forbid("MachinePool %q cannot refer to NstanceMachinePool %q, to which MachinePool %q refers already: scale that one", after.Name, pool, other)
+	}
 	if before == nil || capi.PoolOf(after) == "" || capi.ReplicasOwned(after) || autoscaled(after) {
 		return nil
 	}
@@ -233,8 +238,22 @@ func autoscaled(machinePool *clusterv1.MachinePool) bool {
 	return hasMin && hasMax
 }
 
-// validateMachinePoolDeletion rejects the deletion of the MachinePool of a static
-// pool: Cluster API would delete the pool with it.
+// otherMachinePool returns a MachinePool that refers to a pool, other than the MachinePool of a
+// name, "" if there is none.
+func (v *Validator) otherMachinePool(pool, name string) string {
+	if pool == "" {
+		return ""
+	}
+	for _, machinePool := range v.machinePoolsOf(pool) {
+		if machinePool.Name != name && machinePool.DeletionTimestamp == nil {
+			return machinePool.Name
+		}
+	}
+	return ""
+}
+
+// validateMachinePoolDeletion rejects the deletion of the MachinePool of a static pool, and of
+// one of several MachinePools of a pool: Cluster API would delete the pool with it.
 func (v *Validator) validateMachinePoolDeletion(machinePool *clusterv1.MachinePool) error {
 	name := capi.PoolOf(machinePool)
 	if name == "" || v.clusterIsDeleted() {
@@ -242,10 +261,18 @@ func (v *Validator) validateMachinePoolDeletion(machinePool *clusterv1.MachinePo
 	}
 	pool, err := v.pools.Get(name)
 	// The MachinePool of a pool that is being deleted may be deleted too.
-	if err != nil || pool.DeletionTimestamp != nil || !isStatic(pool) {
+	if err != nil || pool.DeletionTimestamp != nil {
 		return nil //nolint:nilerr // a pool that is not in the cache does not exist
 	}
-	return forbid("MachinePool %q cannot be deleted: %s", machinePool.Name, staticReason(pool))
+	if isStatic(pool) {
+		return forbid("MachinePool %q cannot be deleted: %s", machinePool.Name, staticReason(pool))
+	}
+	if other := v.otherMachinePool(name, machinePool.Name); other != "" {
+		return forbid("MachinePool %q cannot be deleted: MachinePool %q refers to NstanceMachinePool %q too, which Cluster API would delete; "+
+			"set spec.template.spec.infrastructureRef.name of the MachinePool that is too many to a name that does not exist, and delete it then",
+			machinePool.Name, other, name)
+	}
+	return nil
 }
 
 // machinePoolsOf returns the MachinePools whose infrastructure is a pool.

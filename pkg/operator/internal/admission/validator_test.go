@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -407,6 +408,44 @@ func TestSettingsOfStaticGroups(t *testing.T) {
 			if err := v.Validate(update(t, pool, pool.DeepCopy())); err != nil {
 				t.Errorf("an update is rejected: %v", err)
 			}
+		})
+	}
+}
+
+// Cluster API deletes the pool of a deleted MachinePool, also if another one refers to it.
+func TestSecondMachinePoolOfAPool(t *testing.T) {
+	first, second := newMachinePool("workers", v1beta1.PoolKind, "workers"), newMachinePool("prod-workers", v1beta1.PoolKind, "workers")
+	elsewhere := newMachinePool("prod-workers", v1beta1.PoolKind, "other")
+	both := func(w *world) { w.machinePools = append(w.machinePools, second) }
+	for name, test := range map[string]struct {
+		change  func(*world)
+		request *admissionv1.AdmissionRequest
+		want    string
+	}{
+		"is created":            {nil, newRequest(t, admissionv1.Create, machinePools, nil, second), `MachinePool "prod-workers" cannot refer to NstanceMachinePool "workers", to which MachinePool "workers" refers already`},
+		"refers to it later":    {nil, newRequest(t, admissionv1.Update, machinePools, elsewhere, second), `to which MachinePool "workers" refers already`},
+		"is the first":          {nil, newRequest(t, admissionv1.Create, machinePools, nil, first), ""},
+		"refers to another":     {nil, newRequest(t, admissionv1.Create, machinePools, nil, elsewhere), ""},
+		"of two, is deleted":    {both, remove(t, second), `MachinePool "workers" refers to NstanceMachinePool "workers" too`},
+		"of two, the other one": {both, remove(t, first), `MachinePool "prod-workers" refers to NstanceMachinePool "workers" too`},
+		"of two, is scaled":     {both, newRequest(t, admissionv1.Update, machinePools, second.DeepCopy(), second), ""},
+		"is moved away":         {both, newRequest(t, admissionv1.Update, machinePools, second, elsewhere), ""},
+		"the other one is being deleted": {func(w *world) {
+			w.machinePools = append(w.machinePools, controllertest.Deleting(second.DeepCopy()))
+		}, remove(t, first), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := present()
+			if test.change != nil {
+				test.change(&w)
+			}
+			err := newValidator(t, w).Validate(test.request)
+			if test.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			require.ErrorContains(t, err, test.want)
+			require.True(t, apierrors.IsForbidden(err))
 		})
 	}
 }
