@@ -26,6 +26,7 @@ func TestReadyStaysTrueWhileScaling(t *testing.T) {
 	t.Parallel()
 	const name = "steady"
 	env.CreatePoolForTest(t, name, 2)
+	env.UntilRunning(t, name, 2)
 	pool, err := env.NstanceMachinePool(t.Context(), name)
 	require.NoError(t, err)
 	ctx, stop := context.WithCancel(t.Context())
@@ -60,7 +61,7 @@ func TestReadyStaysTrueWhileScaling(t *testing.T) {
 	env.Scale(t, name, 3)
 	env.UntilRunning(t, name, 3)
 	before := env.NodeNames(t, name)
-	_, err = env.NstanceMachinePools().Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"vars":{"rotate":"1"}}}`), metav1.PatchOptions{})
+	_, err = env.NstanceMachinePools().Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"instanceType":"m7i.xlarge"}}`), metav1.PatchOptions{})
 	require.NoError(t, err)
 	testcluster.Eventually(t, 2*time.Minute, "all instances are replaced", func(ctx context.Context) error {
 		nodes, err := env.Nodes(ctx, name)

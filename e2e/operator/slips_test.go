@@ -39,6 +39,7 @@ func suspendBinding(t *testing.T, name string) {
 func TestEditedShardGroupTerminatesNothing(t *testing.T) {
 	const name = "edited"
 	env.CreatePoolForTest(t, name, 6)
+	env.UntilRunning(t, name, 6)
 	witness := env.NewWitness(t, name)
 	shardGroup := v1beta1.ShardGroupName(name, shardIDs[0])
 	edit := func(ctx context.Context) error {
@@ -69,6 +70,7 @@ func TestShardGroupWithoutAnOwnerIsAdopted(t *testing.T) {
 	t.Parallel()
 	const name = "adopted-again"
 	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
 	pool, err := env.NstanceMachinePool(t.Context(), name)
 	require.NoError(t, err)
 	shardGroup := v1beta1.ShardGroupName(name, shardIDs[1])
@@ -93,6 +95,7 @@ func TestShardGroupWithoutAnOwnerIsAdopted(t *testing.T) {
 func TestSurplusMachinePoolTerminatesNothing(t *testing.T) {
 	const name, surplus = "wanted", "surplus"
 	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
 	second := testcluster.NewMachinePool(name, 3)
 	second.Name = surplus
 	testcluster.Eventually(t, time.Minute, "a second MachinePool is rejected", func(ctx context.Context) error {
@@ -112,6 +115,13 @@ func TestSurplusMachinePoolTerminatesNothing(t *testing.T) {
 	testcluster.Stop(t, operator)
 	_, err = env.MachinePools().Create(t.Context(), second, metav1.CreateOptions{})
 	require.NoError(t, err)
+	testcluster.Eventually(t, time.Minute, "Cluster API knows the surplus MachinePool", func(ctx context.Context) error {
+		machinePool, err := env.MachinePools().Get(ctx, surplus, metav1.GetOptions{})
+		if err == nil && len(machinePool.Finalizers) == 0 {
+			err = errors.New("it has no finalizer")
+		}
+		return err
+	})
 	require.NoError(t, env.MachinePools().Delete(t.Context(), surplus, metav1.DeleteOptions{}))
 	testcluster.Eventually(t, time.Minute, "Cluster API deletes the pool", func(ctx context.Context) error {
 		pool, err := env.NstanceMachinePool(ctx, name)

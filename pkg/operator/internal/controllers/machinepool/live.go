@@ -167,8 +167,9 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 	return candidates, true, nil
 }
 
-// Wants reports whether a pool that is not being deleted has the group and the shard of a shard
-// group: the pool of its owner reference, or the pool that has the name of the group.
+// Wants reports whether a pool has the group and the shard of a shard group that it does not
+// own, and is not being deleted: the pool of the name in its owner reference, or the pool that
+// has the name of the group.
 func (c *Controller) Wants(ctx context.Context, group *v1beta1.NstanceShardGroup) (bool, error) {
 	for _, name := range []string{poolOf(group), string(group.Spec.Group)} {
 		if name == "" {
@@ -181,7 +182,7 @@ func (c *Controller) Wants(ctx context.Context, group *v1beta1.NstanceShardGroup
 		if err != nil {
 			return false, fmt.Errorf("read pool %s of shard group %s: %w", name, klog.KObj(group), err)
 		}
-		if pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group && slices.Contains(pool.Spec.Shards, group.Spec.Shard) {
+		if !metav1.IsControlledBy(group, pool) && pool.DeletionTimestamp.IsZero() && pool.Spec.Group == group.Spec.Group && slices.Contains(pool.Spec.Shards, group.Spec.Shard) {
 			return true, nil
 		}
 	}

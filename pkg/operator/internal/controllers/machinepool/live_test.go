@@ -398,3 +398,30 @@ func TestFailedReadsShrinkNothing(t *testing.T) {
 	require.ErrorIs(t, err, failed)
 	h.expectSizes(map[string]int32{"a": 5, "b": 5})
 }
+
+// A restore gives shard groups owners that no longer exist, which the garbage collector deletes.
+func TestWants(t *testing.T) {
+	pool := newPool("a", "b")
+	h := newHarness(t, withSizes(nil), pool)
+	owned := newShardGroup(pool, "a", 2)
+	former := newShardGroup(pool, "a", 2)
+	former.OwnerReferences[0].UID = "uid-of-a-former-pool"
+	orphan := newShardGroup(pool, "a", 2)
+	orphan.OwnerReferences = nil
+	removed := former.DeepCopy()
+	removed.Spec.Shard = "c"
+	for name, test := range map[string]struct {
+		group *v1beta1.NstanceShardGroup
+		want  bool
+	}{
+		"of the pool": {owned, false}, "of a former pool": {former, true}, "of no pool": {orphan, true}, "on a shard that the pool does not have": {removed, false},
+	} {
+		got, err := h.controller.Wants(t.Context(), test.group)
+		require.NoError(t, err)
+		assert.Equal(t, test.want, got, name)
+	}
+	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { controllertest.Deleting(pool) })
+	got, err := h.controller.Wants(t.Context(), former)
+	require.NoError(t, err)
+	assert.False(t, got, "of a pool that is being deleted")
+}

@@ -56,8 +56,8 @@ type Options struct {
 		PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
 		// Writer returns who last wrote these settings of the pool, "" if unknown.
 		Writer(ctx context.Context, group *v1beta1.NstanceShardGroup, settings ...string) string
-		// Wants reports whether a pool that is not being deleted has the shard and the group
-		// of a shard group, as the API server has it.
+		// Wants reports whether a pool that does not own a shard group, and is not being
+		// deleted, has its shard and group, as the API server has it.
 		Wants(ctx context.Context, group *v1beta1.NstanceShardGroup) (bool, error)
 		AddPauseHandler(handler pauseHandler)
 	}

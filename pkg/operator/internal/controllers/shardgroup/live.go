@@ -85,9 +85,9 @@ func ownsSize(entry *metav1.ManagedFieldsEntry) bool {
 }
 
 // deletionWanted reports whether the group of a shard group that is being deleted may be
-// deleted on its shard: no pool wants it, or an administrator has confirmed the deletion. A
-// shard group whose owner was lost or replaced, as by a restore, is garbage to the API server,
-// and its instances are not.
+// deleted on its shard: its owner or a user has deleted it, or an administrator has confirmed
+// the deletion. A shard group whose owner was replaced, as by a restore, is garbage to the API
+// server, and its instances are not: the pool that exists now wants them.
 func (c *Controller) deletionWanted(ctx context.Context, object *v1beta1.NstanceShardGroup) (bool, error) {
 	if object.Annotations[v1beta1.AnnotationConfirmDeletion] == object.Name {
 		return true, nil
