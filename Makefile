@@ -229,7 +229,11 @@ verify-alerts: ## Test the alerts with promtool, of Debian's package prometheus.
 verify-agent: ## Check the size of the agent.
 	$(MAKE) --no-print-directory agent AGENT_ARCHES=amd64 AGENT_FLAGS=
 
+.PHONY: lint-api
+lint-api: ## Check API types against the conventions of Kubernetes.
+	$(TOOL) golangci-lint-kube-api-linter run --config .golangci-kal.yml ./pkg/apis/...
+
 .PHONY: lint
-lint: ## Run golangci-lint, which runs go vet too.
+lint: lint-api ## Run golangci-lint, which runs go vet too.
 	$(TOOL) golangci-lint run ./...
 	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...

@@ -19,4 +19,7 @@ lint() {
 mapfile -t own < <(grep -vE '^(e2e|pkg/generated|hack/(tools|discovery|versitygw))(/|$)' <<<"$changed" | sed 's|^|./|' | grep -v '^./$')
 mapfile -t ends < <(sed -n 's|^e2e/|./|p' <<<"$changed" | grep -v '^./cmd/kube')
 lint . "${own[@]}"
+if grep -q '^pkg/apis/' <<<"$changed"; then
+	go tool -modfile=hack/tools/go.mod golangci-lint-kube-api-linter run --config .golangci-kal.yml ./pkg/apis/...
+fi
 lint e2e "${ends[@]}"

@@ -223,7 +223,7 @@ func testZoneWithoutStock(t *testing.T) {
 	for pool, replicas := range map[string]int32{name: 9, builders: 0} {
 		wanted := testcluster.NewNstanceMachinePool(pool, shardIDs...)
 		wanted.Spec.InstanceType = scarce
-		wanted.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: ptr.To[int32](5)}
+		wanted.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: 5}
 		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool, replicas), wanted))
 	}
 	untilShortfall(t, name, v1beta1.ReasonMoved,

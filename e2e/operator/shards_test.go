@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -110,8 +111,8 @@ func interruptedScaling(t *testing.T, name, down string) interrupted {
 						t.Errorf("%s was removed from the pool's list", id)
 					}
 				}
-				if len(pool.Spec.ProviderIDList) != 10 || pool.Status.Shards.Reachable != 2 {
-					return fmt.Errorf("%d ids and %d shards reachable, want 10 and 2", len(pool.Spec.ProviderIDList), pool.Status.Shards.Reachable)
+				if len(pool.Spec.ProviderIDList) != 10 || ptr.Deref(pool.Status.Shards.Reachable, 0) != 2 {
+					return fmt.Errorf("%d ids and %d shards reachable, want 10 and 2", len(pool.Spec.ProviderIDList), ptr.Deref(pool.Status.Shards.Reachable, 0))
 				}
 				if !meta.IsStatusConditionFalse(pool.Status.Conditions, v1beta1.ConditionShardsReachable) {
 					return errors.New("ShardsReachable is not False")

@@ -35,11 +35,11 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		field  string
 		rule   string
 	}{
-		"no shards":           {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{} }, "spec.shards", "at least 1 item"},
+		"no shards":           {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = nil }, "spec.shards", "Required value"},
 		"a shard twice":       {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{"a", "b", "a"} }, "spec.shards", "must not contain a shard twice"},
 		"a shard in capitals": {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{"A"} }, "spec.shards[0]", "should match"},
 		"group with hyphens":  {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "a--b" }, "spec.group", "must not contain consecutive hyphens"},
-		"no group":            {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "" }, "spec.group", "at least 1 char"},
+		"no group":            {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "" }, "spec.group", "Required value"},
 		"long group":          {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = v1beta1.Identifier(strings.Repeat("a", 33)) }, "spec.group", "32"},
 		"no instance at once": {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromInt32(0)) }, "spec.scaleDown.maxInFlight", "must be a number from 1 on"},
 		"no part at once":     {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("0%")) }, "spec.scaleDown.maxInFlight", "must be a number from 1 on"},
@@ -47,10 +47,12 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		"an unknown pause": {func(p *v1beta1.NstanceMachinePool) {
 			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.PoolState{"Night"}}
 		}, "spec.scaleDown.pauseWhile[0]", "Unsupported value"},
-		"a negative time":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: -1} }, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
+		"a negative time": {func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](-1)}
+		}, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
 		"an unknown policy":                  {func(p *v1beta1.NstanceMachinePool) { p.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", "Unsupported value"},
-		"no time of a shortfall":             {shortfall(v1beta1.ShortfallSettings{AfterSeconds: ptr.To[int32](0)}), "spec.shortfall.afterSeconds", "greater than or equal to 1"},
-		"more than a day of a shortfall":     {shortfall(v1beta1.ShortfallSettings{AfterSeconds: ptr.To[int32](86401)}), "spec.shortfall.afterSeconds", "less than or equal to 86400"},
+		"no time of a shortfall":             {shortfall(v1beta1.ShortfallSettings{AfterSeconds: -1}), "spec.shortfall.afterSeconds", "greater than or equal to 1"},
+		"more than a day of a shortfall":     {shortfall(v1beta1.ShortfallSettings{AfterSeconds: 86401}), "spec.shortfall.afterSeconds", "less than or equal to 86400"},
 		"an unknown reaction to a shortfall": {shortfall(v1beta1.ShortfallSettings{Policy: "Ignore"}), "spec.shortfall.policy", "Unsupported value"},
 		"no setting of a shortfall":          {shortfall(v1beta1.ShortfallSettings{}), "spec.shortfall", "at least 1 properties"},
 		"an unknown mode":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.MachineMode = "Sometimes" }, "spec.machineMode", "Unsupported value"},

@@ -22,7 +22,7 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Type:               kind,
 		Status:             status,
 		Reason:             reason,
-		Message:            truncate(message, maxMessage),
+		Message:            Truncate(message, maxMessage),
 		ObservedGeneration: generation,
 	})
 }
@@ -60,10 +60,10 @@ func TurnedFalse(before, after []metav1.Condition, kind string) *metav1.Conditio
 // ellipsis marks where a text was cut off.
 const ellipsis = "…"
 
-// truncate returns text in at most limit bytes of valid UTF-8. Messages contain unvalidated
+// Truncate returns text in at most limit bytes of valid UTF-8. Messages contain unvalidated
 // text from shard servers. If the API server rejected or changed a message, it would be
 // written again at each sync.
-func truncate(text string, limit int) string {
+func Truncate(text string, limit int) string {
 	text = strings.ToValidUTF8(text, string(utf8.RuneError))
 	if len(text) <= limit {
 		return text

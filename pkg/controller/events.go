@@ -57,13 +57,13 @@ func NewRecorder(ctx context.Context, client kubernetes.Interface, manager strin
 
 // Warn records an event of type Warning about object. A note that is too long is cut off.
 func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
-	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", truncate(note, maxNote))
+	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", Truncate(note, maxNote))
 }
 
 // Record records an event of type Normal about object, such as a change of its size. A note
 // that is too long is cut off.
 func Record(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
-	recorder.Eventf(object, nil, corev1.EventTypeNormal, reason, action, "%s", truncate(note, maxNote))
+	recorder.Eventf(object, nil, corev1.EventTypeNormal, reason, action, "%s", Truncate(note, maxNote))
 }
 
 // LimitEvents returns a recorder that drops events which exceed these limits in a quarter of

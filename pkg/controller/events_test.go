@@ -55,9 +55,9 @@ func TestShorten(t *testing.T) {
 		"broken\xff":    "broke…",
 		"ok\xff":        "ok\uFFFD",
 	} {
-		got := truncate(text, 8)
+		got := Truncate(text, 8)
 		if got != want || !utf8.ValidString(got) {
-			t.Errorf("truncate(%q, 8) = %q, want %q", text, got, want)
+			t.Errorf("Truncate(%q, 8) = %q, want %q", text, got, want)
 		}
 	}
 }

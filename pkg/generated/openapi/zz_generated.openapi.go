@@ -2889,7 +2889,6 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref common.ReferenceCal
 					"instance": {
 						SchemaProps: spec.SchemaProps{
 							Description: "instance is the id of the instance on the shard.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2930,7 +2929,6 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref common.ReferenceCal
 					"reason": {
 						SchemaProps: spec.SchemaProps{
 							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing or AmbiguousProviderID.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2974,7 +2972,6 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref common.ReferenceCall
 					"namespace": {
 						SchemaProps: spec.SchemaProps{
 							Description: "namespace is the namespace of the Pod.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2982,7 +2979,6 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref common.ReferenceCall
 					"name": {
 						SchemaProps: spec.SchemaProps{
 							Description: "name is the name of the Pod.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3046,7 +3042,6 @@ func schema_pkg_apis_infrastructure_v1beta1_FailureDomain(ref common.ReferenceCa
 					"name": {
 						SchemaProps: spec.SchemaProps{
 							Description: "name is the id of the shard.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3138,7 +3133,6 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref common.ReferenceC
 					"name": {
 						SchemaProps: spec.SchemaProps{
 							Description: "name is the id of the group.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3160,7 +3154,6 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupRevision(ref common.ReferenceCa
 					"uid": {
 						SchemaProps: spec.SchemaProps{
 							Description: "uid is the UID of the shard group.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3168,7 +3161,6 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupRevision(ref common.ReferenceCa
 					"generation": {
 						SchemaProps: spec.SchemaProps{
 							Description: "generation is the generation of the shard group.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -3303,7 +3295,6 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 					"type": {
 						SchemaProps: spec.SchemaProps{
 							Description: "type is the type of the address.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3311,7 +3302,6 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 					"address": {
 						SchemaProps: spec.SchemaProps{
 							Description: "address is a host name or an IP address.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3373,20 +3363,23 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref common.ReferenceC
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterSpec"),
+							Description: "spec is the address of the API server.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterStatus"),
+							Description: "status is the status that Cluster API reads of an infrastructure cluster and of a control plane.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterStatus"),
 						},
 					},
 				},
@@ -3502,6 +3495,28 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 				Description: "NstanceClusterStatus is the status that Cluster API reads of an infrastructure cluster and of a control plane.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable, IdentityReady, and WorkloadClusterReachable in an external cluster.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"initialization": {
 						SchemaProps: spec.SchemaProps{
 							Description: "initialization contains the initial steps that are complete.",
@@ -3545,28 +3560,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 							Format:      "int64",
 						},
 					},
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable, IdentityReady, and WorkloadClusterReachable in an external cluster.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Default: map[string]interface{}{},
-										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
 				},
 			},
 		},
@@ -3598,20 +3591,23 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachine(ref common.ReferenceC
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineSpec"),
+							Description: "spec is the request for an instance. Only providerID can be changed, because the instance is created from the other fields.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineStatus"),
+							Description: "status is the state of the instance that the shard reports.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineStatus"),
 						},
 					},
 				},
@@ -3715,20 +3711,23 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePool(ref common.Refere
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolSpec"),
+							Description: "spec is the configuration of a group and its shards. The MachinePool sets the number of instances.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolStatus"),
+							Description: "status is the sum of what the shards of the pool report.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolStatus"),
 						},
 					},
 				},
@@ -3819,7 +3818,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					"group": {
 						SchemaProps: spec.SchemaProps{
 							Description: "group is the id of the Nstance group. It never changes.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3956,6 +3954,28 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 				Description: "NstanceMachinePoolStatus is the sum of what the shards of the pool report.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, MachinesEnabled, Paused.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"ready": {
 						SchemaProps: spec.SchemaProps{
 							Description: "ready becomes true when a shard reports the first instance, or when all shards have reported and no instance is desired. It stays true, because Cluster API stops copying provider ids and replicas if it becomes false. The current state is the condition Ready.",
@@ -4094,28 +4114,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							Format:      "int64",
 						},
 					},
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, MachinesEnabled, Paused.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Default: map[string]interface{}{},
-										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
 				},
 			},
 		},
@@ -4191,6 +4189,28 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 				Description: "NstanceMachineStatus is the state of the instance that the shard reports.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Ready, InstanceCreated, ServerDeleted, DrainsProgressing, Paused.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"instanceID": {
 						SchemaProps: spec.SchemaProps{
 							Description: "instanceID is the id of the instance on its shard.",
@@ -4266,28 +4286,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 							Format:      "int64",
 						},
 					},
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, InstanceCreated, ServerDeleted, DrainsProgressing, Paused.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Default: map[string]interface{}{},
-										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
 				},
 			},
 		},
@@ -4319,20 +4317,23 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplate(ref common.Re
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec"),
+							Description: "spec contains the template.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateStatus"),
+							Description: "status has what the cluster autoscaler needs to scale up from zero (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#autoscaling-from-zero).",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateStatus"),
 						},
 					},
 				},
@@ -4505,20 +4506,23 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroup(ref common.Referen
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec"),
+							Description: "spec is the desired state of the group on this shard.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus"),
+							Description: "status is the state of the group that the shard reports, and the state of its drains.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus"),
 						},
 					},
 				},
@@ -4589,7 +4593,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					"group": {
 						SchemaProps: spec.SchemaProps{
 							Description: "group is the id of the Nstance group. It never changes.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4597,7 +4600,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					"shard": {
 						SchemaProps: spec.SchemaProps{
 							Description: "shard is the id of the shard. It never changes.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4721,6 +4723,28 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 				Description: "NstanceShardGroupStatus is the state of the group that the shard reports, and the state of its drains.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Ready, ShardReachable, ConfigValid, DrainsProgressing, Paused.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
 							Description: "observedGeneration is the generation that the status was computed from.",
@@ -4810,28 +4834,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardReachable, ConfigValid, DrainsProgressing, Paused.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Default: map[string]interface{}{},
-										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
-						},
-					},
 				},
 			},
 		},
@@ -4905,7 +4907,6 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 					"total": {
 						SchemaProps: spec.SchemaProps{
 							Description: "total is the number of shards in the spec.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4913,7 +4914,6 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 					"reachable": {
 						SchemaProps: spec.SchemaProps{
 							Description: "reachable is the number of connected shards.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5006,7 +5006,6 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 					"minNodes": {
 						SchemaProps: spec.SchemaProps{
 							Description: "minNodes is the least number of nodes. It is raised to replicationFactor + 1.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5014,7 +5013,6 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 					"maxNodes": {
 						SchemaProps: spec.SchemaProps{
 							Description: "maxNodes is the largest number of nodes.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5022,7 +5020,6 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 					"targetOpsPerNode": {
 						SchemaProps: spec.SchemaProps{
 							Description: "targetOpsPerNode is how many commands a node is to execute per second.",
-							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -5098,20 +5095,23 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref common.ReferenceCallbac
 					},
 					"metadata": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+							Description: "metadata is the metadata of the object.",
+							Default:     map[string]interface{}{},
+							Ref:         ref(v1.ObjectMeta{}.OpenAPIModelName()),
 						},
 					},
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec"),
+							Description: "spec is the wanted cluster.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec"),
 						},
 					},
 					"status": {
 						SchemaProps: spec.SchemaProps{
-							Default: map[string]interface{}{},
-							Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus"),
+							Description: "status is the observed state of the cluster.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus"),
 						},
 					},
 				},
@@ -5182,7 +5182,6 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					"image": {
 						SchemaProps: spec.SchemaProps{
 							Description: "image is the container image of the nodes.",
-							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -5302,6 +5301,28 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 				Description: "MarekvsClusterStatus is the observed state of the cluster.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
 							Description: "observedGeneration is the generation that the status was computed from.",
@@ -5375,28 +5396,6 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 						SchemaProps: spec.SchemaProps{
 							Description: "lastScaleDownTime is when a node was last removed.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
-						},
-					},
-					"conditions": {
-						VendorExtensible: spec.VendorExtensible{
-							Extensions: spec.Extensions{
-								"x-kubernetes-list-map-keys": []interface{}{
-									"type",
-								},
-								"x-kubernetes-list-type": "map",
-							},
-						},
-						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled.",
-							Type:        []string{"array"},
-							Items: &spec.SchemaOrArray{
-								Schema: &spec.Schema{
-									SchemaProps: spec.SchemaProps{
-										Default: map[string]interface{}{},
-										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
-									},
-								},
-							},
 						},
 					},
 				},

@@ -80,7 +80,9 @@ func claim(cluster *v1alpha1.MarekvsCluster) *corev1ac.PersistentVolumeClaimAppl
 	spec := corev1ac.PersistentVolumeClaimSpec().
 		WithAccessModes(corev1.ReadWriteOnce).
 		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: *cluster.Spec.Storage.Size}))
-	spec.StorageClassName = cluster.Spec.Storage.ClassName
+	if class := cluster.Spec.Storage.ClassName; class != "" {
+		spec.WithStorageClassName(class)
+	}
 	return (&corev1ac.PersistentVolumeClaimApplyConfiguration{}).
 		WithName(volumeName).WithLabels(Labels(cluster.Name)).WithSpec(spec)
 }

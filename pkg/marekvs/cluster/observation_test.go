@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/observe"
@@ -72,7 +71,7 @@ func newDisks(t *testing.T) (*harness, *disks) {
 	t.Helper()
 	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) {
 		autoscaled(c)
-		c.Spec.Autoscale.TargetDiskPercent = ptr.To[int32](70)
+		c.Spec.Autoscale.TargetDiskPercent = 70
 	})
 	d := &disks{nodes: h.nodes, used: 20, fullest: map[string]float64{}}
 	h.Scraper = d

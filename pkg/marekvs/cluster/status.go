@@ -45,7 +45,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.ReadyNodes, status.UnderreplicatedPartitions, status.OpsPerSecond = ptr.To[int32](0), nil, ""
 		status.Phase, status.Message = v1alpha1.PhaseReconciling, "the StatefulSet is being created"
 		if err != nil {
-			status.Message = err.Error()
+			status.Message = controller.Truncate(err.Error(), v1alpha1.MaxMessage)
 		}
 		setConditions(&status, ready(&status, v1alpha1.ReasonCreating, err))
 		return status
@@ -64,6 +64,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		scaleDownBlocked(decision.Step.Blocked), rolledOut(&decision.Rollout), progressing(o, decision))
 	var reason string
 	status.Phase, reason, status.Message = phase(cluster, result)
+	status.Message = controller.Truncate(status.Message, v1alpha1.MaxMessage)
 	setConditions(&status, ready(&status, reason, err))
 	return status
 }

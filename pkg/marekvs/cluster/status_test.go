@@ -189,6 +189,12 @@ func TestAClusterIsNotReadyWhileItIsCreated(t *testing.T) {
 }
 
 // A loaded cluster is not written at every sync.
+// Otherwise an error could make every write of the status fail.
+func TestALongErrorIsCut(t *testing.T) {
+	status := newStatus(demo(), &syncResult{}, errors.New(strings.Repeat("x", v1alpha1.MaxMessage+1)))
+	assert.LessOrEqual(t, len(status.Message), v1alpha1.MaxMessage)
+}
+
 func TestTheRateIsPublishedWhenItDiffers(t *testing.T) {
 	rate := func(value float64) *scale.Load { return &scale.Load{Rate: &value, Complete: true} }
 	assert.Equal(t, "100.0", publishedRate("", rate(100)))

@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/children"
@@ -203,7 +202,7 @@ func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 			OpsPerNode:        a.TargetOpsPerNode,
 			UpCooldown:        time.Duration(*a.ScaleUpCooldownSeconds) * time.Second,
 			DownStabilization: stabilization(cluster),
-			DiskPercent:       ptr.Deref(a.TargetDiskPercent, 0),
+			DiskPercent:       a.TargetDiskPercent,
 		}
 	}
 	return wanted

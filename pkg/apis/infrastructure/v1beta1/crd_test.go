@@ -177,6 +177,33 @@ func TestLimitsOfBlockedDrains(t *testing.T) {
 	}
 }
 
+// The operator keeps within these limits too.
+func TestLimitsOfReports(t *testing.T) {
+	definitions := crds(t)
+	length := func(field apiextensionsv1.JSONSchemaProps) int64 { return ptr.Deref(field.MaxLength, 0) }
+	config := resolve(schemaOf(definitions["NstanceShardGroup"]), ".status.config").Properties
+	pool := schemaOf(definitions["NstanceMachinePool"]).Properties["status"].Properties
+	for name, got := range map[string]int64{
+		"template of a shard group": length(config["template"]), "instance type": length(config["instanceType"]), "template of a pool": length(pool["template"]),
+		"subnet of a shard group": length(*config["subnets"].Items.Schema), "subnet of a pool": length(*pool["subnets"].Items.Schema),
+	} {
+		if got != MaxReportedLength {
+			t.Errorf("%s: at most %d characters, want %d", name, got, MaxReportedLength)
+		}
+	}
+	for kind, fields := range map[string]map[string]apiextensionsv1.JSONSchemaProps{"shard group": config, "pool": pool} {
+		if got := ptr.Deref(fields["subnets"].MaxItems, 0); got != MaxReportedSubnets {
+			t.Errorf("subnets of a %s: at most %d, want %d", kind, got, MaxReportedSubnets)
+		}
+	}
+	for _, kind := range []string{"NstanceMachinePool", "NstanceMachineTemplate"} {
+		info := resolve(schemaOf(definitions[kind]), ".status.nodeInfo").Properties
+		if length(info["architecture"]) != MaxNodeInfoLength || length(info["operatingSystem"]) != MaxNodeInfoLength {
+			t.Errorf("%s: nodeInfo has other limits than %d", kind, MaxNodeInfoLength)
+		}
+	}
+}
+
 // The definitions and package identifier have the same rule.
 func TestIdentifiersInDefinitions(t *testing.T) {
 	definitions := crds(t)

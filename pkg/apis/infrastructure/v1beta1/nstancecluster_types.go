@@ -21,11 +21,15 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceCluster struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec is the address of the API server.
 	// +optional
-	Spec NstanceClusterSpec `json:"spec,omitempty"`
+	Spec NstanceClusterSpec `json:"spec,omitempty,omitzero"`
+	// status is the status that Cluster API reads of an infrastructure cluster and of a
+	// control plane.
 	// +optional
 	Status NstanceClusterStatus `json:"status,omitempty,omitzero"`
 }
@@ -56,7 +60,16 @@ type APIEndpoint struct {
 
 // NstanceClusterStatus is the status that Cluster API reads of an infrastructure
 // cluster and of a control plane.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceClusterStatus struct {
+	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
+	// IdentityReady, and WorkloadClusterReachable in an external cluster.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// initialization contains the initial steps that are complete.
 	// +optional
 	Initialization NstanceClusterInitialization `json:"initialization,omitempty,omitzero"`
@@ -73,13 +86,8 @@ type NstanceClusterStatus struct {
 	FailureDomains []FailureDomain `json:"failureDomains,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
-	// IdentityReady, and WorkloadClusterReachable in an external cluster.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // MaxFailureDomains is the largest number of failure domains, as in a Cluster.
@@ -92,7 +100,7 @@ type FailureDomain struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
-	Name string `json:"name"`
+	Name string `json:"name,omitempty"`
 	// controlPlane is true if Machines of a control plane can be in the shard. Nstance manages
 	// no control plane with Machines: it is false.
 	// +optional
@@ -100,6 +108,8 @@ type FailureDomain struct {
 }
 
 // NstanceClusterInitialization contains the fields that Cluster API waits for once.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceClusterInitialization struct {
 	// provisioned is true from the start, because a cluster needs no infrastructure of
 	// its own.

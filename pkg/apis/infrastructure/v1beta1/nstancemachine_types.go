@@ -25,11 +25,15 @@ import (
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceMachine struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec is the request for an instance. Only providerID can be changed, because the
+	// instance is created from the other fields.
 	// +required
-	Spec NstanceMachineSpec `json:"spec"`
+	Spec NstanceMachineSpec `json:"spec,omitzero"`
+	// status is the state of the instance that the shard reports.
 	// +optional
 	Status NstanceMachineStatus `json:"status,omitempty,omitzero"`
 }
@@ -44,7 +48,7 @@ type NstanceMachineSpec struct {
 	// groupRef is the Nstance group whose template is used.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupRef is immutable"
-	GroupRef GroupReference `json:"groupRef"`
+	GroupRef GroupReference `json:"groupRef,omitzero"`
 	// shard is the shard of the instance. If it is not set, the instance is on the shard of
 	// the Machine's failureDomain, or on a shard that the operator selects. If both are set,
 	// they must be the same.
@@ -73,23 +77,38 @@ type NstanceMachineSpec struct {
 type GroupReference struct {
 	// name is the id of the group.
 	// +required
-	Name Identifier `json:"name"`
+	Name Identifier `json:"name,omitempty"`
 }
 
 // NstanceMachineStatus is the state of the instance that the shard reports.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceMachineStatus struct {
+	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
+	// DrainsProgressing, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// instanceID is the id of the instance on its shard.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	InstanceID string `json:"instanceID,omitempty"`
 	// shard is the shard of the instance. It is set before the create request is sent.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=256
 	Shard string `json:"shard,omitempty"`
 	// requestID is the idempotency key of the create request. It is set before the
 	// request is sent; a repeated request with the same key returns the same instance.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	RequestID string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	ProviderID string `json:"providerID,omitempty"`
 	// failureDomain is the shard of the instance, once it is known. Cluster API copies it to
 	// the Machine.
@@ -106,19 +125,17 @@ type NstanceMachineStatus struct {
 	// addresses are the addresses of the instance.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=128
 	Addresses []MachineAddress `json:"addresses,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
-	// DrainsProgressing, Paused.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // NstanceMachineInitialization contains the field that Cluster API waits for once.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceMachineInitialization struct {
 	// provisioned is true once the instance is running.
 	// +optional
@@ -130,12 +147,12 @@ type MachineAddress struct {
 	// type is the type of the address.
 	// +required
 	// +kubebuilder:validation:Enum=Hostname;ExternalIP;InternalIP;ExternalDNS;InternalDNS
-	Type string `json:"type"`
+	Type string `json:"type,omitempty"`
 	// address is a host name or an IP address.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
-	Address string `json:"address"`
+	Address string `json:"address,omitempty"`
 }
 
 // NstanceMachineList is a list of NstanceMachines.
@@ -162,11 +179,15 @@ type NstanceMachineList struct {
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NstanceMachineTemplate struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec contains the template.
 	// +required
-	Spec NstanceMachineTemplateSpec `json:"spec"`
+	Spec NstanceMachineTemplateSpec `json:"spec,omitzero"`
+	// status has what the cluster autoscaler needs to scale up from zero
+	// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#autoscaling-from-zero).
 	// +optional
 	Status NstanceMachineTemplateStatus `json:"status,omitempty,omitzero"`
 }
@@ -176,7 +197,7 @@ type NstanceMachineTemplateSpec struct {
 	// template is the template of the NstanceMachines.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="template is immutable"
-	Template NstanceMachineTemplateResource `json:"template"`
+	Template NstanceMachineTemplateResource `json:"template,omitzero"`
 }
 
 // NstanceMachineTemplateStatus has what the cluster autoscaler needs to scale up from zero
@@ -199,7 +220,7 @@ type NstanceMachineTemplateResource struct {
 	ObjectMeta TemplateMetadata `json:"metadata,omitempty,omitzero"`
 	// spec is the spec of the NstanceMachines.
 	// +required
-	Spec NstanceMachineSpec `json:"spec"`
+	Spec NstanceMachineSpec `json:"spec,omitzero"`
 }
 
 // TemplateMetadata is the part of the metadata that a template sets, as Cluster API copies it

@@ -33,11 +33,15 @@ import (
 // +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.staticShards) || oldSelf.status.staticShards.all(s, !(s in oldSelf.spec.shards) || s in self.spec.shards)",fieldPath=".spec.shards",reason="FieldValueForbidden",message="a shard that has this static group in its server configuration (status.staticShards) cannot be removed"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec is the configuration of a group and its shards. The MachinePool sets the number of
+	// instances.
 	// +required
-	Spec NstanceMachinePoolSpec `json:"spec"`
+	Spec NstanceMachinePoolSpec `json:"spec,omitzero"`
+	// status is the sum of what the shards of the pool report.
 	// +optional
 	Status NstanceMachinePoolStatus `json:"status,omitempty,omitzero"`
 }
@@ -52,7 +56,7 @@ type NstanceMachinePoolSpec struct {
 	// group is the id of the Nstance group. It never changes.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
-	Group Identifier `json:"group"`
+	Group Identifier `json:"group,omitempty"`
 	// shards are the shards that the group is spread over. If the replicas do not
 	// divide evenly, the shards that are listed first get one instance more.
 	// +required
@@ -60,7 +64,7 @@ type NstanceMachinePoolSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="shards must not contain a shard twice"
-	Shards []Identifier `json:"shards"`
+	Shards []Identifier `json:"shards,omitempty"`
 
 	GroupSettings `json:",inline"`
 
@@ -128,7 +132,7 @@ type ShortfallSettings struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=86400
-	AfterSeconds *int32 `json:"afterSeconds,omitempty"`
+	AfterSeconds int32 `json:"afterSeconds,omitempty"`
 }
 
 // ShortfallPolicy is what happens to instances that a shard cannot create.
@@ -143,7 +147,16 @@ const (
 )
 
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolStatus struct {
+	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
+	// CapacityAvailable, MachinesEnabled, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// ready becomes true when a shard reports the first instance, or when all shards have
 	// reported and no instance is desired. It stays true, because Cluster API stops
 	// copying provider ids and replicas if it becomes false. The current state is the
@@ -181,15 +194,21 @@ type NstanceMachinePoolStatus struct {
 	StaticShards []Identifier `json:"staticShards,omitempty"`
 	// template is the template in force on the shards. It is not set if they differ.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Template string `json:"template,omitempty"`
 	// subnets are the subnet pools in force on the shards. They are not set if the shards
 	// differ.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Subnets []string `json:"subnets,omitempty"`
 	// infrastructureMachineKind is NstanceMachine while the instances of the pool have
 	// Machines, and not set otherwise.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
 	// capacity is the capacity of a Node of the pool, as far as the shards know it. The
 	// cluster autoscaler needs it to scale up from zero.
@@ -200,42 +219,51 @@ type NstanceMachinePoolStatus struct {
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty,omitzero"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// CapacityAvailable, MachinesEnabled, Paused.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // NstanceMachinePoolInitialization contains the field that Cluster API waits for once.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolInitialization struct {
 	// provisioned is equal to ready.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
+// MaxNodeInfoLength is the longest architecture and operating system, in characters. A longer
+// value of a server is left out.
+const MaxNodeInfoLength = 63
+
 // NodeInfo describes Nodes for the cluster autoscaler before the first Node exists.
+//
+// +kubebuilder:validation:MinProperties=1
 type NodeInfo struct {
 	// architecture is the CPU architecture, a value of GOARCH.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Architecture string `json:"architecture,omitempty"`
 	// operatingSystem is the operating system, a value of GOOS.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	OperatingSystem string `json:"operatingSystem,omitempty"`
 }
 
 // ShardsSummary counts the shards of a pool.
+//
+// +kubebuilder:validation:MinProperties=1
 type ShardsSummary struct {
 	// total is the number of shards in the spec.
 	// +optional
-	Total int32 `json:"total"`
+	// +kubebuilder:validation:Minimum=0
+	Total *int32 `json:"total,omitempty"`
 	// reachable is the number of connected shards.
 	// +optional
-	Reachable int32 `json:"reachable"`
+	// +kubebuilder:validation:Minimum=0
+	Reachable *int32 `json:"reachable,omitempty"`
 }
 
 // NstanceMachinePoolList is a list of NstanceMachinePools.
@@ -281,17 +309,34 @@ type GroupSettings struct {
 	Vars map[string]string `json:"vars,omitempty"`
 }
 
+// Limits of a GroupConfig and of the fields of a pool's status that are copied from it. What a
+// server reports is cut, because the API server rejects the whole status if one of them is
+// exceeded.
+const (
+	// MaxReportedLength is the longest template, instance type and id of a subnet pool, in
+	// characters.
+	MaxReportedLength = 253
+	// MaxReportedSubnets is the largest number of subnet pools.
+	MaxReportedSubnets = 64
+)
+
 // GroupConfig is a group's configuration as a server reports it.
 type GroupConfig struct {
 	// template is the template in force.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	Template string `json:"template,omitempty"`
 	// subnets are the subnet pools in force, in the order they are tried.
 	// +optional
 	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Subnets []string `json:"subnets,omitempty"`
 	// instanceType is the instance type in force.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
 	InstanceType string `json:"instanceType,omitempty"`
 	// vars are the merged vars.
 	// +optional
@@ -317,14 +362,14 @@ type ScaleDownGuards struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
-	MinReadySeconds int32 `json:"minReadySeconds,omitempty"`
+	MinReadySeconds *int32 `json:"minReadySeconds,omitempty"`
 	// stabilizationSeconds is the time for which the replicas must have been at or below a
 	// number before the pool is scaled down to it, in seconds. The time starts again with a
 	// new leader of the operator. 0 and an unset field mean at once.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=86400
-	StabilizationSeconds int32 `json:"stabilizationSeconds,omitempty"`
+	StabilizationSeconds *int32 `json:"stabilizationSeconds,omitempty"`
 	// pauseWhile are states of the pool in which no step is made. An unset field or an empty
 	// list is no state.
 	// +optional

@@ -34,11 +34,14 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == self.spec.group + '--' + self.spec.shard",message="metadata.name must be {spec.group}--{spec.shard}"
 type NstanceShardGroup struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec is the desired state of the group on this shard.
 	// +required
-	Spec NstanceShardGroupSpec `json:"spec"`
+	Spec NstanceShardGroupSpec `json:"spec,omitzero"`
+	// status is the state of the group that the shard reports, and the state of its drains.
 	// +optional
 	Status NstanceShardGroupStatus `json:"status,omitempty,omitzero"`
 }
@@ -48,11 +51,11 @@ type NstanceShardGroupSpec struct {
 	// group is the id of the Nstance group. It never changes.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
-	Group Identifier `json:"group"`
+	Group Identifier `json:"group,omitempty"`
 	// shard is the id of the shard. It never changes.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="shard is immutable"
-	Shard Identifier `json:"shard"`
+	Shard Identifier `json:"shard,omitempty"`
 	// size is the desired number of instances on this shard.
 	// +required
 	// +kubebuilder:validation:Minimum=0
@@ -104,7 +107,7 @@ type Division struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
-	Shards []Identifier `json:"shards"`
+	Shards []Identifier `json:"shards,omitempty"`
 }
 
 // String returns the division as people read it, such as "9 over a,b,c".
@@ -138,18 +141,28 @@ type GroupRevision struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	UID string `json:"uid"`
+	UID string `json:"uid,omitempty"`
 	// generation is the generation of the shard group.
 	// +required
 	// +kubebuilder:validation:Minimum=1
-	Generation int64 `json:"generation"`
+	Generation int64 `json:"generation,omitempty"`
 }
 
 // NstanceShardGroupStatus is the state of the group that the shard reports, and the state of
 // its drains.
+//
+// +kubebuilder:validation:MinProperties=1
 type NstanceShardGroupStatus struct {
+	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
+	// DrainsProgressing, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is in the server configuration of the shard.
 	// +optional
@@ -183,12 +196,6 @@ type NstanceShardGroupStatus struct {
 	// lastSyncTime is the time of the last change that the server reported.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
-	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
-	// DrainsProgressing, Paused.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // Limits of status.blockedDrains of a shard group. The API server rejects the whole status if
@@ -210,10 +217,11 @@ type BlockedDrain struct {
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	Instance string `json:"instance"`
+	Instance string `json:"instance,omitempty"`
 	// node is the name of the Node. It is not set if the Node is not known, or if several
 	// Nodes have the provider id of the instance.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Node string `json:"node,omitempty"`
 	// pod is the Pod that blocks the drain. It is not set if the reason is not about a Pod.
@@ -231,18 +239,19 @@ type BlockedDrain struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64
 	// +kubebuilder:validation:Pattern=`^[A-Z][A-Za-z]*$`
-	Reason string `json:"reason"`
+	Reason string `json:"reason,omitempty"`
 	// message describes the reason in a sentence for people. Programs read the other fields.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	Message string `json:"message,omitempty"`
 	// since is the time since which the reason has blocked the drain. It changes only with
 	// the reason, the Node or the Pod, and when the operator starts.
 	// +required
-	Since metav1.Time `json:"since"`
+	Since metav1.Time `json:"since,omitempty,omitzero"`
 	// otherReasons is the number of further reasons, such as other Pods of the Node.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	OtherReasons int32 `json:"otherReasons,omitempty"`
 }
 
@@ -250,12 +259,14 @@ type BlockedDrain struct {
 type BlockingPod struct {
 	// namespace is the namespace of the Pod.
 	// +required
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
-	Namespace string `json:"namespace"`
+	Namespace string `json:"namespace,omitempty"`
 	// name is the name of the Pod.
 	// +required
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name"`
+	Name string `json:"name,omitempty"`
 }
 
 // NstanceShardGroupList is a list of NstanceShardGroups.

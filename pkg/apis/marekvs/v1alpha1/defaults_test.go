@@ -35,12 +35,12 @@ func TestWithDefaults(t *testing.T) {
 		},
 		"a part is set": {
 			MarekvsClusterSpec{
-				Storage:   Storage{ClassName: ptr.To("local-nvme")},
+				Storage:   Storage{ClassName: "local-nvme"},
 				Resources: Resources{Memory: quantity("2Gi")},
 				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](0)},
 			},
 			MarekvsClusterSpec{
-				Nodes: 3, ReplicationFactor: 2, Storage: Storage{Size: quantity("10Gi"), ClassName: ptr.To("local-nvme")},
+				Nodes: 3, ReplicationFactor: 2, Storage: Storage{Size: quantity("10Gi"), ClassName: "local-nvme"},
 				Resources: Resources{CPU: quantity("500m"), Memory: quantity("2Gi")},
 				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](0), ScaleUpCooldownSeconds: ptr.To[int32](60)},
 			},

@@ -30,11 +30,14 @@ import (
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must begin with a letter and contain only lower case letters, digits and hyphens, because it is the name of a Service"
 type MarekvsCluster struct {
 	metav1.TypeMeta `json:",inline"`
+	// metadata is the metadata of the object.
 	// +optional
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
+	// spec is the wanted cluster.
 	// +required
-	Spec MarekvsClusterSpec `json:"spec"`
+	Spec MarekvsClusterSpec `json:"spec,omitzero"`
+	// status is the observed state of the cluster.
 	// +optional
 	Status MarekvsClusterStatus `json:"status,omitempty,omitzero"`
 }
@@ -49,7 +52,7 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:Pattern=`^\S+$`
-	Image string `json:"image"`
+	Image string `json:"image,omitempty"`
 	// nodes is the number of nodes. With autoscale it is only the initial number. A
 	// cluster never has fewer nodes than replicationFactor + 1.
 	// +optional
@@ -118,7 +121,7 @@ type Storage struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
-	ClassName *string `json:"className,omitempty"`
+	ClassName string `json:"className,omitempty"`
 }
 
 // Resources are the processor time and the memory of a node.
@@ -142,23 +145,23 @@ type Autoscale struct {
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
-	MinNodes int32 `json:"minNodes"`
+	MinNodes int32 `json:"minNodes,omitempty"`
 	// maxNodes is the largest number of nodes.
 	// +required
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
-	MaxNodes int32 `json:"maxNodes"`
+	MaxNodes int32 `json:"maxNodes,omitempty"`
 	// targetOpsPerNode is how many commands a node is to execute per second.
 	// +required
 	// +kubebuilder:validation:Minimum=1
-	TargetOpsPerNode int64 `json:"targetOpsPerNode"`
+	TargetOpsPerNode int64 `json:"targetOpsPerNode,omitempty"`
 	// targetDiskPercent is the used share of a volume above which a node is added, and
 	// that a removal must not exceed. If it is not set, nodes are not added because of
 	// their volumes, and a removal must not exceed 80.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=95
-	TargetDiskPercent *int32 `json:"targetDiskPercent,omitempty"`
+	TargetDiskPercent int32 `json:"targetDiskPercent,omitempty"`
 	// scaleDownStabilizationSeconds is how long the load must be low, and the number of
 	// nodes unchanged, before a node is removed. An unset field means 300.
 	// +optional
@@ -228,10 +231,24 @@ type HostnameSpread struct {
 	WhenUnsatisfiable corev1.UnsatisfiableConstraintAction `json:"whenUnsatisfiable,omitempty"`
 }
 
+// MaxMessage is the longest message of a status, in characters. The API server rejects the whole
+// status if it is exceeded.
+const MaxMessage = 32768
+
 // MarekvsClusterStatus is the observed state of the cluster.
+//
+// +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
+	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
+	// MetricsAvailable, RolledOut, Owned, Reconciled.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=32
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	// +optional
+	// +kubebuilder:validation:Minimum=1
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// phase summarizes the conditions.
 	// +optional
@@ -239,12 +256,16 @@ type MarekvsClusterStatus struct {
 	Phase Phase `json:"phase,omitempty"`
 	// message explains the phase.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=32768
 	Message string `json:"message,omitempty"`
 	// replicas is the present number of nodes of the StatefulSet.
 	// +optional
 	Replicas int32 `json:"replicas,omitempty"`
 	// selector selects the Pods, for the scale subresource.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
 	Selector string `json:"selector,omitempty"`
 	// desiredNodes is the number of nodes that the cluster is brought to.
 	// +optional
@@ -259,6 +280,8 @@ type MarekvsClusterStatus struct {
 	// opsPerSecond is the rate of commands of all nodes. It is not set without a rate of
 	// every node, and changes only with a rate that differs by more than 5 %.
 	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=320
 	OpsPerSecond string `json:"opsPerSecond,omitempty"`
 	// lastScaleUpTime is when nodes were last added, their creation excluded.
 	// +optional
@@ -266,12 +289,6 @@ type MarekvsClusterStatus struct {
 	// lastScaleDownTime is when a node was last removed.
 	// +optional
 	LastScaleDownTime *metav1.Time `json:"lastScaleDownTime,omitempty"`
-	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, Owned, Reconciled.
-	// +optional
-	// +listType=map
-	// +listMapKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // MarekvsClusterList is a list of MarekvsClusters.

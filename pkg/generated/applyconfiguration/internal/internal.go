@@ -41,7 +41,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instance
       type:
         scalar: string
-      default: ""
     - name: message
       type:
         scalar: string
@@ -63,7 +62,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: reason
       type:
         scalar: string
-      default: ""
     - name: since
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
@@ -73,11 +71,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
-      default: ""
     - name: namespace
       type:
         scalar: string
-      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Division
   map:
     fields:
@@ -100,7 +96,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
-      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
   map:
     fields:
@@ -127,18 +122,15 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: name
       type:
         scalar: string
-      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupRevision
   map:
     fields:
     - name: generation
       type:
         scalar: numeric
-      default: 0
     - name: uid
       type:
         scalar: string
-      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Loan
   map:
     fields:
@@ -162,11 +154,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: address
       type:
         scalar: string
-      default: ""
     - name: type
       type:
         scalar: string
-      default: ""
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
   map:
     fields:
@@ -305,7 +295,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: group
       type:
         scalar: string
-      default: ""
     - name: instanceType
       type:
         scalar: string
@@ -555,7 +544,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: group
       type:
         scalar: string
-      default: ""
     - name: imported
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Division
@@ -577,7 +565,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: shard
       type:
         scalar: string
-      default: ""
     - name: size
       type:
         scalar: numeric
@@ -666,11 +653,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: reachable
       type:
         scalar: numeric
-      default: 0
     - name: total
       type:
         scalar: numeric
-      default: 0
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShortfallSettings
   map:
     fields:
@@ -699,11 +684,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: maxNodes
       type:
         scalar: numeric
-      default: 0
     - name: minNodes
       type:
         scalar: numeric
-      default: 0
     - name: scaleDownStabilizationSeconds
       type:
         scalar: numeric
@@ -716,7 +699,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: targetOpsPerNode
       type:
         scalar: numeric
-      default: 0
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.HostnameSpread
   map:
     fields:
@@ -758,7 +740,6 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: image
       type:
         scalar: string
-      default: ""
     - name: nodeSelector
       type:
         map:

@@ -6,6 +6,7 @@ package controllers
 import (
 	"cmp"
 	"slices"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -95,12 +96,21 @@ func CapacityOf(shape *shard.NodeShape) corev1.ResourceList {
 }
 
 // NodeInfoOf returns the architecture and operating system of shape as Cluster API
-// has them.
+// has them. A value that the definition does not allow is left out, because the API server
+// would reject the whole status.
 func NodeInfoOf(shape *shard.NodeShape) v1beta1.NodeInfo {
 	if shape == nil {
 		return v1beta1.NodeInfo{}
 	}
-	return v1beta1.NodeInfo{Architecture: shape.Architecture, OperatingSystem: shape.OperatingSystem}
+	return v1beta1.NodeInfo{Architecture: platform(shape.Architecture), OperatingSystem: platform(shape.OperatingSystem)}
+}
+
+// platform returns a value of a NodeInfo, "" if it is too long.
+func platform(value string) string {
+	if utf8.RuneCountInString(value) > v1beta1.MaxNodeInfoLength {
+		return ""
+	}
+	return value
 }
 
 // ApplyNodeInfo returns the apply configuration of a NodeInfo, without empty fields.

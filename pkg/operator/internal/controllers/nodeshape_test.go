@@ -94,3 +94,15 @@ func TestCapacityAndNodeInfoOfAShape(t *testing.T) {
 		}
 	}
 }
+
+// Otherwise one server could make every write of the status fail.
+func TestALongPlatformIsLeftOut(t *testing.T) {
+	long := strings.Repeat("x", v1beta1.MaxNodeInfoLength+1)
+	if got := NodeInfoOf(&shard.NodeShape{Architecture: long, OperatingSystem: "linux"}); got != (v1beta1.NodeInfo{OperatingSystem: "linux"}) {
+		t.Errorf("got %+v", got)
+	}
+	longest := strings.Repeat("\u00fc", v1beta1.MaxNodeInfoLength)
+	if got := NodeInfoOf(&shard.NodeShape{Architecture: longest, OperatingSystem: long}); got != (v1beta1.NodeInfo{Architecture: longest}) {
+		t.Errorf("got %+v", got)
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -51,21 +52,30 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets))
 }
 
-// ReportedConfig returns the settings in effect for the status of a shard group.
+// ReportedConfig returns the settings in effect for the status of a shard group, within the
+// limits of its definition.
 func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
-	return &v1beta1.GroupConfig{
-		Template:     effective.Template,
-		Subnets:      slices.Clone(effective.Subnets),
-		InstanceType: effective.InstanceType,
+	config := &v1beta1.GroupConfig{
+		Template:     controller.Truncate(effective.Template, v1beta1.MaxReportedLength),
+		InstanceType: controller.Truncate(effective.InstanceType, v1beta1.MaxReportedLength),
 		Vars:         maps.Clone(effective.Vars),
 	}
+	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
+		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))
+	}
+	return config
 }
 
-// ApplyConfig returns the apply configuration of a ReportedConfig.
+// ApplyConfig returns the apply configuration of a ReportedConfig, without empty fields.
 func ApplyConfig(config *v1beta1.GroupConfig) *applyv1beta1.GroupConfigApplyConfiguration {
-	return applyv1beta1.GroupConfig().
-		WithTemplate(config.Template).
+	applied := applyv1beta1.GroupConfig().
 		WithSubnets(config.Subnets...).
-		WithInstanceType(config.InstanceType).
 		WithVars(config.Vars)
+	if config.Template != "" {
+		applied.WithTemplate(config.Template)
+	}
+	if config.InstanceType != "" {
+		applied.WithInstanceType(config.InstanceType)
+	}
+	return applied
 }

@@ -22,10 +22,14 @@ import (
 // that the control plane is managed externally. The Cluster refers to it both as
 // infrastructure and as control plane.
 type NstanceClusterApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceClusterSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *NstanceClusterStatusApplyConfiguration `json:"status,omitempty"`
+	// spec is the address of the API server.
+	Spec *NstanceClusterSpecApplyConfiguration `json:"spec,omitempty"`
+	// status is the status that Cluster API reads of an infrastructure cluster and of a
+	// control plane.
+	Status *NstanceClusterStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceCluster constructs a declarative configuration of the NstanceCluster type for use with

@@ -15,6 +15,9 @@ import (
 // NstanceClusterStatus is the status that Cluster API reads of an infrastructure
 // cluster and of a control plane.
 type NstanceClusterStatusApplyConfiguration struct {
+	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
+	// IdentityReady, and WorkloadClusterReachable in an external cluster.
+	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// initialization contains the initial steps that are complete.
 	Initialization *NstanceClusterInitializationApplyConfiguration `json:"initialization,omitempty"`
 	// externalManagedControlPlane is always true: the control plane does not consist of
@@ -25,15 +28,25 @@ type NstanceClusterStatusApplyConfiguration struct {
 	FailureDomains []FailureDomainApplyConfiguration `json:"failureDomains,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable,
-	// IdentityReady, and WorkloadClusterReachable in an external cluster.
-	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
 // NstanceClusterStatusApplyConfiguration constructs a declarative configuration of the NstanceClusterStatus type for use with
 // apply.
 func NstanceClusterStatus() *NstanceClusterStatusApplyConfiguration {
 	return &NstanceClusterStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *NstanceClusterStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceClusterStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithInitialization sets the Initialization field in the declarative configuration to the given value
@@ -70,18 +83,5 @@ func (b *NstanceClusterStatusApplyConfiguration) WithFailureDomains(values ...*F
 // If called multiple times, the ObservedGeneration field is set to the value of the last call.
 func (b *NstanceClusterStatusApplyConfiguration) WithObservedGeneration(value int64) *NstanceClusterStatusApplyConfiguration {
 	b.ObservedGeneration = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *NstanceClusterStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceClusterStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }

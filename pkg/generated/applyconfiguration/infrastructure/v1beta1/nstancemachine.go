@@ -19,10 +19,14 @@ import (
 //
 // NstanceMachine is an instance that belongs to a Cluster API Machine.
 type NstanceMachineApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceMachineSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *NstanceMachineStatusApplyConfiguration `json:"status,omitempty"`
+	// spec is the request for an instance. Only providerID can be changed, because the
+	// instance is created from the other fields.
+	Spec *NstanceMachineSpecApplyConfiguration `json:"spec,omitempty"`
+	// status is the state of the instance that the shard reports.
+	Status *NstanceMachineStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceMachine constructs a declarative configuration of the NstanceMachine type for use with

@@ -20,10 +20,14 @@ import (
 // NstanceMachinePool is an Nstance group on several shards. Its replicas are set by
 // the MachinePool of the same name and spread over the shards.
 type NstanceMachinePoolApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceMachinePoolSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *NstanceMachinePoolStatusApplyConfiguration `json:"status,omitempty"`
+	// spec is the configuration of a group and its shards. The MachinePool sets the number of
+	// instances.
+	Spec *NstanceMachinePoolSpecApplyConfiguration `json:"spec,omitempty"`
+	// status is the sum of what the shards of the pool report.
+	Status *NstanceMachinePoolStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceMachinePool constructs a declarative configuration of the NstanceMachinePool type for use with

@@ -6,8 +6,8 @@
 package v1beta1
 
 import (
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	corev1 "k8s.io/api/core/v1"
+	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
@@ -16,6 +16,9 @@ import (
 //
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatusApplyConfiguration struct {
+	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
+	// CapacityAvailable, MachinesEnabled, Paused.
+	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// ready becomes true when a shard reports the first instance, or when all shards have
 	// reported and no instance is desired. It stays true, because Cluster API stops
 	// copying provider ids and replicas if it becomes false. The current state is the
@@ -50,20 +53,30 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	InfrastructureMachineKind *string `json:"infrastructureMachineKind,omitempty"`
 	// capacity is the capacity of a Node of the pool, as far as the shards know it. The
 	// cluster autoscaler needs it to scale up from zero.
-	Capacity *v1.ResourceList `json:"capacity,omitempty"`
+	Capacity *corev1.ResourceList `json:"capacity,omitempty"`
 	// nodeInfo is the platform of a Node of the pool.
 	NodeInfo *NodeInfoApplyConfiguration `json:"nodeInfo,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// CapacityAvailable, MachinesEnabled, Paused.
-	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
 // NstanceMachinePoolStatusApplyConfiguration constructs a declarative configuration of the NstanceMachinePoolStatus type for use with
 // apply.
 func NstanceMachinePoolStatus() *NstanceMachinePoolStatusApplyConfiguration {
 	return &NstanceMachinePoolStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceMachinePoolStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithReady sets the Ready field in the declarative configuration to the given value
@@ -169,7 +182,7 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithInfrastructureMachineKi
 // WithCapacity sets the Capacity field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Capacity field is set to the value of the last call.
-func (b *NstanceMachinePoolStatusApplyConfiguration) WithCapacity(value v1.ResourceList) *NstanceMachinePoolStatusApplyConfiguration {
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithCapacity(value corev1.ResourceList) *NstanceMachinePoolStatusApplyConfiguration {
 	b.Capacity = &value
 	return b
 }
@@ -187,18 +200,5 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithNodeInfo(value *NodeInf
 // If called multiple times, the ObservedGeneration field is set to the value of the last call.
 func (b *NstanceMachinePoolStatusApplyConfiguration) WithObservedGeneration(value int64) *NstanceMachinePoolStatusApplyConfiguration {
 	b.ObservedGeneration = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *NstanceMachinePoolStatusApplyConfiguration) WithConditions(values ...*metav1.ConditionApplyConfiguration) *NstanceMachinePoolStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }

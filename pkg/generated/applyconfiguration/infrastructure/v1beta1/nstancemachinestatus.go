@@ -14,6 +14,9 @@ import (
 //
 // NstanceMachineStatus is the state of the instance that the shard reports.
 type NstanceMachineStatusApplyConfiguration struct {
+	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
+	// DrainsProgressing, Paused.
+	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// instanceID is the id of the instance on its shard.
 	InstanceID *string `json:"instanceID,omitempty"`
 	// shard is the shard of the instance. It is set before the create request is sent.
@@ -34,15 +37,25 @@ type NstanceMachineStatusApplyConfiguration struct {
 	Addresses []MachineAddressApplyConfiguration `json:"addresses,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
-	// DrainsProgressing, Paused.
-	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
 // NstanceMachineStatusApplyConfiguration constructs a declarative configuration of the NstanceMachineStatus type for use with
 // apply.
 func NstanceMachineStatus() *NstanceMachineStatusApplyConfiguration {
 	return &NstanceMachineStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *NstanceMachineStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceMachineStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithInstanceID sets the InstanceID field in the declarative configuration to the given value
@@ -119,18 +132,5 @@ func (b *NstanceMachineStatusApplyConfiguration) WithAddresses(values ...*Machin
 // If called multiple times, the ObservedGeneration field is set to the value of the last call.
 func (b *NstanceMachineStatusApplyConfiguration) WithObservedGeneration(value int64) *NstanceMachineStatusApplyConfiguration {
 	b.ObservedGeneration = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *NstanceMachineStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceMachineStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }

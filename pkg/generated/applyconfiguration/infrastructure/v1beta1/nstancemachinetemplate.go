@@ -20,10 +20,14 @@ import (
 // NstanceMachineTemplate is the template from which Cluster API creates NstanceMachines.
 // It is immutable.
 type NstanceMachineTemplateApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceMachineTemplateSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *NstanceMachineTemplateStatusApplyConfiguration `json:"status,omitempty"`
+	// spec contains the template.
+	Spec *NstanceMachineTemplateSpecApplyConfiguration `json:"spec,omitempty"`
+	// status has what the cluster autoscaler needs to scale up from zero
+	// (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machine#autoscaling-from-zero).
+	Status *NstanceMachineTemplateStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceMachineTemplate constructs a declarative configuration of the NstanceMachineTemplate type for use with

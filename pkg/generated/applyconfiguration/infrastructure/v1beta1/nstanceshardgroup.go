@@ -21,10 +21,13 @@ import (
 // each shard of a pool, named {group}--{shard}, and keeps the group on the shard equal
 // to its spec.
 type NstanceShardGroupApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *NstanceShardGroupSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *NstanceShardGroupStatusApplyConfiguration `json:"status,omitempty"`
+	// spec is the desired state of the group on this shard.
+	Spec *NstanceShardGroupSpecApplyConfiguration `json:"spec,omitempty"`
+	// status is the state of the group that the shard reports, and the state of its drains.
+	Status *NstanceShardGroupStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // NstanceShardGroup constructs a declarative configuration of the NstanceShardGroup type for use with

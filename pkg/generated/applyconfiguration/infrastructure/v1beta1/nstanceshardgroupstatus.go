@@ -6,8 +6,8 @@
 package v1beta1
 
 import (
-	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 // NstanceShardGroupStatusApplyConfiguration represents a declarative configuration of the NstanceShardGroupStatus type for use
@@ -16,6 +16,9 @@ import (
 // NstanceShardGroupStatus is the state of the group that the shard reports, and the state of
 // its drains.
 type NstanceShardGroupStatusApplyConfiguration struct {
+	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
+	// DrainsProgressing, Paused.
+	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is in the server configuration of the shard.
@@ -37,16 +40,26 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	// config is the effective configuration on the server.
 	Config *GroupConfigApplyConfiguration `json:"config,omitempty"`
 	// lastSyncTime is the time of the last change that the server reported.
-	LastSyncTime *v1.Time `json:"lastSyncTime,omitempty"`
-	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
-	// DrainsProgressing, Paused.
-	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
 }
 
 // NstanceShardGroupStatusApplyConfiguration constructs a declarative configuration of the NstanceShardGroupStatus type for use with
 // apply.
 func NstanceShardGroupStatus() *NstanceShardGroupStatusApplyConfiguration {
 	return &NstanceShardGroupStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceShardGroupStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
@@ -123,20 +136,7 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithConfig(value *GroupConfi
 // WithLastSyncTime sets the LastSyncTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the LastSyncTime field is set to the value of the last call.
-func (b *NstanceShardGroupStatusApplyConfiguration) WithLastSyncTime(value v1.Time) *NstanceShardGroupStatusApplyConfiguration {
+func (b *NstanceShardGroupStatusApplyConfiguration) WithLastSyncTime(value metav1.Time) *NstanceShardGroupStatusApplyConfiguration {
 	b.LastSyncTime = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *NstanceShardGroupStatusApplyConfiguration) WithConditions(values ...*metav1.ConditionApplyConfiguration) *NstanceShardGroupStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }

@@ -21,10 +21,13 @@ import (
 // creates its Services, its disruption budget and its StatefulSet, and removes nodes one
 // at a time, only while every copy of the data exists.
 type MarekvsClusterApplyConfiguration struct {
-	v1.TypeMetaApplyConfiguration    `json:",inline"`
+	v1.TypeMetaApplyConfiguration `json:",inline"`
+	// metadata is the metadata of the object.
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`
-	Spec                             *MarekvsClusterSpecApplyConfiguration   `json:"spec,omitempty"`
-	Status                           *MarekvsClusterStatusApplyConfiguration `json:"status,omitempty"`
+	// spec is the wanted cluster.
+	Spec *MarekvsClusterSpecApplyConfiguration `json:"spec,omitempty"`
+	// status is the observed state of the cluster.
+	Status *MarekvsClusterStatusApplyConfiguration `json:"status,omitempty"`
 }
 
 // MarekvsCluster constructs a declarative configuration of the MarekvsCluster type for use with

@@ -6,8 +6,8 @@
 package v1alpha1
 
 import (
-	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
@@ -16,6 +16,9 @@ import (
 //
 // MarekvsClusterStatus is the observed state of the cluster.
 type MarekvsClusterStatusApplyConfiguration struct {
+	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
+	// MetricsAvailable, RolledOut, Owned, Reconciled.
+	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// phase summarizes the conditions.
@@ -37,18 +40,28 @@ type MarekvsClusterStatusApplyConfiguration struct {
 	// every node, and changes only with a rate that differs by more than 5 %.
 	OpsPerSecond *string `json:"opsPerSecond,omitempty"`
 	// lastScaleUpTime is when nodes were last added, their creation excluded.
-	LastScaleUpTime *v1.Time `json:"lastScaleUpTime,omitempty"`
+	LastScaleUpTime *metav1.Time `json:"lastScaleUpTime,omitempty"`
 	// lastScaleDownTime is when a node was last removed.
-	LastScaleDownTime *v1.Time `json:"lastScaleDownTime,omitempty"`
-	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, Owned, Reconciled.
-	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	LastScaleDownTime *metav1.Time `json:"lastScaleDownTime,omitempty"`
 }
 
 // MarekvsClusterStatusApplyConfiguration constructs a declarative configuration of the MarekvsClusterStatus type for use with
 // apply.
 func MarekvsClusterStatus() *MarekvsClusterStatusApplyConfiguration {
 	return &MarekvsClusterStatusApplyConfiguration{}
+}
+
+// WithConditions adds the given value to the Conditions field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Conditions field.
+func (b *MarekvsClusterStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *MarekvsClusterStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithConditions")
+		}
+		b.Conditions = append(b.Conditions, *values[i])
+	}
+	return b
 }
 
 // WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
@@ -126,7 +139,7 @@ func (b *MarekvsClusterStatusApplyConfiguration) WithOpsPerSecond(value string) 
 // WithLastScaleUpTime sets the LastScaleUpTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the LastScaleUpTime field is set to the value of the last call.
-func (b *MarekvsClusterStatusApplyConfiguration) WithLastScaleUpTime(value v1.Time) *MarekvsClusterStatusApplyConfiguration {
+func (b *MarekvsClusterStatusApplyConfiguration) WithLastScaleUpTime(value metav1.Time) *MarekvsClusterStatusApplyConfiguration {
 	b.LastScaleUpTime = &value
 	return b
 }
@@ -134,20 +147,7 @@ func (b *MarekvsClusterStatusApplyConfiguration) WithLastScaleUpTime(value v1.Ti
 // WithLastScaleDownTime sets the LastScaleDownTime field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the LastScaleDownTime field is set to the value of the last call.
-func (b *MarekvsClusterStatusApplyConfiguration) WithLastScaleDownTime(value v1.Time) *MarekvsClusterStatusApplyConfiguration {
+func (b *MarekvsClusterStatusApplyConfiguration) WithLastScaleDownTime(value metav1.Time) *MarekvsClusterStatusApplyConfiguration {
 	b.LastScaleDownTime = &value
-	return b
-}
-
-// WithConditions adds the given value to the Conditions field in the declarative configuration
-// and returns the receiver, so that objects can be build by chaining "With" function invocations.
-// If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *MarekvsClusterStatusApplyConfiguration) WithConditions(values ...*metav1.ConditionApplyConfiguration) *MarekvsClusterStatusApplyConfiguration {
-	for i := range values {
-		if values[i] == nil {
-			panic("nil value passed to WithConditions")
-		}
-		b.Conditions = append(b.Conditions, *values[i])
-	}
 	return b
 }

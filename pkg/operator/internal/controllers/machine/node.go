@@ -20,8 +20,12 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// maxAddress is the maximum length of an address in the CRD.
-const maxAddress = 256
+// maxAddress is the maximum length of an address in the CRD, and maxAddresses their maximum
+// number.
+const (
+	maxAddress   = 256
+	maxAddresses = 128
+)
 
 // wantedProviderID returns the value for spec.providerID. Cluster API compares provider ids
 // byte for byte (docs/capi.md#provider-ids), so this is the id of the matching Node. Without a
@@ -38,7 +42,8 @@ func wantedProviderID(current, reported string, nodes []*corev1.Node) string {
 	}
 }
 
-// addressesOf returns the addresses of a Node that have a type of Cluster API.
+// addressesOf returns the addresses of a Node that have a type of Cluster API, as many as the
+// CRD allows.
 func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 	var addresses []v1beta1.MachineAddress
 	for _, address := range node.Status.Addresses {
@@ -49,7 +54,7 @@ func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 			}
 		}
 	}
-	return addresses
+	return addresses[:min(len(addresses), maxAddresses)]
 }
 
 // setNodeRef sets the Node of the Machine if Cluster API has not found it within nodeRefGrace

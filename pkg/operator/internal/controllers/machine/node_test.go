@@ -48,6 +48,17 @@ func TestTheNodeOfAnInstance(t *testing.T) {
 	h.Expect()
 }
 
+// Otherwise a Node could make every write of the status fail.
+func TestAddressesAreWithinTheLimits(t *testing.T) {
+	node := &corev1.Node{}
+	for range maxAddresses + 1 {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "10.0.0.1"})
+	}
+	if got := addressesOf(node); len(got) != maxAddresses {
+		t.Errorf("%d addresses, want %d", len(got), maxAddresses)
+	}
+}
+
 func TestWantedProviderID(t *testing.T) {
 	first, second := newNode("one", "aws:///us-west-2a/i-1"), newNode("two", "aws:///us-west-2b/i-1")
 	for name, test := range map[string]struct {

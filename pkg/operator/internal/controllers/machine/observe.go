@@ -214,11 +214,18 @@ func inPool(nstanceMachine *v1beta1.NstanceMachine) bool {
 	return labelled || controllers.PoolOf(nstanceMachine) != nil
 }
 
-// annotatedRequest returns the shard and the id of the create request in the annotations.
+// annotatedRequest returns the shard and the id of the create request in the annotations. The
+// operator has not written what is too long for the status.
 func annotatedRequest(nstanceMachine *v1beta1.NstanceMachine) (shard, request string, ok bool) {
 	shard, request, _ = strings.Cut(nstanceMachine.Annotations[v1beta1.AnnotationRequest], "/")
-	return shard, request, shard != "" && request != ""
+	return shard, request, shard != "" && len(shard) <= maxShard && request != "" && len(request) <= maxRequest
 }
+
+// The longest shard and request id in the CRD.
+const (
+	maxShard   = 256
+	maxRequest = 63
+)
 
 // claimant returns the name of another NstanceMachine whose status has the create request that
 // this one has only in its annotations, "" if there is no other. An object that is created

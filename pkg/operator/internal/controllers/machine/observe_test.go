@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -65,6 +66,25 @@ func TestAnUnknownInstanceIsNeitherReplacedNorForgotten(t *testing.T) {
 		m.Annotations = map[string]string{v1beta1.AnnotationRequest: "a/uid-of-m", v1beta1.AnnotationInstanceID: "i-1"}
 	})
 	h.Expect(deleteOnA, applyStatusM)
+}
+
+// Otherwise an annotation could make every write of the status fail.
+func TestALongRequestIsNotRestored(t *testing.T) {
+	for value, want := range map[string]bool{
+		"a/uid-of-m":                             true,
+		"a":                                      false,
+		"/uid-of-m":                              false,
+		strings.Repeat("a", maxShard+1) + "/uid": false,
+		"a/" + strings.Repeat("u", maxRequest+1): false,
+		"a/" + strings.Repeat("u", maxRequest):   true,
+		strings.Repeat("a", maxShard) + "/uid":   true,
+	} {
+		m := newNstanceMachine("m")
+		m.Annotations = map[string]string{v1beta1.AnnotationRequest: value}
+		if _, _, ok := annotatedRequest(m); ok != want {
+			t.Errorf("%q is restored %t, want %t", value, ok, want)
+		}
+	}
 }
 
 // An object that is created from the output of kubectl get -o yaml has the annotations of

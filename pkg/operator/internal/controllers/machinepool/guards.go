@@ -137,14 +137,14 @@ func blockedByGuard(observed observation, known bool) (blocked *problem, wait ti
 
 // needsReadiness reports whether guards depend on the Nodes of the remaining instances.
 func needsReadiness(guards *v1beta1.ScaleDownGuards) bool {
-	return guards.MinReadySeconds > 0 || slices.Contains(guards.PauseWhile, v1beta1.PauseWhileInstanceNotReady)
+	return ptr.Deref(guards.MinReadySeconds, 0) > 0 || slices.Contains(guards.PauseWhile, v1beta1.PauseWhileInstanceNotReady)
 }
 
 // stabilizing blocks the steps below the floor until the replicas were lowered for long
 // enough.
 func stabilizing(guards *v1beta1.ScaleDownGuards, guarded *guarded) (blocked *problem, wait time.Duration) {
 	return problemf(v1beta1.ReasonStabilizing, "the replicas are to be lowered for %d s before the next step, at %s",
-		guards.StabilizationSeconds, guarded.stableAt.UTC().Format(time.RFC3339)), guarded.stableAt.Sub(guarded.now)
+		ptr.Deref(guards.StabilizationSeconds, 0), guarded.stableAt.UTC().Format(time.RFC3339)), guarded.stableAt.Sub(guarded.now)
 }
 
 // unreachable returns the shards that are not connected.
@@ -176,7 +176,8 @@ func blockedReplicas(observed observation) (blocked int32) {
 // instancesNotReady returns which remaining instances are not ready, or not for long enough,
 // nil if all are. Candidates and pending instances that the scale-down removes do not remain.
 func instancesNotReady(observed observation) (blocked *problem, wait time.Duration) {
-	minReady := time.Duration(observed.pool.Spec.ScaleDown.MinReadySeconds) * time.Second
+	seconds := ptr.Deref(observed.pool.Spec.ScaleDown.MinReadySeconds, 0)
+	minReady := time.Duration(seconds) * time.Second
 	var remaining, bad int
 	var first, latest string
 	for i := range observed.shards {
@@ -203,7 +204,7 @@ func instancesNotReady(observed observation) (blocked *problem, wait time.Durati
 	case bad > 0:
 		return problemf(v1beta1.ReasonInstanceNotReady, "%d of %d remaining instances are not ready: %s", bad, remaining, first), 0
 	case wait > 0:
-		return problemf(v1beta1.ReasonMinReady, "%s, and spec.scaleDown.minReadySeconds is %d", latest, observed.pool.Spec.ScaleDown.MinReadySeconds), wait
+		return problemf(v1beta1.ReasonMinReady, "%s, and spec.scaleDown.minReadySeconds is %d", latest, seconds), wait
 	}
 	return nil, 0
 }

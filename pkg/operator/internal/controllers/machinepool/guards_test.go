@@ -74,7 +74,7 @@ func TestGuardedScaleDown(t *testing.T) {
 	both := upTo("1")
 	both.PauseWhile = []v1beta1.PoolState{v1beta1.PauseWhileDrainBlocked}
 	stabilized := upTo("1")
-	stabilized.StabilizationSeconds = 60
+	stabilized.StabilizationSeconds = ptr.To[int32](60)
 	for name, test := range map[string]struct {
 		guards   *v1beta1.ScaleDownGuards
 		replicas int32
@@ -128,29 +128,29 @@ func TestGuardedScaleDown(t *testing.T) {
 			everyNode(seen, nodeReadiness{ready: true, since: noon})
 			seen.guarded.nodes["provider-b1"] = nodeReadiness{problem: "is not Ready"}
 		}, []int32{1, 1}, "", 0},
-		"not Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 90}, 2, nil, []int32{3, 3},
+		"not Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](90)}, 2, nil, []int32{3, 3},
 			"MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T11:59:00Z, and spec.scaleDown.minReadySeconds is 90", 30 * time.Second},
-		"Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, nil, []int32{1, 1}, "", 0},
-		"Ready in the future, by another clock": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
+		"Ready for long enough": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](60)}, 2, nil, []int32{1, 1}, "", 0},
+		"Ready in the future, by another clock": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{ready: true, since: noon.Add(time.Hour)})
 		}, []int32{3, 3}, "MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T13:00:00Z, and spec.scaleDown.minReadySeconds is 60", time.Minute},
-		"no Node": {&v1beta1.ScaleDownGuards{MinReadySeconds: 60}, 2, func(seen *observation) {
+		"no Node": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{problem: "has no Node"})
 		}, []int32{3, 3}, `InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node`, 0},
 		"an instance is pending, and is taken back": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 5, func(seen *observation) {
 			seen.shards[1].reported.Instances[2].State = shard.InstancePending
 		}, []int32{3, 2}, "", 0},
 
-		"lowered just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, func(seen *observation) {
+		"lowered just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = math.MaxInt32, noon.Add(time.Minute)
 		}, []int32{3, 3}, "Stabilizing: 4 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
-		"lowered again just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, func(seen *observation) {
+		"lowered again just now": {&v1beta1.ScaleDownGuards{StabilizationSeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = 4, noon.Add(time.Minute)
 		}, []int32{2, 2}, "Stabilizing: 2 more instances are to be removed: the replicas are to be lowered for 60 s before the next step, at 2026-01-01T12:01:00Z", time.Minute},
 		"lowered again just now, one at a time": {stabilized, 2, func(seen *observation) {
 			seen.guarded.stable, seen.guarded.stableAt = 4, noon.Add(time.Minute)
 		}, []int32{3, 2}, "Removing: 3 more instances are to be removed, at most 1 at once", time.Minute},
-		"lowered long ago": {&v1beta1.ScaleDownGuards{StabilizationSeconds: 60}, 2, nil, []int32{1, 1}, "", 0},
+		"lowered long ago": {&v1beta1.ScaleDownGuards{StabilizationSeconds: ptr.To[int32](60)}, 2, nil, []int32{1, 1}, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, machines := range []bool{false, true} {
@@ -178,7 +178,7 @@ func TestGuardedScaleDown(t *testing.T) {
 // Machine is being deleted, which the shard would replace.
 func TestGuardsLetDeletionCandidatesPass(t *testing.T) {
 	guards := upTo("1")
-	guards.MinReadySeconds, guards.StabilizationSeconds = 3600, 3600
+	guards.MinReadySeconds, guards.StabilizationSeconds = ptr.To[int32](3600), ptr.To[int32](3600)
 	guards.PauseWhile = []v1beta1.PoolState{v1beta1.PauseWhileShardUnreachable, v1beta1.PauseWhileDrainBlocked, v1beta1.PauseWhileInstanceNotReady}
 	for name, candidates := range map[string][]distribute.Candidate{
 		"annotated":           {{ID: "b1", Shard: "b", Annotated: true, Annotation: "1"}},
@@ -416,7 +416,7 @@ func TestBlockedScaleDown(t *testing.T) {
 
 // If two Nodes have a provider id, the instance counts as not ready.
 func TestAmbiguousNodesBlockAScaleDown(t *testing.T) {
-	h := newGuardedPool(t, &v1beta1.ScaleDownGuards{MinReadySeconds: 1})
+	h := newGuardedPool(t, &v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](1)})
 	h.Advance(time.Hour)
 	twin := readyNode("twin", corev1.ConditionTrue, h.FakeClock.Now().Add(-time.Hour))
 	twin.Spec.ProviderID = "provider-a0"
@@ -430,7 +430,7 @@ func TestAmbiguousNodesBlockAScaleDown(t *testing.T) {
 // The period starts when this leader sees the lowered replicas, and ends with a sync. It
 // starts again if the replicas are raised, and with the next leader.
 func TestStabilizationOfAScaleDown(t *testing.T) {
-	h := newGuardedPool(t, &v1beta1.ScaleDownGuards{StabilizationSeconds: 60})
+	h := newGuardedPool(t, &v1beta1.ScaleDownGuards{StabilizationSeconds: ptr.To[int32](60)})
 	h.Advance(time.Hour)
 	h.scale(3)
 	assert.Equal(t, time.Minute, h.settle())

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/utils/ptr"
+
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/distribute"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -214,7 +216,7 @@ func testOnlyCandidatesAreTerminated(t *testing.T, seed uint64) {
 		s.pool.Spec.MachineMode = v1beta1.MachineModeAlways
 		if run%4 > 1 {
 			s.pool.Spec.ScaleDown = upTo("1")
-			s.pool.Spec.ScaleDown.MinReadySeconds, s.pool.Spec.ScaleDown.StabilizationSeconds = 3600, 3600
+			s.pool.Spec.ScaleDown.MinReadySeconds, s.pool.Spec.ScaleDown.StabilizationSeconds = ptr.To[int32](3600), ptr.To[int32](3600)
 		}
 		for _, id := range s.ids() {
 			n := s.r.Int32N(4)

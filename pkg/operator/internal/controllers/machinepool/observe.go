@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -165,12 +166,13 @@ func (c *Controller) observeGuarded(observed *observation) {
 	if needsReadiness(guards) {
 		observed.guarded.nodes = c.readiness(observed.shards)
 	}
-	if guards.StabilizationSeconds == 0 || distribute.Surplus(distribute.Sizes(observed.distributable), replicas) == 0 {
+	stabilization := time.Duration(ptr.Deref(guards.StabilizationSeconds, 0)) * time.Second
+	if stabilization == 0 || distribute.Surplus(distribute.Sizes(observed.distributable), replicas) == 0 {
 		c.scaleDowns.drop(pool)
 		return
 	}
 	seen := c.scaleDowns.observe(pool, observed.pool.UID, replicas, now)
-	observed.guarded.stable, observed.guarded.stableAt = seen.stable(time.Duration(guards.StabilizationSeconds)*time.Second, now)
+	observed.guarded.stable, observed.guarded.stableAt = seen.stable(stabilization, now)
 }
 
 // readiness returns the readiness of the Nodes of all instances, by provider id.

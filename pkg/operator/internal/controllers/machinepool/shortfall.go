@@ -101,8 +101,8 @@ func shortest(a, b time.Duration) time.Duration {
 }
 
 func shortfallAfter(pool *v1beta1.NstanceMachinePool) time.Duration {
-	if settings := pool.Spec.Shortfall; settings != nil && settings.AfterSeconds != nil {
-		return time.Duration(*settings.AfterSeconds) * time.Second
+	if settings := pool.Spec.Shortfall; settings != nil && settings.AfterSeconds != 0 {
+		return time.Duration(settings.AfterSeconds) * time.Second
 	}
 	return defaultShortfallAfter
 }

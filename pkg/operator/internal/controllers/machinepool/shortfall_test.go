@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -29,7 +28,7 @@ type stockHarness struct {
 
 func newStockHarness(t *testing.T, change func(*v1beta1.NstanceMachinePool)) *stockHarness {
 	pool := newPool("a", "b", "c")
-	pool.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: ptr.To[int32](60)}
+	pool.Spec.Shortfall = &v1beta1.ShortfallSettings{Policy: v1beta1.ShortfallMove, AfterSeconds: 60}
 	if change != nil {
 		change(pool)
 	}

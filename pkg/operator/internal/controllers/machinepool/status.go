@@ -163,7 +163,7 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 	status.DrainingReplicas = &draining
 	status.BlockedReplicas = &blocked
 	status.IsStatic = &static
-	status.Shards = v1beta1.ShardsSummary{Total: int32(len(observed.shards)), Reachable: reachable}
+	status.Shards = v1beta1.ShardsSummary{Total: ptr.To(int32(len(observed.shards))), Reachable: &reachable}
 	status.Template, status.Subnets = "", nil
 	if len(configs) == 0 {
 		return
@@ -352,8 +352,10 @@ func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachineP
 
 // applyStatus returns the fields of the status that this controller owns.
 func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	shards := applyv1beta1.ShardsSummary()
+	shards.Total, shards.Reachable = status.Shards.Total, status.Shards.Reachable
 	applied := applyv1beta1.NstanceMachinePoolStatus().
-		WithShards(applyv1beta1.ShardsSummary().WithTotal(status.Shards.Total).WithReachable(status.Shards.Reachable)).
+		WithShards(shards).
 		WithSubnets(status.Subnets...).
 		WithStaticShards(status.StaticShards...).
 		WithObservedGeneration(status.ObservedGeneration).

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -213,7 +214,7 @@ func TestStatusAddsUp(t *testing.T) {
 	if applied := applyStatus(pool, status).Status; *applied.DrainingReplicas != 3 || *applied.BlockedReplicas != 1 {
 		t.Errorf("%d drain and %d are blocked in what is applied", *applied.DrainingReplicas, *applied.BlockedReplicas)
 	}
-	if want := (v1beta1.ShardsSummary{Total: 3, Reachable: 1}); status.Shards != want {
+	if want := (v1beta1.ShardsSummary{Total: ptr.To[int32](3), Reachable: ptr.To[int32](1)}); !equality.Semantic.DeepEqual(status.Shards, want) {
 		t.Errorf("shards are %+v, want %+v", status.Shards, want)
 	}
 	if !*status.IsStatic {
