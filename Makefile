@@ -188,11 +188,15 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-words verify-alerts verify-agent lint ## Check everything that is not a test.
+verify: verify-generated verify-crds verify-modules verify-imports verify-citations verify-format verify-words verify-alerts verify-agent lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
 	$(COMPILE) hack/verify-generated.sh
+
+.PHONY: verify-crds
+verify-crds: ## Check that the CRDs are compatible with the last release.
+	@cd hack/tools && $(COMPILE) go run ./crdcompat -root $(CURDIR) -accepted hack/tools/crdcompat/accepted.txt manifests/crd manifests/marekvs/crd
 
 .PHONY: verify-modules
 verify-modules: ## Check that go.mod files list what is used, in the same versions.

@@ -34,7 +34,7 @@ unit() {
 	else
 		nice -n 5 hack/gotest.sh unit ./...
 	fi
-	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image)
+	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat)
 }
 
 end_to_end() {
