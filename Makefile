@@ -68,6 +68,7 @@ node-image: ## Build the image of nodes that are containers, nstance-node:dev, f
 .PHONY: release
 release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 release: ## Write the release VERSION to bin/release, as clusterctl reads it.
+	@$(COMPILE) go run ./hack/releaseseries '$(VERSION)' manifests/release/metadata.yaml
 	@dir='$(RELEASE_DIR)/infrastructure-nstance/$(VERSION)' && mkdir -p "$$dir" && \
 		$(TOOL) kustomize build manifests/release | sed 's/nstance-operator:VERSION/nstance-operator:$(VERSION)/' \
 			>"$$dir/infrastructure-components.yaml" && \
