@@ -36,6 +36,9 @@ const (
 	// related object in that time. The recorder treats them as different events, because the
 	// resource version of the object is part of them.
 	maxNormal = 10
+	// maxParts is of how many parts an object gets warnings with one reason in that time. The
+	// parts are named by servers, and must not fill the memory.
+	maxParts = 20
 )
 
 // NewRecorder returns a recorder for events about built-in kinds and the kinds of addToScheme,
@@ -60,6 +63,16 @@ func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, 
 	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", Truncate(note, maxNote))
 }
 
+// WarnAbout is Warn for a part of object, such as a shard or an instance, which does not hide
+// events about other parts.
+func WarnAbout(recorder events.EventRecorder, object runtime.Object, part, reason, action, note string) {
+	if limited, ok := recorder.(*limitedRecorder); ok {
+		limited.record(part, object, nil, corev1.EventTypeWarning, reason, action, "%s", Truncate(note, maxNote))
+		return
+	}
+	Warn(recorder, object, reason, action, note)
+}
+
 // Record records an event of type Normal about object, such as a change of its size. A note
 // that is too long is cut off.
 func Record(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
@@ -69,8 +82,8 @@ func Record(recorder events.EventRecorder, object runtime.Object, reason, action
 // LimitEvents returns a recorder that drops events which exceed these limits in a quarter of
 // an hour.
 //
-// Type Warning: one event per object and reason. Conditions show the present state; an event
-// only shows that a problem began. Type Normal: one event per version of an object, reason and
+// Type Warning: one event per object, part of it and reason, of at most maxParts parts.
+// Conditions show the present state; an event only shows that a problem began. Type Normal: one event per version of an object, reason and
 // related object, and at most maxNormal per object, reason and related object, because each
 // has its own content.
 func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
@@ -80,8 +93,8 @@ func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events
 // subject identifies equal events. Warnings are equal whatever they are related to; events of
 // type Normal about different related objects are different.
 type subject struct {
-	uid                        types.UID
-	eventtype, reason, related string
+	uid                              types.UID
+	eventtype, reason, related, part string
 }
 
 // occurrence is an event that was recorded about a subject.
@@ -100,9 +113,13 @@ type limitedRecorder struct {
 
 // Eventf implements events.EventRecorder.
 func (r *limitedRecorder) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
+	r.record("", regarding, related, eventtype, reason, action, note, args...)
+}
+
+func (r *limitedRecorder) record(part string, regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
 	object, err := meta.Accessor(regarding)
 	if err == nil {
-		about := subject{uid: object.GetUID(), eventtype: eventtype, reason: reason}
+		about := subject{uid: object.GetUID(), eventtype: eventtype, reason: reason, part: part}
 		if other, err := meta.Accessor(related); err == nil && eventtype == corev1.EventTypeNormal {
 			about.related = other.GetName()
 		}
@@ -121,6 +138,9 @@ func (r *limitedRecorder) allow(about subject, resourceVersion string) bool {
 	// one period.
 	expired := func(o occurrence) bool { return now.Sub(o.at) >= eventPeriod }
 	maps.DeleteFunc(r.last, func(_ subject, last []occurrence) bool { return expired(last[len(last)-1]) })
+	if about.part != "" && r.last[about] == nil && r.parts(about) >= maxParts {
+		about.part = ""
+	}
 	last := slices.DeleteFunc(r.last[about], expired)
 	switch {
 	case about.eventtype != corev1.EventTypeNormal && len(last) > 0, len(last) >= maxNormal,
@@ -130,4 +150,15 @@ func (r *limitedRecorder) allow(about subject, resourceVersion string) bool {
 	}
 	r.last[about] = append(last, occurrence{resourceVersion, now})
 	return true
+}
+
+// parts returns how many parts of an object have events of a reason. The caller holds mu.
+func (r *limitedRecorder) parts(about subject) int {
+	count := 0
+	for other := range r.last {
+		if other.uid == about.uid && other.reason == about.reason && other.part != "" {
+			count++
+		}
+	}
+	return count
 }

@@ -110,6 +110,21 @@ func TestLimitEvents(t *testing.T) {
 }
 
 // A second change of a pool is recorded although the first was recorded just before.
+// The shards share an object: an event about a shard does not hide the next one. Their number is
+// bounded.
+func TestWarningsAboutPartsDoNotHideEachOther(t *testing.T) {
+	recorded := events.NewFakeRecorder(10 * maxParts)
+	recorder := LimitEvents(recorded, clocktesting.NewFakePassiveClock(time.Now()))
+	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "shards"}}
+	for range 2 {
+		for part := range 3 * maxParts {
+			WarnAbout(recorder, configMap, strconv.Itoa(part), "ShardError", "Watch", "failed")
+		}
+		Warn(recorder, configMap, "Other", "Watch", "failed")
+	}
+	assert.Len(t, recorded.Events, maxParts+2, "one of each part, one of all further parts, and the other reason")
+}
+
 func TestLimitNormalEvents(t *testing.T) {
 	clock := clocktesting.NewFakePassiveClock(time.Now())
 	recorded := events.NewFakeRecorder(100)

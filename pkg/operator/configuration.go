@@ -191,7 +191,7 @@ func (c *configuration) errorReported(id string, event shard.ErrorEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shards != nil {
-		controller.Warn(c.recorder, c.shards, "ShardError", "Watch", fmt.Sprintf("%s: %s", id, event.Message))
+		controller.WarnAbout(c.recorder, c.shards, id, "ShardError", "Watch", fmt.Sprintf("%s: %s", id, event.Message))
 	}
 }
 

@@ -88,7 +88,7 @@ func (c *Controller) recordNoNode(key Key, group string) {
 	if err != nil {
 		return // the cache has no such object
 	}
-	controller.Warn(c.recorder, object, v1beta1.ReasonNoNode, action,
+	controller.WarnAbout(c.recorder, object, key.Instance, v1beta1.ReasonNoNode, action,
 		fmt.Sprintf("instance %s has no Node, so that it is deleted without a drain", key.Instance))
 }
 
