@@ -64,7 +64,7 @@ func TestDashboard(t *testing.T) {
 	pool.until("the pool is being scaled", func(shown shownPool) bool {
 		// The operator finds out after some seconds that the shard does not respond, so a
 		// screenshot would not show a pool that is scaled.
-		return shown.Wanted == 1 && !shown.Open && shown.Focused && shown.LoadedOnce && (shown.State == "Scaling" || !plugintest.Updating())
+		return shown.Wanted == 1 && !shown.Open && shown.Focused && shown.LoadedOnce && (shown.State == "ScalingUp" || !plugintest.Updating())
 	})
 	page.press(kb.Enter)
 	page.screenshots("scaling")

@@ -59,7 +59,7 @@ func planDeletion(observed observation, machines machinesMode) decision {
 // contested reports whether Cluster API deletes the pool with one of its MachinePools, while
 // another one refers to it and is not being deleted. Cluster API deletes the infrastructure of
 // a deleted MachinePool whoever owns it, so the deletion of a surplus MachinePool would
-// terminate all instances of the other one.
+// terminate all instances of the other one. With the Cluster all are deleted, one after the other.
 func contested(observed observation) bool {
 	deleting, others := false, false
 	for _, machinePool := range observed.machinePools {
@@ -69,7 +69,7 @@ func contested(observed observation) bool {
 			deleting = true
 		}
 	}
-	return deleting && others
+	return deleting && others && !observed.clusterDeleting
 }
 
 // retain makes a pool that is being deleted leave its groups and instances. The policy is

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -80,6 +81,25 @@ func TestDeletionOfASurplusMachinePoolKeepsTheInstances(t *testing.T) {
 		assert.Equal(t, int32(1), group.Spec.Size)
 	}
 	assert.Equal(t, []string{"i-1", "i-2"}, h.pool().Spec.ProviderIDList)
+}
+
+func TestContested(t *testing.T) {
+	kept, deleted := machinePool("workers", ptr.To[int32](1)), machinePool("prod-workers", ptr.To[int32](1))
+	deleted.DeletionTimestamp = ptr.To(metav1.Now())
+	for name, test := range map[string]struct {
+		machinePools    []*clusterv1.MachinePool
+		clusterDeleting bool
+		want            bool
+	}{
+		"none":                       {nil, false, false},
+		"one that stays":             {[]*clusterv1.MachinePool{kept}, false, false},
+		"one that is deleted":        {[]*clusterv1.MachinePool{deleted}, false, false},
+		"one of two":                 {[]*clusterv1.MachinePool{kept, deleted}, false, true},
+		"both":                       {[]*clusterv1.MachinePool{deleted, deleted}, false, false},
+		"one of two, by its Cluster": {[]*clusterv1.MachinePool{kept, deleted}, true, false},
+	} {
+		assert.Equal(t, test.want, contested(observation{machinePools: test.machinePools, clusterDeleting: test.clusterDeleting}), name)
+	}
 }
 
 func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
