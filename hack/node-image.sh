@@ -83,7 +83,7 @@ digest=$(cd "$root" && {
 	sha256sum usr/local/bin/* images/* etc/containerd/*
 } | sha256sum | cut -c1-16)
 previous=$(docker image inspect -f '{{.Id}}' "$tag" 2>/dev/null || true)
-image=$(docker image ls --no-trunc --quiet --filter "label=nstance.dev/node-image=$digest" nstance-node | head -n 1)
+image=$(docker image ls --no-trunc --quiet --filter "label=nstance.dev/node-image=$digest" nstance-node | sed -n 1p)
 if [ -z "$image" ]; then
 	image=$(tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' \
 		-c "LABEL nstance.dev/node-image=$digest" - "$tag")
