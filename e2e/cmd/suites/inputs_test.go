@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -71,4 +72,21 @@ func TestTheDigestCoversNamesAndContents(t *testing.T) {
 		seen = append(seen, now)
 	}
 	assert.Equal(t, seen[len(seen)-1], digest())
+}
+
+func TestProgramsThatAreUpToDateKeepTheirTime(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "program")
+	require.NoError(t, os.WriteFile(program, []byte("x"), 0o755))
+	before, err := digestOfProgram(program)
+	require.NoError(t, err)
+	info, err := os.Stat(program)
+	require.NoError(t, err)
+	assert.Equal(t, built, info.ModTime())
+	require.NoError(t, os.Chtimes(program, time.Time{}, time.Now()), "as go build does")
+	after, err := digestOfProgram(program)
+	require.NoError(t, err)
+	assert.Equal(t, before, after)
+	again, err := os.Stat(program)
+	require.NoError(t, err)
+	assert.Equal(t, info.ModTime(), again.ModTime())
 }
