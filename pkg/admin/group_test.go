@@ -100,7 +100,7 @@ func TestGroupScaleKeepsEverythingElse(t *testing.T) {
 	require.NoError(t, err)
 	flags := append(shardFlags(register(t, a), "us-west-2a="+a.Addr), "--shard", "us-west-2a")
 	want := groupsOf(t, a)
-	for group, size := range map[string]int32{"workers": 5, "main": 0} {
+	for group, size := range map[string]int32{"workers": 5, "main": 1} {
 		want[group].Size = size
 	}
 	printed := mustRun(t, append([]string{"group", "scale", "workers", "5"}, flags...)...)
@@ -111,7 +111,7 @@ us-west-2a   workers   1        5      0
 	if "\n"+printed != table {
 		t.Errorf("printed\n%swant%s", printed, table)
 	}
-	mustRun(t, append([]string{"group", "scale", "main", "0"}, flags...)...)
+	mustRun(t, append([]string{"group", "scale", "main", "1"}, flags...)...)
 	got := groupsOf(t, a)
 	for group := range want {
 		got[group].Etag, want[group].Etag = "", ""

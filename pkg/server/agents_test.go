@@ -32,7 +32,7 @@ import (
 
 // withAgents has a static group "main" of this size.
 func withAgents(size string) servertest.Options {
-	return servertest.Options{Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": ` + size + `}}}`}
+	return servertest.Options{Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": ` + size + `, "limits": {"min_size": 0}}}}`}
 }
 
 // untilInstances waits until the group "main" lists a number of instances, and returns their ids.

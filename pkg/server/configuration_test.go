@@ -58,7 +58,10 @@ func TestAnotherConfiguration(t *testing.T) {
 		was := find(t, before, name)
 		is := find(t, list(t, operator), name)
 		want := proto.CloneOf(was)
-		want.IsStatic, want.Etag = static, is.Etag
+		want.IsStatic, want.Etag, want.Limits = static, is.Etag, nil
+		if static {
+			want.Limits = &nstancev1.GroupLimits{MinSize: 1}
+		}
 		if was.IsStatic == static || was.Etag == is.Etag || !proto.Equal(is, want) {
 			t.Errorf("%s was %v and is %v", name, was, is)
 		}

@@ -54,7 +54,7 @@ func (s errorStream) next() *nstancev1.ErrorEvent {
 // TestQuota: a group gets what the quota allows, and the shortage is reported. It
 // gets the rest when the quota is raised, and when instances of others are deleted.
 func TestQuota(t *testing.T) {
-	server := servertest.Start(t, servertest.Options{Quota: `{"m7i.large": 3}`, Groups: `{"other": {"main": {"template": "worker", "size": 1}}}`})
+	server := servertest.Start(t, servertest.Options{Quota: `{"m7i.large": 3}`, Groups: `{"other": {"main": {"template": "worker", "size": 1, "limits": {"min_size": 0}}}}`})
 	operator, other := server.Operator("default"), server.Operator("other")
 	watchGroups(t, other).untilSize("main", 1)
 	watch, otherWatch := watchErrors(t, operator), watchErrors(t, other)

@@ -46,7 +46,7 @@ func TestAnInstanceIsATargetFromItsFirstReport(t *testing.T) {
 		balancers.Delay = 30 * time.Second
 		o := balanced(balancers)
 		o.Agents = true
-		o.Groups = `{"default": {"main": {"template": "worker", "size": 1}}}`
+		o.Groups = `{"default": {"main": {"template": "worker", "size": 1, "limits": {"min_size": 0}}}}`
 		s := servertest.Start(t, o)
 		f := &fleet{t: t, s: s, cut: map[string]bool{}, clients: map[string]nstancev1.AgentServiceClient{}, stops: map[string]context.CancelFunc{}}
 		t.Cleanup(func() {

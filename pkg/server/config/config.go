@@ -186,18 +186,12 @@ type Template struct {
 	LoadBalancers []string
 }
 
-// MaxSize is the largest size of a group: Cluster API limits the list of the instances of a
-// pool, MachinePool.spec.providerIDList
-// (https://pkg.go.dev/sigs.k8s.io/cluster-api/api/core/v1beta2#MachinePoolSpec).
-const MaxSize = 10000
-
 // Group is a static group as configured.
 type Group struct {
 	Template string
 	// Size is nil when missing, which means the template's.
-	Size *int32
-	// MaxSize is the largest size that operators may set, nil for the shard's limit.
-	MaxSize *int32
+	Size   *int32
+	Limits Limits
 	// InstanceType and SubnetPool mean the template's when empty.
 	InstanceType string
 	SubnetPool   string

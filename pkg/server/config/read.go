@@ -223,7 +223,7 @@ func readGroup(o *jsonc.Object) Group {
 	return Group{
 		Template:     o.String("template"),
 		Size:         o.Int32("size"),
-		MaxSize:      o.Int32("max_size"),
+		Limits:       readLimits(o.Object("limits")),
 		InstanceType: o.String("instance_type"),
 		SubnetPool:   o.String("subnet_pool"),
 		Vars:         o.StringMap("vars"),

@@ -44,24 +44,6 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 	return append(errs, validation.Positive(path.Child("request_timeout"), s.RequestTimeout)...)
 }
 
-func validateMaxSize(path *field.Path, size int32) field.ErrorList {
-	if size < 1 || size > MaxSize {
-		return field.ErrorList{field.Invalid(path, size, fmt.Sprintf("must be from 1 to %d", MaxSize))}
-	}
-	return nil
-}
-
-// validateSize checks a configured size.
-func validateSize(path *field.Path, size int32) field.ErrorList {
-	if size < 0 {
-		return field.ErrorList{field.Invalid(path, size, "must not be negative")}
-	}
-	if size > MaxSize {
-		return field.ErrorList{field.Invalid(path, size, fmt.Sprintf("must be at most %d", MaxSize))}
-	}
-	return nil
-}
-
 func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) field.ErrorList {
 	errs := validation.LabelValue(path.Child("region"), s.Infra.Region)
 	errs = append(errs, validation.LabelValue(path.Child("zone"), s.Infra.Zone)...)

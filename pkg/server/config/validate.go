@@ -110,9 +110,7 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 	if group.Size != nil {
 		errs = append(errs, validateSize(path.Child("size"), *group.Size)...)
 	}
-	if group.MaxSize != nil {
-		errs = append(errs, validateMaxSize(path.Child("max_size"), *group.MaxSize)...)
-	}
+	errs = append(errs, c.validateLimits(path.Child("limits"), group)...)
 	if group.SubnetPool != "" {
 		if err := c.Shard.CheckSubnetPool(path.Child("subnet_pool"), group.SubnetPool); err != nil {
 			errs = append(errs, err)

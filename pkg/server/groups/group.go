@@ -32,6 +32,8 @@ type Group struct {
 	Kind string
 	// Size is the number of managed instances that the group should have.
 	Size int32
+	// MinSize is the smallest size that operators may set.
+	MinSize int32
 	// RemoveFirst are the deletion candidates that the operator sent: they are
 	// terminated first when there are more than Size. They may not exist.
 	RemoveFirst []string

@@ -101,6 +101,7 @@ type etagContent struct {
 	Template          string
 	Kind              string
 	Size              int32
+	MinSize           int32    `json:",omitempty"`
 	RemoveFirst       []string `json:",omitempty"`
 	InstanceType      string
 	SubnetPools       []string
@@ -131,6 +132,7 @@ func (g *Group) etag() (string, error) {
 		Template:          g.Template,
 		Kind:              g.Kind,
 		Size:              g.Size,
+		MinSize:           g.MinSize,
 		RemoveFirst:       g.RemoveFirst,
 		InstanceType:      g.InstanceType,
 		SubnetPools:       g.SubnetPools,

@@ -98,6 +98,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Declared":          {byNone, func(g *Group) { g.Declared = &Settings{Template: "other"} }},
 			"Revision":          {byNone, func(g *Group) { g.Revision = &Revision{UID: "other"} }},
 			"Size":              {byNone, func(g *Group) { g.Size = 9 }},
+			"MinSize":           {byNone, func(g *Group) { g.MinSize = 9 }},
 			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
 			"Static":            {byNone, func(g *Group) { g.Static = true }},
 			"Arch":              {byInfra, func(g *Group) { g.Arch = "other" }},

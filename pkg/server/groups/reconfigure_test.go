@@ -22,7 +22,7 @@ import (
 // wantDynamic expects that a group is dynamic and otherwise as before.
 func wantDynamic(t *testing.T, s *Store, before Group) {
 	t.Helper()
-	before.Static = false
+	before.Static, before.MinSize = false, 0
 	assert.Empty(t, cmp.Diff(&before, get(t, s, before.Key), cmpopts.IgnoreFields(Group{}, "ETag")), "%s (-before +after)", before.Key)
 }
 
@@ -238,7 +238,8 @@ func TestReconfigureIsAtomic(t *testing.T) {
 		}
 	})
 	changing.Go(func() {
-		for size := range int32(turns) {
+		for n := range int32(turns) {
+			size := n + 1
 			upsert(t, s, main, Change{Size: size})
 			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: size})
 		}
@@ -261,8 +262,8 @@ func TestReconfigureIsAtomic(t *testing.T) {
 			t.Fatalf("one group is of %s, the other of %s, and the configuration says %s", first, second, named)
 		}
 	}
-	if first, second := get(t, s, main).Size, get(t, s, dynamic).Size; first != turns-1 || second != turns-1 {
-		t.Errorf("the sizes are %d and %d, want %d", first, second, turns-1)
+	if first, second := get(t, s, main).Size, get(t, s, dynamic).Size; first != turns || second != turns {
+		t.Errorf("the sizes are %d and %d, want %d", first, second, turns)
 	}
 	wantSame(t, s, store)
 }

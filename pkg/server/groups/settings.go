@@ -119,10 +119,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 		settings.SubnetPools = []string{own.SubnetPool}
 	}
 	if static {
-		group.Size = c.Templates[own.Template].Size
-		if own.Size != nil {
-			group.Size = *own.Size
-		}
+		group.Size = c.ConfiguredSize(own)
 	}
 	if override != nil {
 		group.Size, group.RemoveFirst, group.Declared = min(override.Size, config.MaxSize), override.RemoveFirst, override.Declared
@@ -139,6 +136,9 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 			}
 		}
 	}
+	// A size that was set before the limit was raised does not lower the guarantee.
+	group.MinSize = c.MinSize(key.Tenant, key.Group)
+	group.Size = max(group.Size, group.MinSize)
 	template := c.Templates[settings.Template]
 	inherited := Settings{InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars)}
 	if template.SubnetPool != "" {

@@ -130,7 +130,7 @@ func TestDeclarativeChanges(t *testing.T) {
 // operators.
 func configured() Group {
 	return Group{
-		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, Static: true,
+		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, MinSize: 1, Static: true,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "own": "yes", "region": "west"}},
 		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute,
 	}
@@ -138,10 +138,18 @@ func configured() Group {
 
 func fromTemplate(key instance.GroupKey, size int32, static bool) Group {
 	return Group{
-		Key: key, Settings: Settings{Template: "worker", InstanceType: "m7i.large", SubnetPools: []string{"open"}, Vars: map[string]string{"role": "worker", "tier": "one", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: size, Static: static,
+		Key: key, Settings: Settings{Template: "worker", InstanceType: "m7i.large", SubnetPools: []string{"open"}, Vars: map[string]string{"role": "worker", "tier": "one", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: size, MinSize: minSize(static), Static: static,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "region": "west"}},
 		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: 5 * time.Minute,
 	}
+}
+
+// minSize returns the smallest size of a group that has instances.
+func minSize(static bool) int32 {
+	if static {
+		return 1
+	}
+	return 0
 }
 
 func workerFiles() map[string]config.File {

@@ -44,11 +44,13 @@ func ValidateKey(key instance.GroupKey) error {
 // for a new group, and after is the group after the change.
 func validate(c *config.Config, change Change, before, after *Group) error {
 	var problems field.ErrorList
-	switch limit := maxSize(c, after.Key); {
+	switch limit := c.MaxSize(after.Key.Tenant, after.Key.Group); {
 	case change.Size < 0:
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, "must not be negative"))
 	case change.Size > limit && (before == nil || change.Size > before.Size):
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, fmt.Sprintf("must be at most %d (max_size of the group or the shard)", limit)))
+	case change.Size < after.MinSize:
+		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, fmt.Sprintf("must be at least %d (limits.min_size of the static group)", after.MinSize)))
 	}
 	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
@@ -181,17 +183,6 @@ const (
 	maxVarKeySize = 256
 	maxVarSize    = 4 << 10
 )
-
-// maxSize returns the largest size that an operator may set for a group.
-func maxSize(c *config.Config, key instance.GroupKey) int32 {
-	if own := c.Groups[key.Tenant][key.Group].MaxSize; own != nil {
-		return *own
-	}
-	if c.Shard.MaxSize > 0 {
-		return c.Shard.MaxSize
-	}
-	return config.MaxSize
-}
 
 // validateVars checks the number and the length of vars.
 func validateVars(path *field.Path, vars map[string]string) field.ErrorList {

@@ -49,11 +49,11 @@ func TestUpsertRejects(t *testing.T) {
 		{"pool that dynamic groups may not use", dynamic, Change{Settings: Settings{Template: "worker", SubnetPools: []string{"closed"}}}, invalid, `config.subnets[0]: Unsupported value: "closed": supported values: "open", "other"`},
 		{"template whose pool dynamic groups may not use", dynamic, Change{Settings: Settings{Template: "arm"}}, invalid, `config.subnets[0]: Unsupported value: "closed": supported values: "open", "other"`},
 		{"args of a dynamic group", dynamic, Change{Settings: Settings{Template: "worker"}, Args: map[string]string{"a": "b"}}, invalid, `config.args: Forbidden: provider fake takes none from operators, only from the server configuration`},
-		{"another template of a static group", main, Change{Settings: Settings{Template: "arm"}}, restricted, `config.template: Forbidden: "arm" is set by the server configuration, which allows only "worker"`},
-		{"an unknown template of a static group", main, Change{Settings: Settings{Template: "knz"}}, restricted, `config.template: Forbidden: "knz" is set by the server configuration, which allows only "worker"`},
-		{"other pools of a static group", main, Change{Settings: Settings{SubnetPools: []string{"open"}}}, restricted, `config.subnets: Forbidden: ["open"] is set by the server configuration, which allows only ["closed"]`},
-		{"more pools of a static group", main, Change{Settings: Settings{SubnetPools: []string{"closed", "open"}}}, restricted, `config.subnets: Forbidden: ["closed" "open"] is set by the server configuration, which allows only ["closed"]`},
-		{"args of a static group", main, Change{Args: map[string]string{"a": "b"}}, restricted, `config.args: Forbidden: a static group takes none`},
+		{"another template of a static group", main, Change{Settings: Settings{Template: "arm"}, Size: 4}, restricted, `config.template: Forbidden: "arm" is set by the server configuration, which allows only "worker"`},
+		{"an unknown template of a static group", main, Change{Settings: Settings{Template: "knz"}, Size: 4}, restricted, `config.template: Forbidden: "knz" is set by the server configuration, which allows only "worker"`},
+		{"other pools of a static group", main, Change{Settings: Settings{SubnetPools: []string{"open"}}, Size: 4}, restricted, `config.subnets: Forbidden: ["open"] is set by the server configuration, which allows only ["closed"]`},
+		{"more pools of a static group", main, Change{Settings: Settings{SubnetPools: []string{"closed", "open"}}, Size: 4}, restricted, `config.subnets: Forbidden: ["closed" "open"] is set by the server configuration, which allows only ["closed"]`},
+		{"args of a static group", main, Change{Args: map[string]string{"a": "b"}, Size: 4}, restricted, `config.args: Forbidden: a static group takes none`},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -103,7 +103,7 @@ func manyVars(count int) map[string]string {
 func TestMaxSize(t *testing.T) {
 	store := newStorage(t)
 	upsert(t, open(t, store), main, Change{Size: 50})
-	c := newConfigWith(map[string]config.Group{"main": {Template: "worker", MaxSize: new(int32(20))}, "plain": {Template: "worker"}})
+	c := newConfigWith(map[string]config.Group{"main": {Template: "worker", Limits: config.Limits{MaxSize: new(int32(20))}}, "plain": {Template: "worker"}})
 	c.Shard.MaxSize = 30
 	s := openWith(t, store, c)
 	require.EqualValues(t, 50, get(t, s, main).Size)
@@ -114,6 +114,30 @@ func TestMaxSize(t *testing.T) {
 		require.ErrorAs(t, err, new(*InvalidError))
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// TestMinSize: the size of a static group does not fall below the limit of the configuration,
+// whoever sets it and whenever it was set.
+func TestMinSize(t *testing.T) {
+	store := newStorage(t)
+	upsert(t, open(t, store), main, Change{Size: 2})
+	s := openWith(t, store, newConfigWith(map[string]config.Group{
+		"main":  {Template: "worker", Size: new(int32(5)), Limits: config.Limits{MinSize: new(int32(3))}},
+		"plain": {Template: "worker", Size: new(int32(5))},
+		"off":   {Template: "worker", Size: new(int32(5)), Limits: config.Limits{MinSize: new(int32(0))}},
+	}))
+	require.EqualValues(t, 3, get(t, s, main).Size, "a size that was stored before the limit was raised")
+	off := instance.GroupKey{Tenant: main.Tenant, Group: "off"}
+	for key, want := range map[instance.GroupKey]int32{main: 3, plain: 1} {
+		upsert(t, s, key, Change{Size: want})
+		_, _, err := s.Upsert(t.Context(), key, Change{Size: want - 1})
+		require.ErrorAs(t, err, new(*InvalidError))
+		require.ErrorContains(t, err, fmt.Sprintf("config.size: Invalid value: %d: must be at least %d (limits.min_size of the static group)", want-1, want))
+		require.Equal(t, want, get(t, s, key).Size)
+		require.Equal(t, want, get(t, s, key).MinSize)
+	}
+	upsert(t, s, off, Change{Size: 0})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 0})
 }
 
 // TestStoredHugeSize is limited: a server that refused to start would not help.

@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -773,7 +773,10 @@ type GroupStatus struct {
 	Revision *Revision `protobuf:"bytes,1005,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Extension: instances that the provider has no capacity or quota for. Missing when
 	// there are none, and from servers that do not know it.
-	Shortfall     *Shortfall `protobuf:"bytes,1006,opt,name=shortfall,proto3" json:"shortfall,omitempty"`
+	Shortfall *Shortfall `protobuf:"bytes,1006,opt,name=shortfall,proto3" json:"shortfall,omitempty"`
+	// Extension: the sizes that the server's configuration allows for the group. Missing
+	// if it allows every size from 0, and from servers that do not know it.
+	Limits        *GroupLimits `protobuf:"bytes,1011,opt,name=limits,proto3" json:"limits,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -934,6 +937,59 @@ func (x *GroupStatus) GetShortfall() *Shortfall {
 	return nil
 }
 
+func (x *GroupStatus) GetLimits() *GroupLimits {
+	if x != nil {
+		return x.Limits
+	}
+	return nil
+}
+
+// GroupLimits bound what operators may set for a group.
+type GroupLimits struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The smallest size.
+	MinSize       int32 `protobuf:"varint,1,opt,name=min_size,json=minSize,proto3" json:"min_size,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupLimits) Reset() {
+	*x = GroupLimits{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupLimits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupLimits) ProtoMessage() {}
+
+func (x *GroupLimits) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupLimits.ProtoReflect.Descriptor instead.
+func (*GroupLimits) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *GroupLimits) GetMinSize() int32 {
+	if x != nil {
+		return x.MinSize
+	}
+	return 0
+}
+
 // Shortfall is a state: it changes with the number of missing instances and with the
 // reason, not with each attempt to create one.
 type Shortfall struct {
@@ -948,7 +1004,7 @@ type Shortfall struct {
 
 func (x *Shortfall) Reset() {
 	*x = Shortfall{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -960,7 +1016,7 @@ func (x *Shortfall) String() string {
 func (*Shortfall) ProtoMessage() {}
 
 func (x *Shortfall) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -973,7 +1029,7 @@ func (x *Shortfall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shortfall.ProtoReflect.Descriptor instead.
 func (*Shortfall) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Shortfall) GetMissing() int32 {
@@ -1002,7 +1058,7 @@ type ManagedInstances struct {
 
 func (x *ManagedInstances) Reset() {
 	*x = ManagedInstances{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1014,7 +1070,7 @@ func (x *ManagedInstances) String() string {
 func (*ManagedInstances) ProtoMessage() {}
 
 func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1027,7 +1083,7 @@ func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstances.ProtoReflect.Descriptor instead.
 func (*ManagedInstances) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ManagedInstances) GetInstances() []*ManagedInstance {
@@ -1051,7 +1107,7 @@ type ManagedInstance struct {
 
 func (x *ManagedInstance) Reset() {
 	*x = ManagedInstance{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1063,7 +1119,7 @@ func (x *ManagedInstance) String() string {
 func (*ManagedInstance) ProtoMessage() {}
 
 func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1076,7 +1132,7 @@ func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstance.ProtoReflect.Descriptor instead.
 func (*ManagedInstance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *ManagedInstance) GetId() string {
@@ -1120,7 +1176,7 @@ type GroupSettings struct {
 
 func (x *GroupSettings) Reset() {
 	*x = GroupSettings{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1188,7 @@ func (x *GroupSettings) String() string {
 func (*GroupSettings) ProtoMessage() {}
 
 func (x *GroupSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1201,7 @@ func (x *GroupSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSettings.ProtoReflect.Descriptor instead.
 func (*GroupSettings) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GroupSettings) GetTemplate() string {
@@ -1192,7 +1248,7 @@ type NodeShape struct {
 
 func (x *NodeShape) Reset() {
 	*x = NodeShape{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1260,7 @@ func (x *NodeShape) String() string {
 func (*NodeShape) ProtoMessage() {}
 
 func (x *NodeShape) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1273,7 @@ func (x *NodeShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
 func (*NodeShape) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeShape) GetArchitecture() string {
@@ -1267,7 +1323,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1335,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1348,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodeTaint) GetKey() string {
@@ -1328,7 +1384,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1340,7 +1396,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1353,7 +1409,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1385,7 +1441,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1397,7 +1453,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1410,7 +1466,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1449,7 +1505,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1461,7 +1517,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1474,7 +1530,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -1522,7 +1578,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1590,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1603,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1573,7 +1629,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1641,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1654,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1618,7 +1674,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1686,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1699,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1662,7 +1718,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +1730,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +1743,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1717,7 +1773,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1729,7 +1785,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1742,7 +1798,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -1803,7 +1859,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +1871,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +1884,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -1849,7 +1905,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1861,7 +1917,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1874,7 +1930,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -1912,7 +1968,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1924,7 +1980,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1937,7 +1993,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -2009,7 +2065,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2021,7 +2077,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2090,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -2076,7 +2132,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2088,7 +2144,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2101,7 +2157,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -2136,7 +2192,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2148,7 +2204,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2161,7 +2217,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -2195,7 +2251,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2207,7 +2263,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2220,7 +2276,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -2248,7 +2304,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2316,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2329,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2306,7 +2362,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2318,7 +2374,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2331,7 +2387,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2352,7 +2408,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2364,7 +2420,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2377,7 +2433,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2412,7 +2468,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2480,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2493,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -2507,7 +2563,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xd6\x05\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x88\x06\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2528,10 +2584,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x126\n" +
 	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x121\n" +
 	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x124\n" +
-	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x1a7\n" +
+	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x120\n" +
+	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"(\n" +
+	"\vGroupLimits\x12\x19\n" +
+	"\bmin_size\x18\x01 \x01(\x05R\aminSize\"?\n" +
 	"\tShortfall\x12\x18\n" +
 	"\amissing\x18\x01 \x01(\x05R\amissing\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"M\n" +
@@ -2717,7 +2776,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -2732,120 +2791,122 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*GroupConfig)(nil),              // 10: nstance.v1.GroupConfig
 	(*ListGroupsResponse)(nil),       // 11: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),              // 12: nstance.v1.GroupStatus
-	(*Shortfall)(nil),                // 13: nstance.v1.Shortfall
-	(*ManagedInstances)(nil),         // 14: nstance.v1.ManagedInstances
-	(*ManagedInstance)(nil),          // 15: nstance.v1.ManagedInstance
-	(*GroupSettings)(nil),            // 16: nstance.v1.GroupSettings
-	(*NodeShape)(nil),                // 17: nstance.v1.NodeShape
-	(*NodeTaint)(nil),                // 18: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 19: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 20: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 21: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 22: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 23: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 24: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 25: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 26: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 27: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 28: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 29: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 30: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 31: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 32: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 33: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 34: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 35: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 36: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 37: nstance.v1.ListenerActivity
-	nil,                              // 38: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 39: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 40: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 41: nstance.v1.GroupSettings.VarsEntry
-	nil,                              // 42: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 43: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 44: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 45: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 46: google.protobuf.Empty
+	(*GroupLimits)(nil),              // 13: nstance.v1.GroupLimits
+	(*Shortfall)(nil),                // 14: nstance.v1.Shortfall
+	(*ManagedInstances)(nil),         // 15: nstance.v1.ManagedInstances
+	(*ManagedInstance)(nil),          // 16: nstance.v1.ManagedInstance
+	(*GroupSettings)(nil),            // 17: nstance.v1.GroupSettings
+	(*NodeShape)(nil),                // 18: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 19: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 20: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 21: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 22: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 23: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 24: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 25: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 26: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 27: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 28: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 29: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 30: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 31: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 32: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 33: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 34: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 35: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 36: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 37: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 38: nstance.v1.ListenerActivity
+	nil,                              // 39: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 40: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 41: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 42: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 43: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 44: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 45: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 46: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 47: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	45, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	45, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	46, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	46, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	10, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
 	9,  // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
 	9,  // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
-	38, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	39, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	39, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	40, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
 	12, // 7: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	40, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	14, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	17, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	16, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	41, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	15, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	18, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	17, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
 	9,  // 12: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
-	13, // 13: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
-	15, // 14: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	45, // 15: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	41, // 16: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
-	42, // 17: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	43, // 18: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	18, // 19: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	9,  // 20: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
-	21, // 21: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	44, // 22: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	45, // 23: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	45, // 24: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	45, // 25: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 26: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	12, // 27: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	45, // 28: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	45, // 29: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	45, // 30: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	45, // 31: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 32: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 33: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	45, // 34: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 35: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 36: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 37: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	45, // 38: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	37, // 39: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	45, // 40: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 41: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	46, // 42: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	46, // 43: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	46, // 44: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 45: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	19, // 46: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	20, // 47: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	23, // 48: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	25, // 49: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	27, // 50: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	31, // 51: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	33, // 52: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	35, // 53: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	46, // 54: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	46, // 55: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	46, // 56: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 57: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 58: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 59: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	11, // 60: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 61: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	46, // 62: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	22, // 63: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	24, // 64: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	26, // 65: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	46, // 66: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	32, // 67: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	34, // 68: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	36, // 69: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	28, // 70: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	29, // 71: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	30, // 72: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	57, // [57:73] is the sub-list for method output_type
-	41, // [41:57] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	14, // 13: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
+	13, // 14: nstance.v1.GroupStatus.limits:type_name -> nstance.v1.GroupLimits
+	16, // 15: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	46, // 16: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	42, // 17: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	43, // 18: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	44, // 19: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	19, // 20: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	9,  // 21: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
+	22, // 22: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	45, // 23: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	46, // 24: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	46, // 25: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	46, // 26: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 27: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	12, // 28: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	46, // 29: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	46, // 30: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	46, // 31: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	46, // 32: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 33: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 34: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	46, // 35: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 36: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 37: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 38: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	46, // 39: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	38, // 40: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	46, // 41: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 42: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	47, // 43: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	47, // 44: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	47, // 45: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 46: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	20, // 47: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	21, // 48: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	24, // 49: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	26, // 50: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	28, // 51: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	32, // 52: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	34, // 53: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	36, // 54: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	47, // 55: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	47, // 56: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	47, // 57: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 58: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 59: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 60: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	11, // 61: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 62: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	47, // 63: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	23, // 64: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	25, // 65: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	27, // 66: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	47, // 67: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	33, // 68: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	35, // 69: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	37, // 70: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	29, // 71: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	30, // 72: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	31, // 73: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	58, // [58:74] is the sub-list for method output_type
+	42, // [42:58] is the sub-list for method input_type
+	42, // [42:42] is the sub-list for extension type_name
+	42, // [42:42] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2853,19 +2914,19 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[28].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[32].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

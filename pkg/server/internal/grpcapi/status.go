@@ -211,6 +211,9 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 		RemoveFirst: group.RemoveFirst,
 		Node:        newNodeShape(node),
 	}
+	if group.MinSize > 0 {
+		status.Limits = &nstancev1.GroupLimits{MinSize: group.MinSize}
+	}
 	setSettings(status, group)
 	setRevision(status, group.Revision)
 	setInstances(status, instances)
