@@ -4032,6 +4032,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							Format:      "",
 						},
 					},
+					"minReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "minReplicas is the smallest number of replicas of a static pool: the sum of the sizes that its shards guarantee. The MachinePool cannot be scaled below.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"staticShards": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -4757,6 +4764,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							Description: "isStatic is true if the group is in the server configuration of the shard.",
 							Type:        []string{"boolean"},
 							Format:      "",
+						},
+					},
+					"minReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "minReplicas is the smallest size that the server configuration of the shard allows: a static group guarantees it.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"drainingReplicas": {

@@ -25,6 +25,9 @@ type Group struct {
 	Declared *GroupSettings
 	// Size is the wanted number of managed instances.
 	Size int32
+	// MinSize is the smallest size that the server accepts for the group. It is 0 if the server
+	// does not report it.
+	MinSize int32
 	// Static is true for a group in the server's own configuration. Template and
 	// subnets of such a group cannot be changed.
 	Static bool
@@ -72,6 +75,7 @@ func (g Group) Equal(other Group) bool {
 		g.GroupSettings.Equal(other.GroupSettings) &&
 		equalDeclared(g.Declared, other.Declared) &&
 		g.Size == other.Size &&
+		g.MinSize == other.MinSize &&
 		g.Static == other.Static &&
 		g.ETag == other.ETag &&
 		g.ActualSize == other.ActualSize &&

@@ -130,6 +130,9 @@ const (
 	ReasonMachinePoolConflict = "MachinePoolConflict"
 	// ReasonTooManyReplicas: the MachinePool has more replicas than MaxReplicas.
 	ReasonTooManyReplicas = "TooManyReplicas"
+	// ReasonBelowMinimum: the MachinePool has fewer replicas than the shards guarantee, or a
+	// scale-down selects an instance that a shard keeps for its minimum.
+	ReasonBelowMinimum = "BelowMinimum"
 	// ReasonGroupInUse: another pool has the same group on the same shard.
 	ReasonGroupInUse = "GroupInUse"
 	// ReasonOutdatedObject: an object has the format of a version before v0.1.0.

@@ -186,6 +186,11 @@ type NstanceMachinePoolStatus struct {
 	// template and subnets can only be removed.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// minReplicas is the smallest number of replicas of a static pool: the sum of the sizes
+	// that its shards guarantee. The MachinePool cannot be scaled below.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MinReplicas *int32 `json:"minReplicas,omitempty"`
 	// staticShards are the configured shards that have the group in their server
 	// configuration. They cannot be removed from spec.shards.
 	// +optional

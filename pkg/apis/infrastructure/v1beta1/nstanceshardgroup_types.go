@@ -167,6 +167,11 @@ type NstanceShardGroupStatus struct {
 	// isStatic is true if the group is in the server configuration of the shard.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// minReplicas is the smallest size that the server configuration of the shard allows: a
+	// static group guarantees it.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	MinReplicas *int32 `json:"minReplicas,omitempty"`
 	// drainingReplicas is the number of instances that are being drained.
 	// +optional
 	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`

@@ -636,6 +636,11 @@ func (in *NstanceMachinePoolStatus) DeepCopyInto(out *NstanceMachinePoolStatus) 
 		*out = new(bool)
 		**out = **in
 	}
+	if in.MinReplicas != nil {
+		in, out := &in.MinReplicas, &out.MinReplicas
+		*out = new(int32)
+		**out = **in
+	}
 	if in.StaticShards != nil {
 		in, out := &in.StaticShards, &out.StaticShards
 		*out = make([]Identifier, len(*in))
@@ -956,6 +961,11 @@ func (in *NstanceShardGroupStatus) DeepCopyInto(out *NstanceShardGroupStatus) {
 	if in.IsStatic != nil {
 		in, out := &in.IsStatic, &out.IsStatic
 		*out = new(bool)
+		**out = **in
+	}
+	if in.MinReplicas != nil {
+		in, out := &in.MinReplicas, &out.MinReplicas
+		*out = new(int32)
 		**out = **in
 	}
 	if in.DrainingReplicas != nil {

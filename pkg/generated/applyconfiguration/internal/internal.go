@@ -368,6 +368,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: isStatic
       type:
         scalar: boolean
+    - name: minReplicas
+      type:
+        scalar: numeric
     - name: nodeInfo
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
@@ -617,6 +620,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: lastSyncTime
       type:
         namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: minReplicas
+      type:
+        scalar: numeric
     - name: observedGeneration
       type:
         scalar: numeric

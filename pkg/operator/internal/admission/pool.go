@@ -143,7 +143,7 @@ func isStatic(pool *v1beta1.NstanceMachinePool) bool {
 // to do instead.
 func staticReason(pool *v1beta1.NstanceMachinePool) string {
 	return fmt.Sprintf("group %q is static, it is in the configuration of its shard servers; "+
-		"remove it from there first, or scale the MachinePool to 0", pool.Spec.Group)
+		"remove it from there first, or set its limits.min_size to 0 there and scale the MachinePool to 0", pool.Spec.Group)
 }
 
 func orNone(list string) string {

@@ -64,9 +64,13 @@ type Division struct {
 // A pool with Machines changes as little as possible, because its instances are selected
 // one by one: it may become uneven, and stays uneven until it grows (see scale).
 //
-// Other pools are divided evenly. A group that existed before its pool may be divided in
-// another way. As long as the pool has as many replicas as were imported, on the same
-// shards, every shard keeps its size: importing a group terminates no instance.
+// Other pools are divided evenly. Which shards have an instance more than others changes only
+// with the replicas: another order of the shards moves no instance. A group that existed before
+// its pool may be divided in another way. As long as the pool has as many replicas as were
+// imported, on the same shards, every shard keeps its size: importing a group terminates no
+// instance.
+//
+// A shard keeps its minimum, and the others get equal shares of the rest.
 //
 // A shard that is not configured keeps its size, which counts, so that the pool can be
 // scaled on the others. When it is configured again, all sizes stay until the replicas
@@ -126,11 +130,14 @@ func (p *Pool) withoutLoans(replicas int32) Division {
 		division.Uneven = !slices.Equal(division.Sizes, shares)
 	case p.Imported && Total(current) == replicas:
 		division.Sizes = current
-		division.Uneven = !slices.Equal(current, even(replicas, len(current)))
+		division.Uneven = !isEven(current)
+	case areEven(p.Shards):
+		division.Sizes = stayEven(p.Shards, replicas)
+		// The sizes stay when a fixed shard is configured again, or a minimum is lowered.
+		division.Uneven = !isEven(division.Sizes)
 	default:
 		division.Sizes = shares
-		// The sizes stay when a fixed shard is configured again.
-		division.Uneven = !slices.Equal(shares, even(replicas, len(shares)))
+		division.Uneven = !isEven(shares)
 	}
 	division.RemoveFirst = removeFirst(p.Shards, division.Sizes, selected)
 	return division

@@ -93,7 +93,7 @@ func (l *loans) lendDue(shards []Shard, to []bool) (moved bool) {
 		if shards[i].Fixed || !stock.Usable || !stock.Due || !shards[i].current() {
 			continue
 		}
-		n := min(stock.Missing, l.sizes[i]-shards[i].created())
+		n := min(stock.Missing, l.sizes[i]-shards[i].created(), l.sizes[i]-shards[i].Min)
 		if n <= 0 {
 			continue
 		}
@@ -115,7 +115,7 @@ func (l *loans) giveBack(shards []Shard, shares []int32) (moved bool) {
 	}
 	for i := range shards {
 		stock := shards[i].Stock
-		if shards[i].Fixed || stock.Lent >= 0 || !stock.Usable || !shards[i].current() || l.sizes[i] <= shares[i] {
+		if shards[i].Fixed || stock.Lent >= 0 || !stock.Usable || !shards[i].current() || l.sizes[i] <= max(shares[i], shards[i].Min) {
 			continue
 		}
 		uncreated := shards[i].uncreated()

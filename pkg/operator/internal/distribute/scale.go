@@ -23,7 +23,8 @@ import (
 //     (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/FAQ.md);
 //  3. any others. The server selects them.
 //
-// Steps 2 and 3 remove instances one by one from the largest shard that is not fixed. scale
+// Steps 2 and 3 remove instances one by one from the largest shard that is not fixed. No shard
+// gets smaller than its minimum. scale
 // returns the new sizes, and by shard the ids of the instances of steps 1 and 2 that exist:
 // the shard must terminate these and not others.
 func scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int32, selected [][]string) {
@@ -37,7 +38,7 @@ func scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int3
 	candidates = sortCandidates(shards, candidates)
 	for _, candidate := range candidates {
 		i := indexOf(shards, candidate.Shard)
-		if surplus > 0 && sizes[i] > 0 {
+		if surplus > 0 && sizes[i] > shards[i].Min {
 			sizes[i]--
 			surplus--
 			selected[i] = append(selected[i], candidate.ID)
@@ -49,13 +50,13 @@ func scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int3
 	for i := range shards {
 		if !shards[i].Fixed {
 			shortfalls[i] = shards[i].shortfall(candidates)
-			missing[i] = shortfalls[i].total()
+			missing[i] = min(shortfalls[i].total(), sizes[i]-shards[i].Min)
 		}
 	}
 	surplus -= shrink(sizes, missing, surplus)
 	for i := range shards {
 		if !shards[i].Fixed {
-			removable[i] = sizes[i]
+			removable[i] = sizes[i] - shards[i].Min
 		}
 	}
 	shrink(sizes, removable, surplus)
@@ -91,6 +92,25 @@ func sortCandidates(shards []Shard, candidates []Candidate) []Candidate {
 	})
 }
 
+// Kept returns the first deletion candidate that a scale-down to replicas cannot remove, because
+// its shard would get smaller than its minimum. It returns nil if there is none.
+func Kept(shards []Shard, replicas int32, candidates []Candidate) *Candidate {
+	sizes := Sizes(shards)
+	surplus := Surplus(sizes, replicas)
+	for _, candidate := range sortCandidates(shards, candidates) {
+		if surplus == 0 {
+			return nil
+		}
+		i := indexOf(shards, candidate.Shard)
+		if sizes[i] <= shards[i].Min {
+			return &candidate
+		}
+		sizes[i]--
+		surplus--
+	}
+	return nil
+}
+
 func indexOf(shards []Shard, id string) int {
 	return slices.IndexFunc(shards, func(shard Shard) bool { return shard.ID == id })
 }
@@ -109,14 +129,14 @@ func stepReplicas(shards []Shard, replicas int32, limits Limits, candidates []Ca
 	candidates = sortCandidates(shards, candidates)
 	var chosen, missing int32
 	for _, candidate := range candidates {
-		if i := indexOf(shards, candidate.Shard); sizes[i] > 0 {
+		if i := indexOf(shards, candidate.Shard); sizes[i] > shards[i].Min {
 			sizes[i]--
 			chosen++
 		}
 	}
 	for i := range shards {
 		if !shards[i].Fixed {
-			missing += min(shards[i].shortfall(candidates).total(), sizes[i])
+			missing += min(shards[i].shortfall(candidates).total(), max(sizes[i]-shards[i].Min, 0))
 		}
 	}
 	passing := min(surplus, chosen+missing)
@@ -168,24 +188,50 @@ func Surplus(sizes []int32, replicas int32) int32 {
 	return max(Total(sizes)-max(replicas, 0), 0)
 }
 
-// spread returns sizes that add up to replicas: a fixed shard keeps its size, and the
-// others get equal shares of the rest (see even).
+// spread returns sizes that add up to replicas: a fixed shard keeps its size, every other
+// shard gets its minimum, and the shards get equal shares of the rest (see grow). Fewer replicas
+// than that leave the shards at their minima.
 func spread(shards []Shard, replicas int32) []int32 {
-	sizes, rest, variable := Sizes(shards), max(replicas, 0), 0
-	for _, shard := range shards {
-		if shard.Fixed {
-			rest -= shard.Size
-		} else {
-			variable++
+	sizes := Sizes(shards)
+	for i := range shards {
+		if !shards[i].Fixed {
+			sizes[i] = shards[i].Min
 		}
 	}
-	shares := even(rest, variable)
-	for i, shard := range shards {
-		if !shard.Fixed {
-			sizes[i], shares = shares[0], shares[1:]
-		}
-	}
+	growVariable(shards, sizes, max(replicas, 0)-Total(sizes))
 	return sizes
+}
+
+// areEven reports whether no move of an instance brings the sizes of the shards closer to each
+// other: from a shard that is not fixed, and has more than its minimum, to another.
+func areEven(shards []Shard) bool {
+	for i := range shards {
+		for j := range shards {
+			if !shards[i].Fixed && !shards[j].Fixed && shards[i].Size > max(shards[i].Min, shards[j].Size+1) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// stayEven returns sizes that add up to replicas, from sizes for which areEven: instances are added
+// one by one to the smallest shard, or removed from the largest. The result is even, too.
+func stayEven(shards []Shard, replicas int32) []int32 {
+	sizes, removable := Sizes(shards), make([]int32, len(shards))
+	for i := range shards {
+		if !shards[i].Fixed {
+			removable[i] = shards[i].Size - shards[i].Min
+		}
+	}
+	shrink(sizes, removable, Surplus(sizes, replicas))
+	growVariable(shards, sizes, max(replicas, 0)-Total(sizes))
+	return sizes
+}
+
+// isEven reports whether no size exceeds another by more than one.
+func isEven(sizes []int32) bool {
+	return len(sizes) == 0 || slices.Max(sizes)-slices.Min(sizes) <= 1
 }
 
 // even gives each of the given number of shards an equal share of replicas. The

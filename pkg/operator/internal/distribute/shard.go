@@ -11,6 +11,8 @@ type Shard struct {
 	// Size is the current number of instances that the shard should have: the size of the
 	// pool's shard group, or before it exists, of the server's group.
 	Size int32
+	// Min is the size that the shard keeps at least. Size is not less.
+	Min int32
 	// Fixed is set for a shard that is not configured. Its size stays as it is, except
 	// that a scale-down removes deletion candidates from it too.
 	Fixed bool
@@ -117,12 +119,12 @@ func (s *Shard) NextRemoveFirst(size int32, selected []string) []string {
 
 // RemoveDrained returns the size and RemoveFirst of a shard whose pool is being
 // deleted. Cluster API drains the Machines of such a pool. Each drained instance that
-// the shard would replace lowers the size by one.
+// the shard would replace lowers the size by one, down to the minimum.
 func (s *Shard) RemoveDrained(drained []string) (size int32, removeFirst []string) {
 	size = s.Size
 	var selected []string
 	for _, id := range drained {
-		if size > 0 && !s.Selected(id) && !s.Terminated(id) {
+		if size > s.Min && !s.Selected(id) && !s.Terminated(id) {
 			size--
 			selected = append(selected, id)
 		}

@@ -40,6 +40,9 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	// isStatic is true if the group is in the server configuration of any shard. Then
 	// template and subnets can only be removed.
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// minReplicas is the smallest number of replicas of a static pool: the sum of the sizes
+	// that its shards guarantee. The MachinePool cannot be scaled below.
+	MinReplicas *int32 `json:"minReplicas,omitempty"`
 	// staticShards are the configured shards that have the group in their server
 	// configuration. They cannot be removed from spec.shards.
 	StaticShards []infrastructurev1beta1.Identifier `json:"staticShards,omitempty"`
@@ -140,6 +143,14 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithShards(value *ShardsSum
 // If called multiple times, the IsStatic field is set to the value of the last call.
 func (b *NstanceMachinePoolStatusApplyConfiguration) WithIsStatic(value bool) *NstanceMachinePoolStatusApplyConfiguration {
 	b.IsStatic = &value
+	return b
+}
+
+// WithMinReplicas sets the MinReplicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MinReplicas field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithMinReplicas(value int32) *NstanceMachinePoolStatusApplyConfiguration {
+	b.MinReplicas = &value
 	return b
 }
 

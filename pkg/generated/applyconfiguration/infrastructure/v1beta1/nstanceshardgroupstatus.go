@@ -23,6 +23,9 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is in the server configuration of the shard.
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// minReplicas is the smallest size that the server configuration of the shard allows: a
+	// static group guarantees it.
+	MinReplicas *int32 `json:"minReplicas,omitempty"`
 	// drainingReplicas is the number of instances that are being drained.
 	DrainingReplicas *int32 `json:"drainingReplicas,omitempty"`
 	// blockedReplicas is the number of instances whose drain is blocked, also if blockedDrains
@@ -75,6 +78,14 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithObservedGeneration(value
 // If called multiple times, the IsStatic field is set to the value of the last call.
 func (b *NstanceShardGroupStatusApplyConfiguration) WithIsStatic(value bool) *NstanceShardGroupStatusApplyConfiguration {
 	b.IsStatic = &value
+	return b
+}
+
+// WithMinReplicas sets the MinReplicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MinReplicas field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithMinReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.MinReplicas = &value
 	return b
 }
 

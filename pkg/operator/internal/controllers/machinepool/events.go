@@ -33,6 +33,7 @@ var warningReasons = []string{
 	v1beta1.ReasonGroupInUse,
 	v1beta1.ReasonMachinePoolConflict,
 	v1beta1.ReasonTooManyReplicas,
+	v1beta1.ReasonBelowMinimum,
 	v1beta1.ReasonAmbiguousProviderID,
 	v1beta1.ReasonShardUnreachable,
 	v1beta1.ReasonWrongShard,

@@ -313,3 +313,43 @@ func (s *scaleDowns) drop(pool cache.ObjectName) {
 	defer s.mu.Unlock()
 	delete(s.byPool, pool)
 }
+
+// checkMinimum returns why the replicas cannot be divided without a shard below its minimum,
+// nil if they can. A scale-down of a pool with Machines removes the instances that were selected
+// for it and no others, so it waits if the shard of such an instance is at its minimum.
+func checkMinimum(observed observation, replicas int32) *problem {
+	least, shards := int32(0), []string(nil)
+	for _, shard := range observed.distributable {
+		if shard.Min > 0 {
+			least += shard.Min
+			shards = append(shards, fmt.Sprintf("%s %d", shard.ID, shard.Min))
+		}
+	}
+	if least > max(replicas, 0) {
+		return problemf(v1beta1.ReasonBelowMinimum, "the shards keep at least %d instances (%s), and MachinePool %q has %d replicas; the sizes stay",
+			least, strings.Join(shards, ", "), observed.machinePools[0].Name, replicas)
+	}
+	if kept := distribute.Kept(observed.distributable, replicas, observed.candidates); kept != nil {
+		return problemf(v1beta1.ReasonBelowMinimum, "instance %s is to be removed, and shard %s keeps at least %d instances; the sizes stay",
+			kept.ID, kept.Shard, observed.minimum(kept.Shard))
+	}
+	return nil
+}
+
+// minimum returns the size that a shard keeps at least.
+func (o *observation) minimum(shard string) int32 {
+	i := slices.IndexFunc(o.distributable, func(s distribute.Shard) bool { return s.ID == shard })
+	return o.distributable[i].Min
+}
+
+// minReplicas returns the sum of the sizes that the shards keep at least, nil if it is 0.
+func minReplicas(observed observation) *int32 {
+	var least int32
+	for i := range observed.shards {
+		least += observed.shards[i].minSize()
+	}
+	if least == 0 {
+		return nil
+	}
+	return &least
+}

@@ -89,6 +89,7 @@ func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
 		!ptr.Equal(before.DrainingReplicas, after.DrainingReplicas) ||
 		!ptr.Equal(before.BlockedReplicas, after.BlockedReplicas) ||
 		!ptr.Equal(before.IsStatic, after.IsStatic) ||
+		!ptr.Equal(before.MinReplicas, after.MinReplicas) ||
 		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
 		!equality.Semantic.DeepEqual(before.Config, after.Config) {
 		return true

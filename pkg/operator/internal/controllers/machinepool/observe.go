@@ -237,6 +237,9 @@ func (s *shardState) distributable(pool *v1beta1.NstanceMachinePool) distribute.
 		loan := s.loan(pool)
 		converted.Stock.Lent, converted.Stock.LentOf = loan.Lent, loan.Replicas
 	}
+	// The server runs at least the minimum, whatever was written before it was raised.
+	converted.Min = s.minSize()
+	converted.Size = max(converted.Size, converted.Min)
 	if s.reported == nil {
 		return converted
 	}
@@ -252,6 +255,20 @@ func (s *shardState) distributable(pool *v1beta1.NstanceMachinePool) distribute.
 		})
 	}
 	return converted
+}
+
+// minSize returns the size that the shard keeps at least. The shard group has it while the shard
+// is not connected.
+func (s *shardState) minSize() int32 {
+	switch {
+	case !s.configured:
+		return 0
+	case s.reported != nil:
+		return s.reported.MinSize
+	case s.group != nil:
+		return ptr.Deref(s.group.Status.MinReplicas, 0)
+	}
+	return 0
 }
 
 // stock returns what the server has reported about its capacity.

@@ -8,8 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -89,6 +89,9 @@ func plan(observed observation) decision {
 			replicas, machinePool.Name, current)}
 	}
 
+	if blocked := checkMinimum(observed, replicas); blocked != nil {
+		return decision{blocked: blocked, machines: machines}
+	}
 	imported, allowed := hasImportedSizes(observed, replicas), checkGuards(observed, current, replicas)
 	division := distribute.Divide(distribute.Pool{
 		Shards:     observed.distributable,
@@ -205,9 +208,13 @@ func hasImportedSizes(observed observation, replicas int32) bool {
 		if shard.group == nil {
 			return !shard.synced
 		}
-		return !equality.Semantic.DeepEqual(shard.imported(), division)
+		imported := shard.imported()
+		return imported == nil || imported.Replicas != division.Replicas || !sameShards(imported.Shards, division.Shards)
 	})
 }
+
+// sameShards reports whether two lists name the same shards, in any order.
+func sameShards(a, b []v1beta1.Identifier) bool { return sets.New(a...).Equal(sets.New(b...)) }
 
 // divided returns the division of replicas among the shards of a pool.
 func divided(pool *v1beta1.NstanceMachinePool, replicas int32) *v1beta1.Division {

@@ -42,6 +42,9 @@ func randomObservation(r *rand.Rand) observation {
 			if chance(5) {
 				state.group.DeletionTimestamp = ptr.To(metav1.Now())
 			}
+			if chance(20) {
+				state.group.Status.MinReplicas = ptr.To(1 + r.Int32N(4))
+			}
 			if owner == pool {
 				seen.shardGroups = append(seen.shardGroups, state.group)
 			}
@@ -86,6 +89,9 @@ func carriedOut(seen observation, d decision) observation {
 				continue
 			}
 			seen.shards[i].group = newShardGroup(seen.pool, shard.id, want.spec.Size)
+			if shard.group != nil {
+				seen.shards[i].group.Status = shard.group.Status
+			}
 			seen.shards[i].group.Spec.Imported = want.spec.Imported
 		}
 	}
@@ -127,12 +133,16 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 			}
 			continue
 		}
-		var fixed, variable int32
+		var fixed, variable, least int32
 		current := sizesOf(seen)
 		for i, shard := range seen.shards {
 			switch {
 			case shard.configured:
 				variable++
+				least += shard.minSize()
+				if d.sizes != nil && d.sizes[i] < shard.minSize() {
+					t.Fatalf("shard %s keeps %d instances and gets size %d: %+v", shard.id, shard.minSize(), d.sizes[i], seen)
+				}
 			case d.sizes != nil && d.sizes[i] != current[i]:
 				t.Fatalf("shard %s is not configured and gets size %d: %+v", shard.id, d.sizes[i], seen)
 			default:
@@ -140,7 +150,7 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 			}
 		}
 		if number && d.sizes != nil {
-			wanted := max(*seen.machinePools[0].Spec.Replicas, fixed)
+			wanted := max(*seen.machinePools[0].Spec.Replicas, fixed+least)
 			if variable > 0 && sum != wanted {
 				t.Fatalf("%d replicas are wanted and %d spread: %+v", wanted, sum, seen)
 			}
@@ -160,7 +170,7 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 					t.Fatalf("a MachinePool is created before shard %s was read: %+v", shard.id, seen)
 				}
 				if shard.group != nil {
-					there += shard.group.Spec.Size
+					there += max(shard.group.Spec.Size, shard.minSize())
 				} else {
 					there += shard.size
 				}

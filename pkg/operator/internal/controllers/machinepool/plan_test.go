@@ -51,6 +51,12 @@ func describe(d decision) string {
 	return strings.Join(words, ", ")
 }
 
+// keeping lets the shard of a shard group guarantee a smallest size.
+func keeping(size int32, group *v1beta1.NstanceShardGroup) *v1beta1.NstanceShardGroup {
+	group.Status.MinReplicas = &size
+	return group
+}
+
 func TestPlan(t *testing.T) {
 	pool := newPool("b", "a", "c")
 	otherPool := newPool("a")
@@ -138,6 +144,22 @@ func TestPlan(t *testing.T) {
 		},
 		"as many replicas as a pool can have": {
 			observed(pool, 10_000), "create b=3334, create a=3333, create c=3333",
+		},
+		"fewer replicas than the shards guarantee block everything": {
+			observed(pool, 3, keeping(2, newShardGroup(pool, "b", 4)), keeping(2, newShardGroup(pool, "a", 3)), newShardGroup(pool, "c", 3)), "blocked BelowMinimum",
+		},
+		"as many replicas as the shards guarantee": {
+			observed(pool, 4, keeping(2, newShardGroup(pool, "b", 4)), keeping(2, newShardGroup(pool, "a", 3)), newShardGroup(pool, "c", 3)),
+			"update b=2, update a=2, update c=0",
+		},
+		"a shard gets what it guarantees": {
+			observed(pool, 6, newShardGroup(pool, "b", 2), keeping(4, newShardGroup(pool, "a", 2)), newShardGroup(pool, "c", 2)),
+			"update b=1, update a=4, update c=1",
+		},
+		"the guarantee of a shard that is not configured is not known": {
+			with(observed(pool, 3, keeping(4, newShardGroup(pool, "b", 4)), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), func(seen *observation) {
+				seen.shards[0].configured, seen.shards[0].synced = false, false
+			}), "update b=4, update a=0, update c=0",
 		},
 		"two MachinePools block everything": {
 			with(observed(pool, 0, newShardGroup(pool, "b", 4)), func(seen *observation) {
@@ -260,6 +282,14 @@ func TestPlanNamesBlockingShardsAndMachinePools(t *testing.T) {
 	if got, want := planOf(seen).blocked.message, "2 MachinePools refer to this pool: y, z"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+}
+
+func TestPlanNamesTheMinima(t *testing.T) {
+	pool := newPool("a", "b", "c")
+	seen := observed(pool, 4, keeping(3, newShardGroup(pool, "a", 3)), keeping(2, newShardGroup(pool, "b", 3)), newShardGroup(pool, "c", 3))
+	assert.Equal(t, `the shards keep at least 5 instances (a 3, b 2), and MachinePool "workers" has 4 replicas; the sizes stay`, planOf(seen).blocked.message)
+	assert.Equal(t, ptr.To[int32](5), statusOf(seen).MinReplicas)
+	assert.Nil(t, statusOf(observed(pool, 4, newShardGroup(pool, "a", 3))).MinReplicas)
 }
 
 func TestPlanCopiesThePoolsSettings(t *testing.T) {

@@ -5,7 +5,6 @@ package machinepool
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -166,7 +165,7 @@ func newLoan(pool *v1beta1.NstanceMachinePool, lent, replicas int32) *v1beta1.Lo
 // loan returns spec.loan of the shard group, zero if it has none, or a loan among other
 // shards: then the shares are divided among the present shards.
 func (s *shardState) loan(pool *v1beta1.NstanceMachinePool) v1beta1.Loan {
-	if s.group == nil || s.group.Spec.Loan == nil || !slices.Equal(s.group.Spec.Loan.Shards, pool.Spec.Shards) {
+	if s.group == nil || s.group.Spec.Loan == nil || !sameShards(s.group.Spec.Loan.Shards, pool.Spec.Shards) {
 		return v1beta1.Loan{}
 	}
 	return *s.group.Spec.Loan

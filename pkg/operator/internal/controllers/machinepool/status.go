@@ -163,6 +163,7 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 	status.DrainingReplicas = &draining
 	status.BlockedReplicas = &blocked
 	status.IsStatic = &static
+	status.MinReplicas = minReplicas(observed)
 	status.Shards = v1beta1.ShardsSummary{Total: ptr.To(int32(len(observed.shards))), Reachable: &reachable}
 	status.Template, status.Subnets = "", nil
 	if len(configs) == 0 {
@@ -366,6 +367,7 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 	applied.DrainingReplicas = status.DrainingReplicas
 	applied.BlockedReplicas = status.BlockedReplicas
 	applied.IsStatic = status.IsStatic
+	applied.MinReplicas = status.MinReplicas
 	if status.Initialization.Provisioned != nil {
 		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().
 			WithProvisioned(*status.Initialization.Provisioned))

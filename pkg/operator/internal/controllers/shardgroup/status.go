@@ -31,11 +31,13 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 	switch {
 	case observed.group != nil:
 		status.IsStatic = ptr.To(observed.group.Static)
+		status.MinReplicas = minReplicas(observed.group)
 		status.Replicas = ptr.To(observed.group.ActualSize)
 		status.ProviderIDs = slices.Sorted(slices.Values(observed.group.ProviderIDs))
 		status.Config = controllers.ReportedConfig(observed.group.GroupSettings)
 	case observed.synced:
 		status.IsStatic = ptr.To(false)
+		status.MinReplicas = nil
 		status.Replicas = ptr.To[int32](0)
 		status.ProviderIDs = nil
 		status.Config = nil
@@ -49,6 +51,14 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 	}
 	setConditions(&status, object, observed, result, rejected)
 	return status
+}
+
+// minReplicas returns the smallest size of a group, nil if it may be 0.
+func minReplicas(group *shard.Group) *int32 {
+	if group.MinSize == 0 {
+		return nil
+	}
+	return ptr.To(group.MinSize)
 }
 
 // maxListedDrains is the number of blocked drains that the condition DrainsProgressing names.
@@ -212,6 +222,7 @@ func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardG
 		WithProviderIDs(status.ProviderIDs...).
 		WithConditions(controller.ApplyConditions(status.Conditions)...)
 	applied.IsStatic = status.IsStatic
+	applied.MinReplicas = status.MinReplicas
 	applied.Replicas = status.Replicas
 	applied.DrainingReplicas = status.DrainingReplicas
 	applied.BlockedReplicas = status.BlockedReplicas

@@ -36,6 +36,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		RemoveFirst:    status.GetRemoveFirst(),
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
+		MinSize:        status.GetLimits().GetMinSize(),
 		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: status.GetShortfall().GetMessage()},
 	}
 }

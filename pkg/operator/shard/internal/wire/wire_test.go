@@ -35,9 +35,10 @@ func TestGroup(t *testing.T) {
 		},
 		Revision:  &nstancev1.Revision{Uid: "uid", Generation: 7},
 		Shortfall: &nstancev1.Shortfall{Missing: 2, Message: "none left"},
+		Limits:    &nstancev1.GroupLimits{MinSize: 1},
 	})
 	want := shard.Group{
-		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, Static: true, ETag: "e",
+		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, MinSize: 1, Static: true, ETag: "e",
 		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		ListsInstances: true,
 		Instances: []shard.Instance{
