@@ -44,6 +44,8 @@ const labelUncreatable = "example.com/uncreatable"
 type Group struct {
 	// Size is how many instances the group has until an operator changes it.
 	Size int32
+	// MinSize is the smallest size that the server accepts, nil for its default.
+	MinSize *int32
 	// Template is "worker" when empty.
 	Template string
 	// InstanceType is the template's when empty.
@@ -96,6 +98,9 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	groups := object{}
 	for id, group := range shard.Groups {
 		static := object{"template": cmp.Or(group.Template, "worker"), "size": group.Size}
+		if group.MinSize != nil {
+			static["limits"] = object{"min_size": *group.MinSize}
+		}
 		if group.InstanceType != "" {
 			static["instance_type"] = group.InstanceType
 		}

@@ -129,8 +129,8 @@ func TestDeletionPolicies(t *testing.T) {
 		client, err := versioned.NewForConfig(operator)
 		require.NoError(t, err)
 		for object, reason := range map[deletable]string{
-			pool:        "remove it from there first, or scale the MachinePool to 0",
-			machinePool: "remove it from there first, or scale the MachinePool to 0",
+			pool:        "remove it from there first, or set its limits.min_size to 0 there and scale the MachinePool to 0",
+			machinePool: "remove it from there first, or set its limits.min_size to 0 there and scale the MachinePool to 0",
 			shardGroup:  "set its annotation nstance.dev/confirm-deletion to its name",
 		} {
 			if err := forbidden(object.delete(t.Context(), "", dry), reason); err != nil {
@@ -216,8 +216,8 @@ func TestReplicasPolicy(t *testing.T) {
 		require.Contains(t, string(output), `MachinePool "counted" cannot have 2147483647 replicas: `+limit)
 		for replicas, want := range map[int32]bool{10000: true, 10001: false} {
 			for how, write := range map[string]func() error{
-				"edit":   func() error { return patchReplicasDry(t, name, fmt.Sprint(replicas)) },
-				"scale":  func() error { return patchReplicasDry(t, name, fmt.Sprint(replicas), "scale") },
+				"edit":   func() error { return patchReplicasDry(t.Context(), name, fmt.Sprint(replicas)) },
+				"scale":  func() error { return patchReplicasDry(t.Context(), name, fmt.Sprint(replicas), "scale") },
 				"create": func() error { return createMachinePoolDry(t.Context(), installation.Namespace, replicas) },
 			} {
 				err := write()
@@ -233,30 +233,30 @@ func TestReplicasPolicy(t *testing.T) {
 
 	t.Run("removed", func(t *testing.T) {
 		const rejection = "spec.replicas is required: without a number Cluster API makes 1 of the present 2"
-		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+		if err := invalid(patchReplicasDry(t.Context(), name, "null"), rejection); err != nil {
 			t.Error(err)
 		}
 		// Replicas that were set by scaling have no field manager.
 		env.Scale(t, name, 3)
 		env.Scale(t, name, 2)
-		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+		if err := invalid(patchReplicasDry(t.Context(), name, "null"), rejection); err != nil {
 			t.Errorf("after scaling: %v", err)
 		}
-		require.NoError(t, patchReplicasDry(t, name, "1"))
-		require.NoError(t, patchReplicasDry(t, name, "1", "scale"))
+		require.NoError(t, patchReplicasDry(t.Context(), name, "1"))
+		require.NoError(t, patchReplicasDry(t.Context(), name, "1", "scale"))
 		env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:"1"}}}`, clusterv1.AutoscalerMinSizeAnnotation))
-		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+		if err := invalid(patchReplicasDry(t.Context(), name, "null"), rejection); err != nil {
 			t.Errorf("with one annotation of the autoscaler: %v", err)
 		}
 		env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:"5"}}}`, clusterv1.AutoscalerMaxSizeAnnotation))
-		require.NoError(t, patchReplicasDry(t, name, "null"))
+		require.NoError(t, patchReplicasDry(t.Context(), name, "null"))
 	})
 
 	t.Run("of other infrastructure", func(t *testing.T) {
 		other := unreconciled("other-infrastructure", 3)
 		other.Spec.Template.Spec.InfrastructureRef.Kind = "OtherMachinePool"
 		create(t, other)
-		require.NoError(t, patchReplicasDry(t, other.Name, "null"))
+		require.NoError(t, patchReplicasDry(t.Context(), other.Name, "null"))
 	})
 
 	t.Run("of a large pool", func(t *testing.T) {
@@ -276,7 +276,7 @@ func TestReplicasPolicy(t *testing.T) {
 		})
 		for replicas, want := range map[string]bool{"20000": true, "15000": true, "20001": false} {
 			for _, subresources := range [][]string{nil, {"scale"}} {
-				err := patchReplicasDry(t, large.Name, replicas, subresources...)
+				err := patchReplicasDry(t.Context(), large.Name, replicas, subresources...)
 				if want {
 					require.NoError(t, err, replicas)
 				} else if err := invalid(err, limit); err != nil {
@@ -292,9 +292,8 @@ func TestReplicasPolicy(t *testing.T) {
 	require.NoError(t, env.SizesAre(t.Context(), name, 2))
 }
 
-func patchReplicasDry(t *testing.T, name, replicas string, subresources ...string) error {
-	t.Helper()
-	_, err := env.ClusterAPI("machinepools").Patch(t.Context(), name, types.MergePatchType,
+func patchReplicasDry(ctx context.Context, name, replicas string, subresources ...string) error {
+	_, err := env.ClusterAPI("machinepools").Patch(ctx, name, types.MergePatchType,
 		fmt.Appendf(nil, `{"spec":{"replicas":%s}}`, replicas), metav1.PatchOptions{DryRun: dry.DryRun}, subresources...)
 	return err
 }

@@ -67,16 +67,35 @@ func (s servers) group(t *testing.T, shard, name string) *nstancev1.GroupStatus 
 // instances returns the ids of all instances.
 func (s servers) instances(t *testing.T) []string {
 	t.Helper()
-	var ids []string
+	ids, err := s.listInstances(t.Context())
+	require.NoError(t, err)
+	return ids
+}
+
+func (s servers) listInstances(ctx context.Context) (ids []string, err error) {
 	for _, server := range s {
-		nodes, err := server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-		require.NoError(t, err)
+		nodes, err := server.Kubernetes.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, err
+		}
 		for _, node := range nodes.Items {
 			ids = append(ids, node.Name)
 		}
 	}
 	slices.Sort(ids)
-	return ids
+	return ids, nil
+}
+
+// untilInstances waits until there are so many instances.
+func (s servers) untilInstances(t *testing.T, count int) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, fmt.Sprintf("there are %d instances", count), func(ctx context.Context) error {
+		ids, err := s.listInstances(ctx)
+		if err == nil && len(ids) != count {
+			err = fmt.Errorf("there are %v", ids)
+		}
+		return err
+	})
 }
 
 // After etcd was restored, sizes that were raised, pools that were created and pools that

@@ -25,6 +25,7 @@ var required = []string{
 	"A shard that is lost",
 	"Replace a shard",
 	"Change a static pool",
+	"A control plane that was scaled away",
 	"A certificate that has expired",
 	"Replace the CA",
 	"Restore etcd",
