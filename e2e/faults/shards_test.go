@@ -284,7 +284,8 @@ func untilShortfall(t *testing.T, name, reason, message string) {
 		}
 		short := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionCapacityAvailable)
 		if short == nil || short.Reason != reason || short.Message != message {
-			return fmt.Errorf("the condition is %+v", short)
+			group, err := env.Group(ctx, shardIDs[0], name)
+			return fmt.Errorf("the condition is %+v, the sizes are: %w; shard %s has %v, %w", short, env.SizesAre(ctx, name), shardIDs[0], group, err)
 		}
 		return nil
 	})

@@ -47,6 +47,10 @@ func TestMinimumOfAStaticPool(t *testing.T) {
 		require.Equal(t, codes.InvalidArgument, status.Code(err))
 		require.ErrorContains(t, err, "must be at least 1 (limits.min_size of the static group)")
 	})
+	// An API server may not know the kind of the parameters yet.
+	testcluster.Eventually(t, time.Minute, "the policy is in force", func(ctx context.Context) error {
+		return forbidden(patchReplicasDry(ctx, name, "0"), "cannot have 0 replicas")
+	})
 	losses, from := env.NewLossChecker(t, name), env.AuditEnd(t)
 	expectRefusals := func(t *testing.T) {
 		t.Helper()

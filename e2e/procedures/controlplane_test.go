@@ -36,6 +36,7 @@ func TestControlPlaneWasScaledAway(t *testing.T) {
 		for _, server := range servers {
 			server.SetConfig(func(o *servertest.Options) { o.Groups = "" })
 		}
+		untilStatic(t, pool, false)
 		env.DeletePools(t, pool)
 	})
 	untilSizes(t, pool, 1, 1)

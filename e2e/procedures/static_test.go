@@ -75,24 +75,27 @@ func configureFixed(t *testing.T, name string, size int32) {
 			s.Groups[name] = installation.Group{Size: size}
 		}))
 	}
-	untilStatic := func(want bool) {
-		testcluster.Eventually(t, 2*time.Minute, fmt.Sprintf("the pool is static: %t", want), func(ctx context.Context) error {
-			pool, err := env.NstanceMachinePool(ctx, name)
-			if err == nil && (pool.Status.IsStatic == nil || *pool.Status.IsStatic != want) {
-				err = fmt.Errorf("isStatic is %v", ptr.Deref(pool.Status.IsStatic, !want))
-			}
-			return err
-		})
-	}
 	t.Cleanup(func() {
 		for _, shard := range env.ShardIDs {
 			assert.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { delete(s.Groups, name) }))
 		}
-		untilStatic(false)
+		untilStatic(t, name, false)
 		env.DeletePools(t, name)
 	})
-	untilStatic(true)
+	untilStatic(t, name, true)
 	env.UntilRunning(t, name, size*int32(len(env.ShardIDs)))
+}
+
+// untilStatic waits until a pool reports whether it is static, as wanted.
+func untilStatic(t *testing.T, name string, want bool) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, fmt.Sprintf("the pool is static: %t", want), func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err == nil && (pool.Status.IsStatic == nil || *pool.Status.IsStatic != want) {
+			err = fmt.Errorf("isStatic is %v", ptr.Deref(pool.Status.IsStatic, !want))
+		}
+		return err
+	})
 }
 
 func configObject(shard string) string {
