@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -94,17 +95,17 @@ func relevantStatusChange(before, after *v1beta1.NstanceShardGroupStatus) bool {
 		!equality.Semantic.DeepEqual(before.Config, after.Config) {
 		return true
 	}
-	for _, now := range after.Conditions {
-		if now.Type == v1beta1.ConditionDrainsProgressing {
-			// The pool has the numbers.
-			continue
-		}
-		was := meta.FindStatusCondition(before.Conditions, now.Type)
-		if was == nil || was.Status != now.Status || was.Reason != now.Reason || was.Message != now.Message {
-			return true
-		}
-	}
-	return false
+	return conditionsDiffer(before.Conditions, after.Conditions) || conditionsDiffer(after.Conditions, before.Conditions)
+}
+
+// conditionsDiffer reports whether a condition of one list is missing in the other, or different
+// there. The pool has the numbers of DrainsProgressing.
+func conditionsDiffer(conditions, others []metav1.Condition) bool {
+	return slices.ContainsFunc(conditions, func(condition metav1.Condition) bool {
+		other := meta.FindStatusCondition(others, condition.Type)
+		return condition.Type != v1beta1.ConditionDrainsProgressing &&
+			(other == nil || other.Status != condition.Status || other.Reason != condition.Reason || other.Message != condition.Message)
+	})
 }
 
 // machinePoolChanged enqueues the pool that a MachinePool refers to, and the pool of
