@@ -19,7 +19,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -88,6 +90,25 @@ func testVariables(t *testing.T, client clusterctl.Client) {
 	} {
 		assert.Equal(t, count, strings.Count(string(text), value), "how often the components contain %q", value)
 	}
+}
+
+// testMovable checks that clusterctl moves the kinds that kubectl has installed: it takes those with
+// its label (https://cluster-api.sigs.k8s.io/clusterctl/provider-contract#labels).
+func testMovable(t *testing.T, cp *controlplane.ControlPlane) {
+	client, err := dynamic.NewForConfig(cp.AdminConfig())
+	require.NoError(t, err)
+	kinds, err := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}).
+		List(t.Context(), metav1.ListOptions{LabelSelector: "clusterctl.cluster.x-k8s.io,cluster.x-k8s.io/provider=infrastructure-nstance"})
+	require.NoError(t, err)
+	var names []string
+	for _, kind := range kinds.Items {
+		names = append(names, kind.GetName())
+	}
+	assert.ElementsMatch(t, []string{
+		"nstanceclusters.infrastructure.cluster.x-k8s.io", "nstancemachinepools.infrastructure.cluster.x-k8s.io",
+		"nstancemachines.infrastructure.cluster.x-k8s.io", "nstancemachinetemplates.infrastructure.cluster.x-k8s.io",
+		"nstanceshardgroups.infrastructure.cluster.x-k8s.io",
+	}, names)
 }
 
 // testInit installs the release with clusterctl and runs the operator of its Deployment.

@@ -53,6 +53,7 @@ func TestInstallation(t *testing.T) {
 	t.Run("a shard server creates Nodes", func(t *testing.T) { testShardServer(t, n, client) })
 	t.Run("the operator is no administrator", func(t *testing.T) { testRights(t, cp, n) })
 	t.Run("the operator's Pods are restricted", func(t *testing.T) { testRestricted(t, n, client) })
+	t.Run("clusterctl move moves all kinds", func(t *testing.T) { testMovable(t, cp) })
 	clusterctl := newClusterctl(t, root, binaries)
 	t.Run("the variables of a release are replaced", func(t *testing.T) { testVariables(t, clusterctl) })
 	t.Run("clusterctl installs a release", func(t *testing.T) { testInit(t, cp, n, clusterctl) })

@@ -15,7 +15,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -143,5 +145,35 @@ func TestSurplusMachinePoolTerminatesNothing(t *testing.T) {
 	})
 	env.UntilRunning(t, name, 3)
 	losses.ExpectNone(t)
+	assert.ElementsMatch(t, nodes, env.NodeNames(t, name))
+}
+
+// A MachinePool that vanishes, because a hand removed its finalizer, or in a move that did not
+// know its pool, takes the pool with it: the garbage collector deletes it. Its instances stay, and
+// the pool is imported again.
+func TestVanishedMachinePoolTerminatesNothing(t *testing.T) {
+	const name = "abandoned"
+	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
+	nodes, losses := env.NodeNames(t, name), env.NewLossChecker(t, name)
+	former, err := env.NstanceMachinePool(t.Context(), name)
+	require.NoError(t, err)
+	from := env.AuditEnd(t)
+
+	// As clusterctl does: Cluster API does not see the deletion.
+	env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:""}}}`, clusterv1.PausedAnnotation))
+	require.NoError(t, env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	env.PatchMachinePool(t, name, `{"metadata":{"finalizers":null}}`)
+	testcluster.Eventually(t, 2*time.Minute, "the pool is imported again", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err == nil && pool.UID == former.UID {
+			err = errors.New("it is the former pool")
+		}
+		return err
+	})
+	env.UntilRunning(t, name, 3)
+	losses.ExpectNone(t)
+	deletions := env.Writes(t, from, func(r controlplane.Request) bool { return r.Action() == "delete nodes" })
+	assert.Empty(t, deletions, "Nodes were deleted")
 	assert.ElementsMatch(t, nodes, env.NodeNames(t, name))
 }

@@ -15,6 +15,8 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=nstancemachines,scope=Namespaced,shortName=nsm;nstm,categories=cluster-api;nstance
+// +kubebuilder:metadata:labels="clusterctl.cluster.x-k8s.io="
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/provider=infrastructure-nstance"
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.status.shard`
@@ -174,6 +176,8 @@ type NstanceMachineList struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=nstancemachinetemplates,scope=Namespaced,shortName=nsmt;nstmt,categories=cluster-api;nstance
+// +kubebuilder:metadata:labels="clusterctl.cluster.x-k8s.io="
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/provider=infrastructure-nstance"
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.template.spec.groupRef.name`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`

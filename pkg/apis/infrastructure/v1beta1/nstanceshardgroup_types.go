@@ -19,6 +19,8 @@ import (
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:path=nstanceshardgroups,scope=Namespaced,shortName=nssg;nstsg,categories=cluster-api;nstance
+// +kubebuilder:metadata:labels="clusterctl.cluster.x-k8s.io="
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/provider=infrastructure-nstance"
 // +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`

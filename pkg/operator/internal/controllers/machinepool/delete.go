@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -28,8 +29,14 @@ import (
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
 func planDeletion(observed observation, machines machinesMode) decision {
 	contested := contested(observed)
-	if contested && !retains(observed.pool) {
-		return decision{machines: machines, retain: true}
+	switch {
+	case retains(observed.pool):
+	case contested:
+		return decision{machines: machines, retain: &problem{v1beta1.ReasonMachinePoolConflict,
+			"the pool is deleted with one of several MachinePools that refer to it, its instances are kept for the other one"}}
+	case observed.orphaned:
+		return decision{machines: machines, retain: &problem{v1beta1.ReasonNoMachinePool,
+			"the pool is deleted because its MachinePool vanished, its instances are kept; to terminate them, delete the pool that imports them"}}
 	}
 	d := decision{
 		machines:  machines,
@@ -72,17 +79,38 @@ func contested(observed observation) bool {
 	return deleting && others && !observed.clusterDeleting
 }
 
+// mayBeOrphaned reports whether the garbage collector may have deleted the pool: the MachinePool
+// that owns it does not exist, although Cluster API keeps a MachinePool until its pool was deleted.
+// It vanished because a hand removed its finalizer, or in a clusterctl move that did not know the
+// pool. Nobody has said that the instances are to be terminated, also if another MachinePool was
+// created meanwhile. The cache may still have it. A deletion that has begun continues.
+func mayBeOrphaned(observed observation) bool {
+	return !observed.pool.DeletionTimestamp.IsZero() && observed.paused == "" && !retains(observed.pool) &&
+		machinePoolOwner(observed.pool) != nil && !observed.clusterDeleting &&
+		!slices.ContainsFunc(observed.shardGroups, func(group *v1beta1.NstanceShardGroup) bool { return !group.DeletionTimestamp.IsZero() }) &&
+		!slices.ContainsFunc(observed.nstanceMachines, func(m *v1beta1.NstanceMachine) bool { return !m.DeletionTimestamp.IsZero() })
+}
+
+// machinePoolOwner returns the reference of a pool to the MachinePool that is its controller, nil
+// if it has none.
+func machinePoolOwner(pool *v1beta1.NstanceMachinePool) *metav1.OwnerReference {
+	owner := metav1.GetControllerOfNoCopy(pool)
+	if owner == nil || owner.Kind != "MachinePool" || !strings.HasPrefix(owner.APIVersion, clusterv1.GroupVersion.Group+"/") {
+		return nil
+	}
+	return owner
+}
+
 // retain makes a pool that is being deleted leave its groups and instances. The policy is
 // stored before anything is deleted, so that the next process continues with it.
-func (c *Controller) retain(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
+func (c *Controller) retain(ctx context.Context, pool *v1beta1.NstanceMachinePool, why *problem) error {
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q},"spec":{"deletionPolicy":%q}}`, pool.UID, v1beta1.DeletionRetain)
 	written, err := c.pools.Patch(ctx, pool.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: controllers.FieldManager})
 	if err != nil {
 		return fmt.Errorf("write the deletion policy of pool %s: %w", klog.KObj(pool), err)
 	}
 	c.poolWrites.Record(written)
-	controller.Warn(c.recorder, pool, v1beta1.ReasonMachinePoolConflict, "Delete",
-		"the pool is deleted with one of several MachinePools that refer to it, its instances are kept for the other one")
+	controller.Warn(c.recorder, pool, why.reason, "Delete", why.message)
 	return nil
 }
 

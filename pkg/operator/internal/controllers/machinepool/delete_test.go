@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -81,6 +82,65 @@ func TestDeletionOfASurplusMachinePoolKeepsTheInstances(t *testing.T) {
 		assert.Equal(t, int32(1), group.Spec.Size)
 	}
 	assert.Equal(t, []string{"i-1", "i-2"}, h.pool().Spec.ProviderIDList)
+}
+
+// The garbage collector deletes a pool whose MachinePool vanished. Nobody has said that its instances
+// are to be terminated.
+func TestDeletionWithoutTheMachinePoolKeepsTheInstances(t *testing.T) {
+	owner := machinePool("workers", ptr.To[int32](1))
+	with := func(change func(*clusterv1.MachinePool)) *clusterv1.MachinePool {
+		changed := owner.DeepCopy()
+		change(changed)
+		return changed
+	}
+	for name, test := range map[string]struct {
+		// live is the MachinePool on the API server, and cached in the cache.
+		live, cached *clusterv1.MachinePool
+		change       func(*v1beta1.NstanceMachinePool, *v1beta1.NstanceShardGroup)
+		want         []string
+	}{
+		"it does not exist": {want: []string{removeFinalizerOfPool}}, // the same request, with the policy
+		"another one has its name": {live: with(func(m *clusterv1.MachinePool) {
+			m.UID, m.Spec.Template.Spec.InfrastructureRef.Name = "uid-other", "other"
+		}), want: []string{removeFinalizerOfPool}},
+		"it refers to another pool": {live: with(func(m *clusterv1.MachinePool) {
+			m.Spec.Template.Spec.InfrastructureRef.Name = "other"
+		}), want: []string{poolStatus, deleteA}},
+		"the cache lacks it":                      {live: owner},
+		"only the cache has it":                   {cached: owner, want: []string{removeFinalizerOfPool}},
+		"only the cache has it, and its deletion": {cached: controllertest.Deleting(owner.DeepCopy()), want: []string{removeFinalizerOfPool}},
+		"it is deleted":                           {live: owner, cached: controllertest.Deleting(owner.DeepCopy()), want: []string{poolStatus, deleteA}},
+		"it was created again":                    {live: with(func(m *clusterv1.MachinePool) { m.UID = "uid-new" }), want: []string{removeFinalizerOfPool}},
+		"the pool never had one": {change: func(pool *v1beta1.NstanceMachinePool, _ *v1beta1.NstanceShardGroup) {
+			pool.OwnerReferences = nil
+		}, want: []string{poolStatus, deleteA}},
+		"the deletion has begun": {change: func(_ *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) {
+			group.DeletionTimestamp = ptr.To(metav1.Now())
+		}, want: []string{poolStatus}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := deletingPool("a")
+			pool.Spec.ProviderIDList = []string{"i-1"}
+			pool.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, clusterv1.GroupVersion.WithKind("MachinePool"))}
+			group := ready(newShardGroup(pool, "a", 1), "i-1")
+			if test.change != nil {
+				test.change(pool, group)
+			}
+			h := newHarness(t, withSizes(map[string]int32{"a": 1}), pool, group)
+			if test.cached != nil {
+				h.Put(h.Informers.MachinePools, test.cached)
+			}
+			if test.live != nil {
+				h.CAPI.Show(t, test.live)
+			}
+			h.expect(test.want...)
+			retained := slices.Contains(test.want, removeFinalizerOfPool)
+			assert.Equal(t, retained, h.pool().Spec.DeletionPolicy == v1beta1.DeletionRetain)
+			if retained {
+				h.ExpectEvents("Warning NoMachinePool the pool is deleted because its MachinePool vanished, its instances are kept; to terminate them, delete the pool that imports them")
+			}
+		})
+	}
 }
 
 func TestContested(t *testing.T) {

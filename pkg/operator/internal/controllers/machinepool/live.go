@@ -113,6 +113,23 @@ func (c *Controller) readCandidates(ctx context.Context, observed *observation) 
 	return true, nil
 }
 
+// readOwner reads into observed whether the MachinePool that owns the pool exists. It returns false
+// if the cache lacks the MachinePool.
+func (c *Controller) readOwner(ctx context.Context, observed *observation) (current bool, err error) {
+	owner := machinePoolOwner(observed.pool)
+	machinePool, err := c.machinePools.Get(ctx, owner.Name, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("read MachinePool %s, which owns pool %s: %w", owner.Name, klog.KObj(observed.pool), err)
+	}
+	exists := err == nil && machinePool.UID == owner.UID
+	cached := slices.ContainsFunc(observed.machinePools, func(m *clusterv1.MachinePool) bool { return m.UID == owner.UID })
+	if exists && !cached && capi.PoolOf(machinePool) == observed.pool.Name {
+		return false, nil
+	}
+	observed.orphaned = !exists
+	return true, nil
+}
+
 // isCurrent reports whether the cached shard group has the spec that the API server has.
 // It is read by name because its labels may have been removed; the sync that
 // follows adds them.

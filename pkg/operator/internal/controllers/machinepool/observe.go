@@ -32,6 +32,8 @@ type observation struct {
 	paused string
 	// clusterDeleting is set while the Cluster is being deleted.
 	clusterDeleting bool
+	// orphaned is set if the pool is being deleted, and its MachinePool does not exist.
+	orphaned bool
 	// shards are in the order of the pool's spec.
 	shards []shardState
 	// distributable are the shards as package distribute takes them.

@@ -35,9 +35,9 @@ type decision struct {
 	addOwners bool
 	// removeFinalizer completes the deletion of the pool.
 	removeFinalizer bool
-	// retain makes the deletion leave the groups and instances as they are. Nothing else is
-	// done before.
-	retain bool
+	// retain is why the deletion leaves the groups and instances as they are, nil if it does
+	// not. Nothing else is done before.
+	retain *problem
 	// statusOnly is set while the pool is paused: only its status may be written.
 	statusOnly bool
 	// sizes are the wanted sizes by shard, nil while the replicas cannot be divided.
@@ -75,6 +75,11 @@ func plan(observed observation) decision {
 	machines := planMachines(observed, before)
 	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{blocked: blocked, machines: machines}
+	}
+	if owner := machinePoolOwner(observed.pool); len(observed.machinePools) == 0 && owner != nil {
+		// The garbage collector deletes the pool, also if there is another MachinePool.
+		return decision{machines: machines, blocked: problemf(v1beta1.ReasonNoMachinePool,
+			"MachinePool %q, which owns the pool, does not exist; the pool is deleted and imported again, and its instances are kept", owner.Name)}
 	}
 	if len(observed.machinePools) == 0 {
 		// With the current number of instances, an import changes nothing.

@@ -55,6 +55,11 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 			return c.staleReads.Delay(key), err
 		}
 	}
+	if mayBeOrphaned(observed) {
+		if current, err := c.readOwner(ctx, &observed); err != nil || !current {
+			return c.staleReads.Delay(key), err
+		}
+	}
 	c.observeGuarded(&observed)
 	d := plan(observed)
 	if shrinks(observed, d) {
@@ -62,9 +67,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 			return c.staleReads.Delay(key), err
 		}
 	}
-	if d.retain {
+	if d.retain != nil {
 		// The new spec enqueues the pool again.
-		return 0, c.retain(ctx, pool)
+		return 0, c.retain(ctx, pool, d.retain)
 	}
 	if (!hasFinalizer && !d.statusOnly) || d.addOwners {
 		if observed.pool, err = c.ensureFinalizer(ctx, observed); err != nil {
