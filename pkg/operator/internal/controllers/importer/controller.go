@@ -37,6 +37,11 @@ const (
 	settleTime = 5 * time.Second
 )
 
+// allGroups is in place of a group in the key for which a sync enqueues every group that the
+// shards have. All shards change when an operator starts, and the queue merges equal keys: so
+// the groups are not listed once for each shard. No group has this name.
+const allGroups = ""
+
 // Controller imports groups. The keys of its queue are namespace/group.
 type Controller struct {
 	controller.Registrations
@@ -108,7 +113,7 @@ func (c *Controller) groupChanged(_, key string) { c.queue.AddAfter(c.key(key), 
 
 // shardChanged enqueues all groups: the state of one shard decides about the groups
 // of all shards.
-func (c *Controller) shardChanged(string) { c.enqueueAll(settleTime) }
+func (c *Controller) shardChanged(string) { c.queue.AddAfter(c.key(allGroups), settleTime) }
 
 // poolChanged enqueues the group of a pool that was added, changed or deleted, and the group
 // whose name a deleted pool had.
@@ -144,14 +149,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 // clusterChanged enqueues all groups when the Cluster no longer blocks imports.
 func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 	if before != nil && before.Name == c.clusterName && blocksImports(before) && !blocksImports(after) {
-		c.enqueueAll(0)
-	}
-}
-
-// enqueueAll enqueues every group that the shards have, after delay.
-func (c *Controller) enqueueAll(delay time.Duration) {
-	for _, key := range c.keys() {
-		c.queue.AddAfter(key, delay)
+		c.queue.Add(c.key(allGroups))
 	}
 }
 

@@ -20,6 +20,12 @@ import (
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	if key.Name == allGroups {
+		for _, key := range c.keys() {
+			c.queue.Add(key)
+		}
+		return 0, nil
+	}
 	if err := identifier.Validate(key.Name); err != nil {
 		if _, logged := c.invalidNames.LoadOrStore(key.Name, struct{}{}); !logged {
 			klog.FromContext(ctx).Info("Ignored a group whose name is not valid for a pool", "err", err)

@@ -263,8 +263,9 @@ func (w *poolWatch) expect(want string) {
 }
 
 func TestHandlersEnqueueGroups(t *testing.T) {
-	all := []string{"main at 0s", "workers at 0s"}
-	settled := []string{"main at 5s", "workers at 5s"}
+	// The key of all groups has a namespace and no name.
+	all := []string{"default at 0s"}
+	settled := []string{"default at 5s"}
 	pool := newPool("main", "main", "a")
 	tests := map[string]struct {
 		change func(*Controller)
@@ -332,6 +333,43 @@ func TestHandlersEnqueueGroups(t *testing.T) {
 			}
 		})
 	}
+}
+
+// countingGroups counts how often the groups of a shard are listed.
+type countingGroups struct {
+	shard.Groups
+	listed int
+}
+
+func (g *countingGroups) List(id string) []shard.Group {
+	g.listed++
+	return g.Groups.List(id)
+}
+
+// All shards connect when an operator starts. The groups of a shard are not listed once for each
+// shard.
+func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count = 100
+		shards := map[string]*shardtest.Shard{}
+		for n := range count {
+			shards[fmt.Sprintf("shard-%d", n)] = up(static(1))
+		}
+		h := newHarness(t, shards)
+		groups := &countingGroups{Groups: h.controller.groups}
+		h.controller.groups = groups
+		ctx, cancel := context.WithTimeout(h.Ctx, time.Minute)
+		defer cancel()
+		go h.controller.Run(ctx)
+		synctest.Wait()
+		listed := groups.listed
+		assert.Equal(t, count, listed, "by a new leader")
+		for id := range shards {
+			h.Fake.NotifyShard(id)
+		}
+		time.Sleep(2 * settleTime)
+		assert.Equal(t, 2*count, groups.listed)
+	})
 }
 
 // The handlers of a standby are called for as long as another process leads.
