@@ -12,7 +12,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/audit"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -27,8 +26,8 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 		return 0, err
 	}
 	for _, node := range observed.nodes {
-		if !c.writes.CaughtUp(cache.MetaObjectToName(node)) {
-			return controller.StaleRetry, nil
+		if key := cache.MetaObjectToName(node); !c.writes.CaughtUp(key) {
+			return c.writes.Delay(key), nil
 		}
 	}
 	next := plan(observed, now)

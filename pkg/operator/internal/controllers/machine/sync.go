@@ -32,7 +32,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, nil
 	}
 	if !c.writes.CaughtUp(key) {
-		return controller.StaleRetry, nil
+		return c.writes.Delay(key), nil
 	}
 	observed, err := c.observe(ctx, nstanceMachine)
 	if err != nil {

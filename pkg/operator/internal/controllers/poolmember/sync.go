@@ -31,8 +31,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, err
 	}
 	state := c.states.get(pool.UID)
-	if !c.caughtUp(state) {
-		return controller.StaleRetry, nil
+	if created := c.created(state); !c.writes.CaughtUp(created...) {
+		return c.writes.Delay(created...), nil
 	}
 	observed, err := c.observe(pool, state)
 	if err != nil {
@@ -49,13 +49,13 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.deleteOrphans(ctx, d.deleteOrphans))
 }
 
-// caughtUp reports whether the cache has every NstanceMachine that was created.
-func (c *Controller) caughtUp(state syncState) bool {
+// created returns the keys of the NstanceMachines that were created.
+func (c *Controller) created(state syncState) []cache.ObjectName {
 	created := make([]cache.ObjectName, 0, len(state.shardOf))
 	for id := range state.shardOf {
 		created = append(created, c.key(id))
 	}
-	return c.writes.CaughtUp(created...)
+	return created
 }
 
 // dropDeleted drops instances from the state that have no NstanceMachine and that their shard

@@ -159,7 +159,7 @@ const rejectedRetry = 5 * time.Minute
 
 func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 	if !c.keyWrites.CaughtUp(c.keyKey()) || !c.certWrites.CaughtUp(c.certKey()) {
-		return controller.StaleRetry, nil
+		return max(c.keyWrites.Delay(c.keyKey()), c.certWrites.Delay(c.certKey())), nil
 	}
 	observed, err := c.observe()
 	if err != nil {
