@@ -45,6 +45,7 @@ type Controller struct {
 	cluster cache.ObjectName
 
 	nstanceMachines clientset.NstanceMachineInterface
+	shardGroups     clientset.NstanceShardGroupInterface
 	machines        *capi.MachineClient
 
 	poolLister           nstancelisters.NstanceMachinePoolNamespaceLister
@@ -80,6 +81,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	c := &Controller{
 		cluster:              cache.NewObjectName(d.Namespace, d.ClusterName),
 		nstanceMachines:      d.Nstance.NstanceMachines(d.Namespace),
+		shardGroups:          d.Nstance.NstanceShardGroups(d.Namespace),
 		machines:             d.CAPI.Machines(d.Namespace),
 		poolLister:           pools.Lister().NstanceMachinePools(d.Namespace),
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),

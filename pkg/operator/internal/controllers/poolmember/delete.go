@@ -8,19 +8,49 @@ import (
 	"fmt"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
-// deleteMachines deletes the Machines of instances to remove. Cluster API drains them, and
-// then deletes their NstanceMachines.
+// deleteSelected deletes the Machines of instances that scale-downs have selected. Cluster API
+// drains them, and their shards do not replace them. A scale-up may have revoked the selection
+// since, so the shard groups are read first: the cache may not have it yet.
+func (c *Controller) deleteSelected(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []*clusterv1.Machine) error {
+	if len(machines) == 0 {
+		return nil
+	}
+	selected := sets.New[string]()
+	for _, cached := range c.members.ShardGroups(pool) {
+		if len(cached.Spec.RemoveFirst) == 0 {
+			continue
+		}
+		group, err := c.shardGroups.Get(ctx, cached.Name, metav1.GetOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("read shard group %s of pool %s: %w", cached.Name, klog.KObj(pool), err)
+		}
+		if err == nil {
+			selected.Insert(group.Spec.RemoveFirst...)
+		}
+	}
+	return each(ctx, machines, func(machine *clusterv1.Machine) error {
+		if !selected.Has(capi.NstanceMachineOf(machine)) {
+			return nil
+		}
+		return c.deleteMachine(ctx, machine, "its instance was selected for removal")
+	})
+}
+
+// deleteMachines deletes the Machines of a pool that is being deleted, or that are to be replaced.
 func (c *Controller) deleteMachines(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
-		reason := "its instance was selected for removal"
+		reason := "its pool is being deleted"
 		if unhealthy(machine) {
 			reason = "a MachineHealthCheck found it unhealthy"
 		}

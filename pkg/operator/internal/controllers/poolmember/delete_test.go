@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -32,6 +33,28 @@ func TestMachinesOfSelectedInstancesAreDeleted(t *testing.T) {
 	h.addMachines(newMachine("i-3"))
 	h.expect("delete machines i-3")
 	h.expect()
+}
+
+// A scale-up has revoked the selection, or the shard group was deleted, and the cache does not have
+// it yet. The Machine of a running instance stays.
+func TestMachinesStayIfTheirSelectionWasRevoked(t *testing.T) {
+	for name, change := range map[string]func(*harness){
+		"revoked": func(h *harness) {
+			controllertest.Change(h.API, "workers--a", func(group *v1beta1.NstanceShardGroup) { group.Spec.RemoveFirst = []string{"i-2"} })
+		},
+		"deleted": func(h *harness) { controllertest.Remove[*v1beta1.NstanceShardGroup](h.API, "workers--a") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool("a")
+			h := newHarness(t, byShard{"a": running("i-1", "i-2")}, pool, newShardGroup(pool, "a", "i-1"), stored("i-1"), stored("i-2"))
+			h.addMachines(newMachine("i-1"), newMachine("i-2"))
+			h.show()
+			change(h)
+			writes, _, err := h.sync()
+			require.NoError(t, err)
+			assert.Empty(t, writes)
+		})
+	}
 }
 
 // A Machine with the same name outside the pool is not deleted.

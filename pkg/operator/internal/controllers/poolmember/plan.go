@@ -51,7 +51,9 @@ type decision struct {
 	// conflicts are the ids of instances without an NstanceMachine, because an NstanceMachine
 	// outside the pool has the name.
 	conflicts []string
-	// deleteMachines are the Machines of instances to remove.
+	// deleteSelected are the Machines of instances that scale-downs have selected.
+	deleteSelected []*clusterv1.Machine
+	// deleteMachines are the Machines of other instances to remove.
 	deleteMachines []*clusterv1.Machine
 	// deleteWithoutMachine are NstanceMachines to delete if their Machine is not on the API
 	// server.
@@ -111,14 +113,14 @@ func createsMachines(observed observation) bool {
 // instances if the pool is being deleted, and the instances to replace. It deletes their
 // Machines, because Cluster API drains the Node of a deleted Machine.
 func planDeletion(observed observation, d *decision) {
-	ids := observed.selected
+	ids, machines := observed.selected, &d.deleteSelected
 	if deleting(observed.pool) {
-		ids = slices.Sorted(maps.Keys(observed.nstanceMachines))
+		ids, machines = slices.Sorted(maps.Keys(observed.nstanceMachines)), &d.deleteMachines
 	}
 	for _, id := range ids {
 		if machine := observed.machines[id]; machine != nil {
 			if !deleting(machine) {
-				d.deleteMachines = append(d.deleteMachines, machine)
+				*machines = append(*machines, machine)
 			}
 			continue
 		}
@@ -130,7 +132,7 @@ func planDeletion(observed observation, d *decision) {
 	}
 	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
 		machine := observed.machines[id]
-		if replaceable(machine) && !slices.Contains(d.deleteMachines, machine) {
+		if replaceable(machine) && !slices.Contains(*machines, machine) {
 			d.deleteMachines = append(d.deleteMachines, machine)
 		}
 	}
@@ -148,7 +150,7 @@ func planOrphans(observed observation, d *decision) {
 	d.orphanedSince = map[types.UID]time.Time{}
 	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
 		machine := observed.machines[id]
-		if observed.nstanceMachines[id] != nil || observed.foreign.Has(id) || deleting(machine) || slices.Contains(d.deleteMachines, machine) {
+		if observed.nstanceMachines[id] != nil || observed.foreign.Has(id) || deleting(machine) || slices.Contains(slices.Concat(d.deleteSelected, d.deleteMachines), machine) {
 			continue
 		}
 		since, known := observed.state.orphanedSince[machine.UID]

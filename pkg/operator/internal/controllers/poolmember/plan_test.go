@@ -96,7 +96,7 @@ func describe(d decision) string {
 	}
 	add("create", create...)
 	add("conflicts", d.conflicts...)
-	add("delete Machines", names(d.deleteMachines)...)
+	add("delete Machines", names(slices.Concat(d.deleteSelected, d.deleteMachines))...)
 	add("delete NstanceMachines", names(d.deleteWithoutMachine)...)
 	add("delete orphans", names(d.deleteOrphans)...)
 	if d.requeueAfter > 0 {

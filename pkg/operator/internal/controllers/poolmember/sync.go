@@ -43,6 +43,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	c.states.setOrphaned(pool.UID, d.orphanedSince)
 	return d.requeueAfter, errors.Join(
 		c.create(ctx, observed, d),
+		c.deleteSelected(ctx, pool, d.deleteSelected),
 		c.deleteMachines(ctx, d.deleteMachines),
 		c.release(ctx, d.release),
 		c.deleteWithoutMachine(ctx, d.deleteWithoutMachine),
