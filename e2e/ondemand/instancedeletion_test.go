@@ -163,6 +163,24 @@ func deleteMachine(t *testing.T, m machine, propagation metav1.DeletionPropagati
 	require.NoError(t, err)
 }
 
+// untilCollected waits until the garbage collector knows the NstanceMachines: it looks for new
+// kinds twice a minute. Before, it would leave the owner of an orphan, and delete the orphan later.
+func untilCollected(t *testing.T, name string) {
+	t.Helper()
+	_, err := env.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Annotations: map[string]string{clusterv1.PausedAnnotation: ""},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: "none"}},
+		},
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "none"}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	testcluster.Eventually(t, 2*time.Minute, "the garbage collector knows the kind", func(ctx context.Context) error {
+		_, err := env.NstanceMachines().Get(ctx, name, metav1.GetOptions{})
+		return testcluster.NotFound("the probe", err)
+	})
+}
+
 // orphan deletes the Machine of an NstanceMachine, which is left without an owner.
 // Cluster API ignores a Machine that is paused.
 func orphan(t *testing.T, m machine) {
@@ -181,6 +199,7 @@ func orphan(t *testing.T, m machine) {
 		}
 		return testcluster.HasCondition(machine.Status.Conditions, clusterv1.PausedCondition, metav1.ConditionTrue, clusterv1.PausedReason)
 	})
+	untilCollected(t, m.name+"-probe")
 	deleteMachine(t, m, metav1.DeletePropagationOrphan)
 	testcluster.Eventually(t, time.Minute, "the Machine is deleted", func(ctx context.Context) error {
 		live, err := machines.Get(ctx, m.name, metav1.GetOptions{})
