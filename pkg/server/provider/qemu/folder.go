@@ -227,7 +227,14 @@ func (f folder) remove() error {
 	if err := os.Rename(f.path, deleted); err != nil {
 		return err
 	}
-	return os.RemoveAll(deleted)
+	for {
+		err := os.RemoveAll(deleted)
+		if !errors.Is(err, syscall.ENOTEMPTY) {
+			return err
+		}
+		// Another process, which has opened the folder before it had this name, has created
+		// its lock in it. No process opens it now.
+	}
 }
 
 // trimSerialLog empties a serial log that is too large. QEMU continues to append to it.
