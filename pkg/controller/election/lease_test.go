@@ -75,7 +75,7 @@ func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 				if !errors.Is(err, ErrRestored) {
 					t.Errorf("%s: Lead returned %v", name, err)
 				}
-			case <-time.After(2 * timing().RetryPeriod):
+			case <-time.After(longestWait()):
 				t.Errorf("%s continues", name)
 				process.stop()
 			}
