@@ -66,7 +66,7 @@ func TestCreationOrder(t *testing.T) {
 	applyAs(t, userMachinePool, edited)
 	env.PatchMachinePool(t, edited, `{"spec":{"template":{"metadata":{"labels":{"edited":"yes"}}}}}`)
 	applyAs(t, userPool, edited)
-	require.NoError(t, tryApply(t.Context(), testcluster.NewMachinePool(explicit, 2)))
+	require.NoError(t, tryApply(t.Context(), testcluster.NewMachinePool(explicit, 2), kubectl))
 	applyAs(t, userPool, explicit)
 	testcluster.Start(t, env.OperatorProcess())
 	for i := range orders {
@@ -141,15 +141,18 @@ func applyAs(t *testing.T, who, group string) {
 
 func tryApplyAs(ctx context.Context, who, group string) error {
 	if who == userPool {
-		return tryApply(ctx, testcluster.NewNstanceMachinePool(group, "us-west-2a", "us-west-2b"))
+		return tryApply(ctx, testcluster.NewNstanceMachinePool(group, "us-west-2a", "us-west-2b"), kubectl)
 	}
 	machinePool := testcluster.NewMachinePool(group, 0)
 	machinePool.Spec.Replicas = nil
-	return tryApply(ctx, machinePool)
+	return tryApply(ctx, machinePool, kubectl)
 }
 
-// tryApply applies an object like kubectl apply --server-side.
-func tryApply(ctx context.Context, object runtime.Object) error {
+// kubectl are the options of kubectl apply --server-side --force-conflicts.
+var kubectl = metav1.ApplyOptions{FieldManager: "kubectl", Force: true}
+
+// tryApply applies an object on the server's side.
+func tryApply(ctx context.Context, object runtime.Object, options metav1.ApplyOptions) error {
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		return err
@@ -169,6 +172,6 @@ func tryApply(ctx context.Context, object runtime.Object) error {
 	}
 	applied.SetAPIVersion(resource.GroupVersion().String())
 	_, err = env.Dynamic.Resource(resource).Namespace(installation.Namespace).
-		Apply(ctx, applied.GetName(), applied, metav1.ApplyOptions{FieldManager: "kubectl", Force: true})
+		Apply(ctx, applied.GetName(), applied, options)
 	return err
 }

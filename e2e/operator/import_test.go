@@ -207,8 +207,28 @@ func staticSize(ctx context.Context, shard, name string, size int32) error {
 	return err
 }
 
-// The import of a group of one shard writes three objects and the status of two of
-// them, each once, and records one event. The pool may have a status before its shard group.
+// A user who puts an imported pool and its MachinePool under the control of a repository applies
+// them with the values that he wants, and is in no conflict with the operator that created them.
+func TestFirstApplyAfterImport(t *testing.T) {
+	const name = "adopted"
+	upsertDirectly(t, "us-west-2b", name, 2)
+	t.Cleanup(func() { deletePools(t, name) })
+	testcluster.Eventually(t, time.Minute, "the group is imported", func(ctx context.Context) error {
+		return imported(ctx, name, 2, "us-west-2b")
+	})
+	testcluster.Eventually(t, time.Minute, "a repository takes over", func(ctx context.Context) error {
+		unforced := metav1.ApplyOptions{FieldManager: "repository"}
+		pool := testcluster.NewNstanceMachinePool(name, "us-west-2a", "us-west-2b")
+		return errors.Join(tryApply(ctx, pool, unforced), tryApply(ctx, testcluster.NewMachinePool(name, 4), unforced))
+	})
+	testcluster.Eventually(t, 2*time.Minute, "the pool has what the repository wants", func(ctx context.Context) error {
+		return errors.Join(env.SizesAre(ctx, name, 2, 2), env.Running(ctx, name, 4))
+	})
+}
+
+// The import of a group of one shard writes three objects and the status of two of them, each
+// once, hands the two specs over to the users, and records one event. The pool may have a status
+// before its shard group.
 func TestWritesOfAnImport(t *testing.T) {
 	const name = "frugal"
 	from := env.AuditEnd(t)
@@ -230,7 +250,7 @@ func TestWritesOfAnImport(t *testing.T) {
 		count[strings.Trim(w.Resource+"/"+w.Subresource, "/")]++
 	}
 	want := map[string]int{
-		"nstancemachinepools": 1, "machinepools": 1, "nstanceshardgroups": 1, "events": 1,
+		"nstancemachinepools": 2, "machinepools": 2, "nstanceshardgroups": 1, "events": 1,
 		"nstanceshardgroups/status": 1, "nstancemachinepools/status": 1,
 	}
 	if count["nstancemachinepools/status"] == 2 {

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -65,9 +66,9 @@ func BenchmarkImport(b *testing.B) {
 				objects++
 			}
 		}
-		// One write for each object: a pool, a MachinePool and the shard groups. All but
-		// the MachinePool have a status.
-		mostObjects, mostStatuses := groups*(2+len(shardIDs)), groups*(1+len(shardIDs))
+		// One write for each object: a pool, a MachinePool and the shard groups, and one that
+		// hands over the specs of the first two. All but the MachinePool have a status.
+		mostObjects, mostStatuses := groups*(2*2+len(shardIDs)), groups*(1+len(shardIDs))
 		if objects > mostObjects || statuses > mostStatuses || result.throttled > 0 {
 			b.Errorf("%d writes of objects, %d of statuses and %v s of waiting for a rate limit, want at most %d, %d and 0",
 				objects, statuses, result.throttled, mostObjects, mostStatuses)
@@ -153,8 +154,8 @@ func (t templates) write(ctx context.Context, group string) error {
 	if err := unstructured.SetNestedField(machinePool.Object, group, "spec", "template", "spec", "infrastructureRef", "name"); err != nil {
 		return err
 	}
-	_, err := env.Dynamic.Resource(machinePoolResource).Namespace(bareNamespace).Create(ctx, machinePool, metav1.CreateOptions{})
-	if err != nil {
+	machinePools := env.Dynamic.Resource(machinePoolResource).Namespace(bareNamespace)
+	if _, err := machinePools.Create(ctx, machinePool, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create MachinePool %s: %w", group, err)
 	}
 	shardGroups := env.Dynamic.Resource(shardGroupResource).Namespace(bareNamespace)
@@ -164,9 +165,28 @@ func (t templates) write(ctx context.Context, group string) error {
 			return err
 		}
 	}
-	_, err = pools.ApplyStatus(ctx, group, withoutSpec(pool), metav1.ApplyOptions{FieldManager: bareManager, Force: true})
+	for _, client := range []dynamic.ResourceInterface{pools, machinePools} {
+		if err := disown(ctx, client, group); err != nil {
+			return err
+		}
+	}
+	_, err := pools.ApplyStatus(ctx, group, withoutSpec(pool), metav1.ApplyOptions{FieldManager: bareManager, Force: true})
 	if err != nil {
 		return fmt.Errorf("write the status of pool %s: %w", group, err)
+	}
+	return nil
+}
+
+// disown reads an object and gives up the ownership of its spec, as the operator does.
+func disown(ctx context.Context, client dynamic.ResourceInterface, name string) error {
+	object, err := client.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read %s: %w", name, err)
+	}
+	patch := fmt.Sprintf(`{"metadata":{"managedFields":[{"manager":%q,"operation":"Update","apiVersion":%q,"fieldsType":"FieldsV1","fieldsV1":{"f:metadata":{"f:finalizers":{}}}}]}}`,
+		bareManager, object.GetAPIVersion())
+	if _, err := client.Patch(ctx, name, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: bareManager}); err != nil {
+		return fmt.Errorf("hand over %s: %w", name, err)
 	}
 	return nil
 }

@@ -29,14 +29,15 @@ const component = "operator"
 // timeout is how long all groups may take for anything.
 const timeout = 10 * time.Minute
 
-// Importing a group costs one write for each of its objects, and at most one for
-// each of their statuses, and no write waits for the operator's own rate limit.
+// Importing a group costs one write for each of its objects, one that hands over the specs of the
+// pool and the MachinePool, and at most one for each status, and no write waits for the operator's
+// own rate limit.
 func TestImport(t *testing.T) {
 	result := mustImport(t)
 	t.Logf("imported %d groups in %s with %d writes", groups, result.took.Round(time.Second/10), len(result.writes))
 
-	// The objects are a pool, a MachinePool and a shard group on each shard.
-	limit := 2 + len(shardIDs)
+	// The objects are a pool, a MachinePool, which are handed over, and a shard group on each shard.
+	limit := 2*2 + len(shardIDs)
 	specs, statuses := map[string]int{}, map[string]int{}
 	for _, w := range result.writes {
 		if w.Subresource == "status" {

@@ -9,7 +9,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 // maxMessage is the longest message of a condition that the CRDs allow.
@@ -25,21 +24,6 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Message:            Truncate(message, maxMessage),
 		ObservedGeneration: generation,
 	})
-}
-
-// ApplyConditions converts conditions for a server-side apply.
-func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyConfiguration {
-	applied := make([]*metav1ac.ConditionApplyConfiguration, 0, len(conditions))
-	for _, c := range conditions {
-		applied = append(applied, metav1ac.Condition().
-			WithType(c.Type).
-			WithStatus(c.Status).
-			WithReason(c.Reason).
-			WithMessage(c.Message).
-			WithObservedGeneration(c.ObservedGeneration).
-			WithLastTransitionTime(c.LastTransitionTime))
-	}
-	return applied
 }
 
 // TurnedFalse returns the condition of type kind if it is False in after, for another reason

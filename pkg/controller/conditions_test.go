@@ -38,24 +38,6 @@ func TestSetCondition(t *testing.T) {
 	}
 }
 
-func TestApplyConditions(t *testing.T) {
-	condition := metav1.Condition{
-		Type: "Ready", Status: metav1.ConditionFalse, Reason: "Scaling", Message: "1 of 2",
-		ObservedGeneration: 3, LastTransitionTime: metav1.NewTime(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)),
-	}
-	applied := ApplyConditions([]metav1.Condition{condition})
-	if len(applied) != 1 {
-		t.Fatalf("got %d conditions", len(applied))
-	}
-	got := metav1.Condition{
-		Type: *applied[0].Type, Status: *applied[0].Status, Reason: *applied[0].Reason, Message: *applied[0].Message,
-		ObservedGeneration: *applied[0].ObservedGeneration, LastTransitionTime: *applied[0].LastTransitionTime,
-	}
-	if got != condition {
-		t.Errorf("got %+v, want %+v", got, condition)
-	}
-}
-
 func TestTurnedFalse(t *testing.T) {
 	condition := func(status metav1.ConditionStatus, reason string) []metav1.Condition {
 		return []metav1.Condition{{Type: "Ready", Status: status, Reason: reason}}

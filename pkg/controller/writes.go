@@ -184,3 +184,19 @@ func RemoveFinalizer(object metav1.Object, finalizer string) ([]byte, error) {
 	}
 	return patch, nil
 }
+
+// ApplyConfiguration returns an object, or a part of an object, as its apply configuration T. Both
+// have the same JSON, so that a new field needs no code. A field that the type omits if it is empty
+// is left out, which removes it from the object.
+func ApplyConfiguration[T any](object any) *T {
+	var applied T
+	data, err := json.Marshal(object)
+	if err == nil {
+		err = json.Unmarshal(data, &applied)
+	}
+	if err != nil {
+		// The generator makes T from the type of the object.
+		panic(err)
+	}
+	return &applied
+}

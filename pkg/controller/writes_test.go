@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
 
@@ -129,5 +130,23 @@ func TestWritesForgetsWhatTheCacheHas(t *testing.T) {
 	}
 	if got := len(writes.last); got != 1 {
 		t.Errorf("%d writes are remembered, want only the one that the cache has not seen", got)
+	}
+}
+
+func TestApplyConfiguration(t *testing.T) {
+	condition := metav1.Condition{
+		Type: "Ready", Status: metav1.ConditionFalse, Reason: "Scaling",
+		ObservedGeneration: 3, LastTransitionTime: metav1.NewTime(time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC)),
+	}
+	applied := ApplyConfiguration[metav1ac.ConditionApplyConfiguration](condition)
+	got := metav1.Condition{
+		Type: *applied.Type, Status: *applied.Status, Reason: *applied.Reason, Message: *applied.Message,
+		ObservedGeneration: *applied.ObservedGeneration, LastTransitionTime: metav1.NewTime(applied.LastTransitionTime.UTC()),
+	}
+	if got != condition {
+		t.Errorf("got %+v, want %+v", got, condition)
+	}
+	if empty := ApplyConfiguration[metav1ac.ConditionApplyConfiguration](metav1.Condition{}); empty.ObservedGeneration != nil || empty.LastTransitionTime != nil {
+		t.Errorf("an empty condition applies %+v", empty)
 	}
 }

@@ -107,14 +107,18 @@ func named(client kubernetes.Interface, namespace, name string, resync time.Dura
 		}))
 }
 
-// trim drops managedFields, which the operator never reads, and shares the strings that are
-// equal in most objects of a kind. The decoder allocates a string for each object.
+// trim drops managedFields, and shares the strings that are equal in most objects of a kind. The
+// decoder allocates a string for each object. A pool keeps whether the operator owns its spec.
 func trim(obj any) (any, error) {
 	object, err := meta.Accessor(obj)
 	if err != nil {
 		return obj, nil //nolint:nilerr // only objects are trimmed
 	}
-	object.SetManagedFields(nil)
+	if _, ok := obj.(*v1beta1.NstanceMachinePool); ok && capi.OperatorOwnsSpec(object.GetManagedFields()) {
+		object.SetManagedFields(specOfOperator)
+	} else {
+		object.SetManagedFields(nil)
+	}
 	shareMetadata(object)
 	switch object := obj.(type) {
 	case *v1beta1.NstanceMachinePool:
@@ -126,6 +130,11 @@ func trim(obj any) (any, error) {
 	}
 	return obj, nil
 }
+
+// specOfOperator are the managed fields of a cached pool whose spec the operator owns.
+var specOfOperator = []metav1.ManagedFieldsEntry{{
+	Manager: capi.FieldManager, Operation: metav1.ManagedFieldsOperationUpdate, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{}}`),
+}}
 
 func shareMetadata(object metav1.Object) {
 	object.SetNamespace(shared(object.GetNamespace()))

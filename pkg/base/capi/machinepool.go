@@ -45,10 +45,14 @@ var machinePoolIndexers = cache.Indexers{ByPool: func(obj any) ([]string, error)
 	return nil, nil
 }}
 
-// The managed fields of every cached MachinePool are one of these two values, to save
+// The managed fields of every cached MachinePool are one of these three values, to save
 // memory.
 var (
 	replicasOwned = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}
+	// replicasOfOperator is the value for a MachinePool whose spec the operator owns.
+	replicasOfOperator = []metav1.ManagedFieldsEntry{{
+		Manager: FieldManager, Operation: metav1.ManagedFieldsOperationUpdate, FieldsV1: replicasOwned[0].FieldsV1,
+	}}
 	// replicasNotOwned has an entry, because an object without entries has unknown owners.
 	replicasNotOwned = []metav1.ManagedFieldsEntry{{}}
 )
@@ -76,7 +80,7 @@ func UnusedBootstrap(bootstrap *clusterv1.Bootstrap) string {
 
 // TrimMachinePool is the transform of a MachinePool informer. It keeps the metadata, the
 // fields of the spec that the operator reads, and the managed fields that ReplicasOwned
-// needs.
+// and OperatorOwnsSpec need.
 func TrimMachinePool(obj any) (any, error) {
 	machinePool, ok := obj.(*clusterv1.MachinePool)
 	if !ok {
@@ -88,6 +92,8 @@ func TrimMachinePool(obj any) (any, error) {
 	kept.Spec.Template.Spec.InfrastructureRef = machinePool.Spec.Template.Spec.InfrastructureRef
 	kept.Spec.Template.Spec.Bootstrap = machinePool.Spec.Template.Spec.Bootstrap
 	switch {
+	case OperatorOwnsSpec(machinePool.ManagedFields):
+		kept.ManagedFields = replicasOfOperator
 	case ReplicasOwned(machinePool):
 		kept.ManagedFields = replicasOwned
 	case len(machinePool.ManagedFields) > 0:

@@ -239,7 +239,8 @@ func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsClust
 	status := newStatus(cluster, result, failure)
 	if !equality.Semantic.DeepEqual(status, cluster.Status) {
 		written, err := c.Marekvs.MarekvsClusters(cluster.Namespace).ApplyStatus(ctx,
-			marekvsac.MarekvsCluster(cluster.Name, cluster.Namespace).WithUID(cluster.UID).WithStatus(applyStatus(&status)), apply)
+			marekvsac.MarekvsCluster(cluster.Name, cluster.Namespace).WithUID(cluster.UID).WithStatus(
+				controller.ApplyConfiguration[marekvsac.MarekvsClusterStatusApplyConfiguration](status)), apply)
 		if apierrors.IsNotFound(err) {
 			return nil // deleted meanwhile
 		}
@@ -250,24 +251,6 @@ func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsClust
 	}
 	c.record(cluster, &status, result)
 	return nil
-}
-
-func applyStatus(status *v1alpha1.MarekvsClusterStatus) *marekvsac.MarekvsClusterStatusApplyConfiguration {
-	applied := marekvsac.MarekvsClusterStatus().
-		WithObservedGeneration(status.ObservedGeneration).
-		WithPhase(status.Phase).
-		WithMessage(status.Message).
-		WithReplicas(status.Replicas).
-		WithSelector(status.Selector).
-		WithConditions(controller.ApplyConditions(status.Conditions)...)
-	if status.OpsPerSecond != "" {
-		applied.WithOpsPerSecond(status.OpsPerSecond)
-	}
-	// An unknown value is left out, which removes it from the status.
-	applied.DesiredNodes, applied.ReadyNodes = status.DesiredNodes, status.ReadyNodes
-	applied.UnderreplicatedPartitions = status.UnderreplicatedPartitions
-	applied.LastScaleUpTime, applied.LastScaleDownTime = status.LastScaleUpTime, status.LastScaleDownTime
-	return applied
 }
 
 // record records each transition as one event. The related object makes events of the same

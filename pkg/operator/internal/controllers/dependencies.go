@@ -172,7 +172,7 @@ func UnreachableReason(err error) string {
 }
 
 // FieldManager owns every field that the operator writes.
-const FieldManager = "nstance-operator"
+const FieldManager = capi.FieldManager
 
 // Apply has the options of every server-side apply. Force reverts changes by other writers,
 // because the operator owns each field that it applies

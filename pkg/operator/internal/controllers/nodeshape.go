@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -111,16 +110,4 @@ func platform(value string) string {
 		return ""
 	}
 	return value
-}
-
-// ApplyNodeInfo returns the apply configuration of a NodeInfo, without empty fields.
-func ApplyNodeInfo(info v1beta1.NodeInfo) *applyv1beta1.NodeInfoApplyConfiguration {
-	applied := applyv1beta1.NodeInfo()
-	if info.Architecture != "" {
-		applied.WithArchitecture(info.Architecture)
-	}
-	if info.OperatingSystem != "" {
-		applied.WithOperatingSystem(info.OperatingSystem)
-	}
-	return applied
 }

@@ -9,7 +9,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -64,18 +63,4 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))
 	}
 	return config
-}
-
-// ApplyConfig returns the apply configuration of a ReportedConfig, without empty fields.
-func ApplyConfig(config *v1beta1.GroupConfig) *applyv1beta1.GroupConfigApplyConfiguration {
-	applied := applyv1beta1.GroupConfig().
-		WithSubnets(config.Subnets...).
-		WithVars(config.Vars)
-	if config.Template != "" {
-		applied.WithTemplate(config.Template)
-	}
-	if config.InstanceType != "" {
-		applied.WithInstanceType(config.InstanceType)
-	}
-	return applied
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/settingstest"
@@ -41,5 +42,5 @@ func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 
 // The definition allows no empty strings.
 func TestSettingsThatAreNotReportedAreNotApplied(t *testing.T) {
-	assert.Equal(t, applyv1beta1.GroupConfig(), ApplyConfig(ReportedConfig(shard.GroupSettings{})))
+	assert.Equal(t, applyv1beta1.GroupConfig(), controller.ApplyConfiguration[applyv1beta1.GroupConfigApplyConfiguration](ReportedConfig(shard.GroupSettings{})))
 }

@@ -267,15 +267,6 @@ func (c *Controller) recordIdentity(before *v1beta1.NstanceCluster, after v1beta
 }
 
 func applyStatus(nstanceCluster *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
-	applied := applyv1beta1.NstanceClusterStatus().
-		WithInitialization(applyv1beta1.NstanceClusterInitialization().
-			WithProvisioned(*status.Initialization.Provisioned).
-			WithControlPlaneInitialized(*status.Initialization.ControlPlaneInitialized)).
-		WithExternalManagedControlPlane(*status.ExternalManagedControlPlane).
-		WithObservedGeneration(status.ObservedGeneration).
-		WithConditions(controller.ApplyConditions(status.Conditions)...)
-	for _, domain := range status.FailureDomains {
-		applied.WithFailureDomains(applyv1beta1.FailureDomain().WithName(domain.Name).WithControlPlane(*domain.ControlPlane))
-	}
-	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).WithStatus(applied)
+	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceClusterStatusApplyConfiguration](status))
 }

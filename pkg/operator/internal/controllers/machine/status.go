@@ -287,29 +287,10 @@ func applyNstanceMachine(nstanceMachine *v1beta1.NstanceMachine, providerID stri
 
 // applyStatus returns all fields of the status that the operator owns.
 func applyStatus(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus) *applyv1beta1.NstanceMachineApplyConfiguration {
-	applied := applyv1beta1.NstanceMachineStatus().
-		WithObservedGeneration(status.ObservedGeneration).
-		WithConditions(controller.ApplyConditions(status.Conditions)...)
-	for field, value := range map[**string]string{
-		&applied.Shard: status.Shard, &applied.RequestID: status.RequestID,
-		&applied.InstanceID: status.InstanceID, &applied.ProviderID: status.ProviderID,
-		&applied.FailureDomain: status.FailureDomain,
-	} {
-		if value != "" {
-			*field = &value
-		}
-	}
-	applied.Ready = status.Ready
-	if status.Initialization.Provisioned != nil {
-		applied.WithInitialization(applyv1beta1.NstanceMachineInitialization().WithProvisioned(*status.Initialization.Provisioned))
-	}
-	for _, address := range status.Addresses {
-		applied.WithAddresses(applyv1beta1.MachineAddress().WithType(address.Type).WithAddress(address.Address))
-	}
 	return applyv1beta1.NstanceMachine(nstanceMachine.Name, nstanceMachine.Namespace).
 		WithUID(nstanceMachine.UID).
 		WithResourceVersion(nstanceMachine.ResourceVersion).
-		WithStatus(applied)
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceMachineStatusApplyConfiguration](status))
 }
 
 // eventReasons are the reasons of the condition Ready that need attention: an event is

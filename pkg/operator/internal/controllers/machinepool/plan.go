@@ -49,6 +49,8 @@ type decision struct {
 	blocked *problem
 	// lent is how many instances shards have lent, by shard as distribute.Stock.Lent.
 	lent []int32
+	// handOver leaves the specs that the operator has created to the users.
+	handOver bool
 	// moved is set if instances move from one shard to another because of a shortfall.
 	moved bool
 }
@@ -115,6 +117,8 @@ func plan(observed observation) decision {
 		moved:       division.Moved,
 		apply:       planShardGroups(observed, division, before, machines),
 	}
+	// Without shard groups, the replicas count only if they have an owner (replicasExplicit).
+	d.handOver = !d.createsShardGroup()
 	for _, group := range observed.shardGroups {
 		if shardRemoved(observed.pool, group) && group.DeletionTimestamp.IsZero() {
 			// The pool is not deleted, so its policy does not apply: the instances are

@@ -353,39 +353,8 @@ func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachineP
 
 // applyStatus returns the fields of the status that this controller owns.
 func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
-	shards := applyv1beta1.ShardsSummary()
-	shards.Total, shards.Reachable = status.Shards.Total, status.Shards.Reachable
-	applied := applyv1beta1.NstanceMachinePoolStatus().
-		WithShards(shards).
-		WithSubnets(status.Subnets...).
-		WithStaticShards(status.StaticShards...).
-		WithObservedGeneration(status.ObservedGeneration).
-		WithConditions(controller.ApplyConditions(status.Conditions)...)
-	applied.Ready = status.Ready
-	applied.DesiredReplicas = status.DesiredReplicas
-	applied.Replicas = status.Replicas
-	applied.DrainingReplicas = status.DrainingReplicas
-	applied.BlockedReplicas = status.BlockedReplicas
-	applied.IsStatic = status.IsStatic
-	applied.MinReplicas = status.MinReplicas
-	if status.Initialization.Provisioned != nil {
-		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().
-			WithProvisioned(*status.Initialization.Provisioned))
-	}
-	if status.Template != "" {
-		applied.WithTemplate(status.Template)
-	}
-	if status.InfrastructureMachineKind != "" {
-		// Cluster API would take an empty kind for a kind.
-		applied.WithInfrastructureMachineKind(status.InfrastructureMachineKind)
-	}
-	if status.Capacity != nil {
-		applied.WithCapacity(status.Capacity)
-	}
-	if status.NodeInfo != (v1beta1.NodeInfo{}) {
-		applied.WithNodeInfo(controllers.ApplyNodeInfo(status.NodeInfo))
-	}
-	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).WithStatus(applied)
+	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceMachinePoolStatusApplyConfiguration](status))
 }
 
 // providerIDs returns the ids of all instances of the shard groups, sorted, because

@@ -22,6 +22,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
@@ -119,6 +120,9 @@ func (c *Controller) act(ctx context.Context, observed observation, d decision) 
 	if d.raise != nil {
 		failed = append(failed, c.raiseReplicas(ctx, observed.machinePools[0], *d.raise))
 	}
+	if d.handOver {
+		failed = append(failed, c.handOver(ctx, observed))
+	}
 	err := errors.Join(failed...)
 	if d.removeFinalizer && err == nil {
 		err = c.removeFinalizer(ctx, observed.pool)
@@ -130,8 +134,11 @@ func (c *Controller) act(ctx context.Context, observed observation, d decision) 
 // pool: a new MachinePool, or the first report of a shard group. A status before that
 // would be an unnecessary write.
 func (d decision) expectsChange() bool {
-	return d.create != nil || d.raise != nil ||
-		slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool { return want.uid == "" })
+	return d.create != nil || d.raise != nil || d.createsShardGroup()
+}
+
+func (d decision) createsShardGroup() bool {
+	return slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool { return want.uid == "" })
 }
 
 // caughtUp reports whether the caches have everything that earlier syncs of the pool
@@ -196,6 +203,66 @@ func (c *Controller) raiseReplicas(ctx context.Context, machinePool *clusterv1.M
 	return nil
 }
 
+// handOver gives up the ownership of what the operator has written into the specs of the pool, at
+// its import, and of its MachinePool. Otherwise the first server-side apply of a user who wants
+// other values conflicts with the operator
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/#transferring-ownership-between-managers).
+func (c *Controller) handOver(ctx context.Context, observed observation) error {
+	var failed []error
+	if pool := observed.pool; capi.OperatorOwnsSpec(pool.ManagedFields) {
+		written, err := disown(ctx, c.pools, pool)
+		failed = append(failed, err)
+		if written != nil {
+			c.poolWrites.Record(written)
+		}
+	}
+	if machinePool := observed.machinePools[0]; capi.OperatorOwnsSpec(machinePool.ManagedFields) {
+		written, err := disown(ctx, c.machinePools, machinePool)
+		failed = append(failed, err)
+		if written != nil {
+			c.machinePoolWrites.Record(written)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// client reads and patches objects of type T.
+type client[T metav1.Object] interface {
+	Get(ctx context.Context, name string, options metav1.GetOptions) (T, error)
+	Patch(ctx context.Context, name string, kind types.PatchType, data []byte, options metav1.PatchOptions, subresources ...string) (T, error)
+}
+
+// disown removes the spec from the managed fields of the operator, nil if another write was first:
+// its event enqueues the pool again.
+func disown[T metav1.Object](ctx context.Context, objects client[T], cached T) (written T, err error) {
+	var none T
+	current, err := objects.Get(ctx, cached.GetName(), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return none, nil
+	}
+	if err != nil {
+		return none, fmt.Errorf("read the managed fields of %T %s: %w", cached, klog.KObj(cached), err)
+	}
+	kept, err := capi.DisownSpec(current.GetManagedFields())
+	if err != nil {
+		return none, fmt.Errorf("managed fields of %T %s: %w", cached, klog.KObj(cached), err)
+	}
+	if len(kept) == 0 || current.GetUID() != cached.GetUID() {
+		return none, nil
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
+		"resourceVersion": current.GetResourceVersion(), "managedFields": kept,
+	}})
+	if err != nil {
+		return none, fmt.Errorf("encode the managed fields of %T %s: %w", cached, klog.KObj(cached), err)
+	}
+	written, err = objects.Patch(ctx, cached.GetName(), types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controllers.FieldManager})
+	if err != nil {
+		return none, fmt.Errorf("hand over the spec of %T %s: %w", cached, klog.KObj(cached), err)
+	}
+	return written, nil
+}
+
 func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []wantedShardGroup) error {
 	var failed []error
 	for _, want := range wanted {
@@ -243,7 +310,8 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 			WithShard(spec.Shard).
 			WithSize(spec.Size).
 			WithRemoveFirst(spec.RemoveFirst...))
-	applied.Spec.GroupSettingsApplyConfiguration = applySettings(&spec.GroupSettings)
+	applied.Spec.GroupSettingsApplyConfiguration =
+		*controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](spec.GroupSettings)
 	if spec.DeletionPolicy != "" {
 		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
 	}
@@ -278,21 +346,6 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
 		equality.Semantic.DeepEqual(group.Spec, want)
-}
-
-// applySettings returns settings as an apply configuration. Both have the same JSON,
-// so that a new setting needs no change here; empty settings are left out.
-func applySettings(settings *v1beta1.GroupSettings) applyv1beta1.GroupSettingsApplyConfiguration {
-	var applied applyv1beta1.GroupSettingsApplyConfiguration
-	data, err := json.Marshal(settings)
-	if err == nil {
-		err = json.Unmarshal(data, &applied)
-	}
-	if err != nil {
-		// Strings, lists and maps of strings have no error.
-		panic(err)
-	}
-	return applied
 }
 
 func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {

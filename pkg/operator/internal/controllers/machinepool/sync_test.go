@@ -7,6 +7,7 @@ import (
 	"errors"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -22,6 +23,8 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/settingstest"
@@ -76,6 +79,44 @@ func TestSyncWritesOnlyTheGroupsThatDiffer(t *testing.T) {
 	h.Show()
 	h.scale(5)
 	h.expect(poolStatus, groupA)
+}
+
+// The specs that the operator has created are handed over once the pool has its shard groups: before,
+// the replicas of a MachinePool count only if they have an owner.
+func TestSyncHandsOverTheSpecs(t *testing.T) {
+	pool := newPool("a")
+	pool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: controllers.FieldManager, Operation: metav1.ManagedFieldsOperationUpdate,
+		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:finalizers":{}},"f:spec":{"f:group":{}}}`)}}
+	h := newHarness(t, withSizes(map[string]int32{"a": 2}), pool)
+	machinePool := machinePool("workers", ptr.To[int32](2))
+	machinePool.ManagedFields = []metav1.ManagedFieldsEntry{
+		{Manager: controllers.FieldManager, Operation: metav1.ManagedFieldsOperationUpdate, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)},
+		{Manager: "manager", Operation: metav1.ManagedFieldsOperationUpdate, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:finalizers":{}}}`)},
+	}
+	machinePool.ResourceVersion = "7"
+	h.Put(h.Informers.MachinePools, machinePool)
+	h.CAPI.Show(t, machinePool)
+	var patched []string
+	h.PrependReactor("patch", "nstancemachinepools", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if patch := action.(clienttesting.PatchActionImpl); patch.PatchType == types.MergePatchType {
+			patched = append(patched, string(patch.Patch))
+		}
+		return false, nil, nil
+	})
+	h.expect(groupA)
+	if len(h.CAPI.Changed) > 0 || len(patched) > 0 {
+		t.Errorf("handed over before the shard group exists: %q, %q", patched, h.CAPI.Changed)
+	}
+	h.Show()
+	h.expect(poolStatus, "patch nstancemachinepools workers")
+	want := `"managedFields":[{"manager":"nstance-operator","operation":"Update","fieldsV1":{"f:metadata":{"f:finalizers":{}}}}]`
+	if len(patched) != 1 || !strings.Contains(patched[0], want) {
+		t.Errorf("patched %q, want %s", patched, want)
+	}
+	want = `PATCH machinepools/workers {"metadata":{"managedFields":[{"manager":"manager","operation":"Update","fieldsV1":{"f:metadata":{"f:finalizers":{}}}}],"resourceVersion":"7"}}`
+	if !slices.Equal(h.CAPI.Changed, []string{want}) {
+		t.Errorf("changed %q, want %s", h.CAPI.Changed, want)
+	}
 }
 
 func TestSyncOfAStaleCacheWritesNothing(t *testing.T) {
@@ -390,7 +431,7 @@ func TestEverySettingIsAppliedAndCompared(t *testing.T) {
 		t.Errorf("the shard group gets %+v, want %+v", want.GroupSettings, pool.Spec.GroupSettings)
 	}
 
-	applied := reflect.ValueOf(applySettings(&want.GroupSettings))
+	applied := reflect.ValueOf(*controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](want.GroupSettings))
 	settings := reflect.TypeFor[v1beta1.GroupSettings]()
 	for i := range settings.NumField() {
 		name := settings.Field(i).Name
@@ -398,7 +439,7 @@ func TestEverySettingIsAppliedAndCompared(t *testing.T) {
 			t.Errorf("%s is not applied", name)
 		}
 	}
-	if none := applySettings(&v1beta1.GroupSettings{}); !reflect.ValueOf(none).IsZero() {
+	if none := controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](v1beta1.GroupSettings{}); !reflect.ValueOf(none).Elem().IsZero() {
 		t.Errorf("settings that are left out are applied as %+v", none)
 	}
 }

@@ -172,12 +172,6 @@ func (c *Controller) shapeOf(template *v1beta1.NstanceMachineTemplate) *shard.No
 
 // applyStatus returns the status, all of which the operator owns.
 func applyStatus(template *v1beta1.NstanceMachineTemplate, status v1beta1.NstanceMachineTemplateStatus) *applyv1beta1.NstanceMachineTemplateApplyConfiguration {
-	applied := applyv1beta1.NstanceMachineTemplateStatus()
-	if len(status.Capacity) > 0 {
-		applied.WithCapacity(status.Capacity)
-	}
-	if status.NodeInfo != (v1beta1.NodeInfo{}) {
-		applied.WithNodeInfo(controllers.ApplyNodeInfo(status.NodeInfo))
-	}
-	return applyv1beta1.NstanceMachineTemplate(template.Name, template.Namespace).WithUID(template.UID).WithStatus(applied)
+	return applyv1beta1.NstanceMachineTemplate(template.Name, template.Namespace).WithUID(template.UID).
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceMachineTemplateStatusApplyConfiguration](status))
 }

@@ -217,40 +217,6 @@ func awaited(object *v1beta1.NstanceShardGroup, observed observation, result out
 
 // applyStatus returns all fields of the status that the operator owns.
 func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) *applyv1beta1.NstanceShardGroupApplyConfiguration {
-	applied := applyv1beta1.NstanceShardGroupStatus().
-		WithObservedGeneration(status.ObservedGeneration).
-		WithProviderIDs(status.ProviderIDs...).
-		WithConditions(controller.ApplyConditions(status.Conditions)...)
-	applied.IsStatic = status.IsStatic
-	applied.MinReplicas = status.MinReplicas
-	applied.Replicas = status.Replicas
-	applied.DrainingReplicas = status.DrainingReplicas
-	applied.BlockedReplicas = status.BlockedReplicas
-	for i := range status.BlockedDrains {
-		applied.WithBlockedDrains(applyBlockedDrain(&status.BlockedDrains[i]))
-	}
-	applied.LastSyncTime = status.LastSyncTime
-	if status.Config != nil {
-		applied.WithConfig(controllers.ApplyConfig(status.Config))
-	}
-	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).WithStatus(applied)
-}
-
-func applyBlockedDrain(drain *v1beta1.BlockedDrain) *applyv1beta1.BlockedDrainApplyConfiguration {
-	applied := applyv1beta1.BlockedDrain().
-		WithInstance(drain.Instance).
-		WithReason(drain.Reason).
-		WithMessage(drain.Message).
-		WithSince(drain.Since).
-		WithPodDisruptionBudgets(drain.PodDisruptionBudgets...)
-	if drain.Node != "" {
-		applied.WithNode(drain.Node)
-	}
-	if drain.Pod != nil {
-		applied.WithPod(applyv1beta1.BlockingPod().WithNamespace(drain.Pod.Namespace).WithName(drain.Pod.Name))
-	}
-	if drain.OtherReasons > 0 {
-		applied.WithOtherReasons(drain.OtherReasons)
-	}
-	return applied
+	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceShardGroupStatusApplyConfiguration](status))
 }

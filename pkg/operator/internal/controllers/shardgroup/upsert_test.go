@@ -17,6 +17,8 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -141,7 +143,7 @@ func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 		if reported := reflect.ValueOf(*controllers.ReportedConfig(group.GroupSettings)).FieldByName(name); !reported.IsValid() || reported.IsZero() {
 			t.Errorf("%s is not reported", name)
 		}
-		if applied := reflect.ValueOf(*controllers.ApplyConfig(controllers.ReportedConfig(group.GroupSettings))).FieldByName(name); !applied.IsValid() || applied.IsZero() {
+		if applied := reflect.ValueOf(*controller.ApplyConfiguration[applyv1beta1.GroupConfigApplyConfiguration](controllers.ReportedConfig(group.GroupSettings))).FieldByName(name); !applied.IsValid() || applied.IsZero() {
 			t.Errorf("%s is not written to the status", name)
 		}
 	}
