@@ -17,7 +17,8 @@ import (
 )
 
 // Eventually repeats check until it succeeds, and fails the test with check's
-// last error when it does not within timeout. It can be used in a cleanup.
+// last error when it does not within timeout. It logs how long it took. It can be used in a
+// cleanup.
 func Eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
 	EventuallyEvery(t, 100*time.Millisecond, timeout, what, check)
@@ -27,7 +28,9 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(con
 // repeated more often.
 func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
+	begin := time.Now()
 	require.NoError(t, Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check))
+	t.Logf("%s: after %s", what, time.Since(begin).Round(time.Millisecond))
 }
 
 // EventuallyByProgress repeats check every two seconds until it succeeds, however long
