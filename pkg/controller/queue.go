@@ -81,10 +81,16 @@ func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
 
 // NewShardQueue returns a queue with separate workers for each shard, so that calls to a shard
 // that does not respond delay no keys of other shards. shardOf returns the shard of a key,
-// empty for a key without a shard. It must not block.
-func NewShardQueue[Key comparable](name string, sync SyncFunc[Key], shardOf func(Key) string) *Queue[Key] {
+// empty for a key without a shard; known reports whether a shard is configured. The keys of other
+// shards, which any name of an object can invent, have common workers. Neither may block.
+func NewShardQueue[Key comparable](name string, sync SyncFunc[Key], shardOf func(Key) string, known func(shard string) bool) *Queue[Key] {
 	q := NewQueue(name, sync)
-	q.partOf = shardOf
+	q.partOf = func(key Key) string {
+		if shard := shardOf(key); known(shard) {
+			return shard
+		}
+		return ""
+	}
 	return q
 }
 
@@ -188,6 +194,18 @@ func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger.Info("Workers stopped")
 }
 
+// DropShard ends the workers of a shard that is no longer known. Keys that wait for a time are
+// dropped with them, so the caller enqueues all keys of the shard afterwards.
+func (q *Queue[Key]) DropShard(shard string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if p, ok := q.parts[shard]; ok {
+		p.ShutDown()
+		delete(q.parts, shard)
+	}
+}
+
+// next syncs the next key of a part, and adds it again to the part to which it belongs then.
 func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	key, shutdown := p.Get()
 	if shutdown || ctx.Err() != nil {
@@ -195,7 +213,7 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	}
 	defer p.Done(key)
 	if !q.begin(key) {
-		p.AddAfter(key, StaleRetry)
+		q.part(key).AddAfter(key, StaleRetry)
 		return true
 	}
 	defer q.end(key)
@@ -203,19 +221,19 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	requeue, panicked, err := q.call(klog.NewContext(ctx, logger), key)
 	switch {
 	case panicked:
-		p.AddAfter(key, lastRetry)
+		q.part(key).AddAfter(key, lastRetry)
 	case ctx.Err() != nil:
 		// The sync was canceled. The next leader starts with every key.
 	case apierrors.IsConflict(err):
 		logger.V(4).Info("Object changed meanwhile, syncing again", "err", err)
-		p.AddRateLimited(key)
+		q.part(key).AddRateLimited(key)
 	case err != nil:
 		utilruntime.HandleErrorWithContext(klog.NewContext(ctx, logger), err, "Sync failed", "retries", p.NumRequeues(key))
-		p.AddRateLimited(key)
+		q.part(key).AddRateLimited(key)
 	default:
 		p.Forget(key)
 		if requeue > 0 {
-			p.AddAfter(key, requeue)
+			q.part(key).AddAfter(key, requeue)
 		}
 	}
 	return true

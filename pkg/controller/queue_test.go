@@ -302,6 +302,52 @@ func shardOfName(key cache.ObjectName) string {
 	return shard
 }
 
+func anyShard(string) bool { return true }
+
+// A shard has workers of its own while it is configured. A key that one of them syncs when the shard
+// is removed is retried by the common workers.
+func TestWorkersOfARemovedShardEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+		var known atomic.Bool
+		known.Store(true)
+		released, calls := make(chan struct{}), map[string]int{}
+		queue := NewShardQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			calls[key.Name]++
+			if key.Name == "a-busy" && calls[key.Name] == 1 {
+				<-released
+				return 0, errors.New("the shard is away")
+			}
+			return 0, nil
+		}, shardOfName, func(shard string) bool { return shard == "a" && known.Load() })
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Run(ctx, 1) }()
+		busy, waiting := cache.NewObjectName("default", "a-busy"), cache.NewObjectName("default", "a-waiting")
+		queue.Add(busy)
+		synctest.Wait()
+		queue.AddAfter(waiting, time.Hour)
+		for _, invented := range []string{"x-1", "y-1", "z-1"} {
+			queue.Add(cache.NewObjectName("default", invented))
+		}
+		synctest.Wait()
+		assert.Len(t, queue.parts, 2, "parts with a configured shard and invented names")
+
+		known.Store(false)
+		queue.DropShard("a")
+		queue.DropShard("never-known")
+		queue.Add(waiting)
+		queue.Add(busy)
+		synctest.Wait()
+		assert.Equal(t, map[string]int{"a-busy": 1, "a-waiting": 1, "x-1": 1, "y-1": 1, "z-1": 1}, calls)
+		close(released)
+		time.Sleep(time.Minute)
+		assert.GreaterOrEqual(t, calls["a-busy"], 2, "syncs of the key that failed after the removal")
+		assert.Len(t, queue.parts, 1, "parts after the removal")
+		cancel()
+		<-done
+	})
+}
+
 func TestShardThatHangsDelaysNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -316,7 +362,7 @@ func TestShardThatHangsDelaysNoOther(t *testing.T) {
 			defer mu.Unlock()
 			synced[key.Name]++
 			return 0, nil
-		}, shardOfName)
+		}, shardOfName, anyShard)
 		add := func(names ...string) {
 			for _, name := range names {
 				queue.Add(cache.NewObjectName("default", name))
@@ -360,7 +406,7 @@ func TestKeyThatChangesItsShardIsSyncedOnce(t *testing.T) {
 			calls.Add(1)
 			time.Sleep(time.Second)
 			return 0, nil
-		}, func(cache.ObjectName) string { return shard.Load().(string) })
+		}, func(cache.ObjectName) string { return shard.Load().(string) }, anyShard)
 		done := make(chan struct{})
 		go func() { defer close(done); queue.Run(ctx, 2) }()
 		queue.Add(workers)
@@ -380,7 +426,7 @@ func TestQueueOfAStandbyHasNoKeys(t *testing.T) {
 	for name, newQueue := range map[string]func(SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName]{
 		"one part": func(sync SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName] { return NewQueue("test", sync) },
 		"a part for each shard": func(sync SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName] {
-			return NewShardQueue("test", sync, shardOfName)
+			return NewShardQueue("test", sync, shardOfName, anyShard)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -69,6 +69,15 @@ func (m *Metrics) options(shard string) []grpc.DialOption {
 	}
 }
 
+// forget drops the series of a shard that was removed. m may be nil.
+func (m *Metrics) forget(shard string) {
+	if m == nil {
+		return
+	}
+	m.calls.DeletePartialMatch(prometheus.Labels{"shard": shard})
+	m.durations.DeletePartialMatch(prometheus.Labels{"shard": shard})
+}
+
 // ended counts a call. An error that has no gRPC status counts with the code of its cause,
 // such as Canceled.
 func (m *Metrics) ended(shard, method string, err error) {

@@ -6,6 +6,7 @@ package connpool_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
@@ -68,4 +69,8 @@ func TestCallsAreCounted(t *testing.T) {
 		`nstance_operator_shard_calls_total{code="NotFound",method="GetInstanceStatus",shard="a"} 1`,
 		`nstance_operator_shard_calls_total{code="OK",method="ListGroups",shard="a"} 2`,
 	}, metricstest.Series(t, registry))
+
+	p.Set(nil)
+	require.Eventually(t, func() bool { return len(metricstest.Series(t, registry)) == 0 }, time.Minute, 10*time.Millisecond,
+		"the series of a removed shard are dropped")
 }

@@ -178,6 +178,9 @@ func (p *Pool) run(c *connection, serve ServeFunc) {
 	// returned.
 	<-c.ctx.Done()
 	c.close()
+	if errors.Is(context.Cause(c.ctx), shard.ErrRemoved) {
+		p.metrics.forget(c.shard)
+	}
 	logger.Info("Stopped serving shard", "cause", context.Cause(c.ctx))
 
 	p.mu.Lock()

@@ -118,7 +118,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	}
 	c.queue = controller.NewQueue("drain", c.sync)
 	c.queue.SeedWith(func() []Key { return c.keys(d.Shards.Shards()) })
-	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard })
+	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard }, d.Shards.Has)
 	c.evictions = newEvictions(d.Workload.Kube, d.Clock, metrics, c.queue.Add)
 	c.nodeLookup = newNodeLookup(d.Workload.Kube, d.Clock, c.queue.AddAfter)
 	c.Registrations, err = controller.Watch(
@@ -129,7 +129,12 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.Shards.AddHandler(c.shardChanged)
+	d.Shards.AddHandler(func(shard string) {
+		if !d.Shards.Has(shard) {
+			c.shardCalls.DropShard(shard)
+		}
+		c.shardChanged(shard)
+	})
 	d.Groups.AddHandler(shard.GroupHandler{OnShard: c.shardChanged})
 	d.Notices.AddHandler(shard.NoticeHandler{OnInstance: c.noticeChanged, OnShard: c.shardChanged})
 	return c, nil

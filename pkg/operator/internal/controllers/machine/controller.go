@@ -136,7 +136,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		placements:           make(map[cache.ObjectName]placement),
 		syncStates:           make(map[cache.ObjectName]*syncState),
 	}
-	c.queue = controller.NewShardQueue("machine", c.sync, c.shardOf)
+	c.queue = controller.NewShardQueue("machine", c.sync, c.shardOf, d.Shards.Has)
 	c.queue.SeedWith(c.keys)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: indexers, Handler: controller.OnChange(c.nstanceMachineChanged)},

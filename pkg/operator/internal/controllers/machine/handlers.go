@@ -23,6 +23,9 @@ import (
 // configuration, when its cache of groups is complete, when its connection was
 // opened or lost, and when the watch of its notices has settled.
 func (c *Controller) shardChanged(shard string) {
+	if !c.shards.Has(shard) {
+		c.queue.DropShard(shard)
+	}
 	delay := time.Duration(0)
 	if reachable, _ := c.groups.Reachable(shard); !reachable {
 		delay = lostGrace

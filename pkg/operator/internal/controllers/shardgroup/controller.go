@@ -131,7 +131,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		accepted:   make(map[cache.ObjectName]types.UID),
 		sent:       make(map[cache.ObjectName]sent),
 	}
-	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)
+	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf, d.Shards.Has)
 	c.queue.SeedWith(c.keys)
 
 	var err error
@@ -205,6 +205,9 @@ func (c *Controller) drainsReported(id string) {
 // and otherwise after a grace period in which it may be back.
 func (c *Controller) shardChanged(id string) {
 	c.metrics.setShard(id, c.shards.Has(id))
+	if !c.shards.Has(id) {
+		c.queue.DropShard(id)
+	}
 	delay := time.Duration(0)
 	if reachable, _ := c.groups.Reachable(id); !reachable {
 		delay = controllers.LostGrace
