@@ -103,6 +103,8 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--requestheader-group-headers=X-Remote-Group",
 			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 			"--authorization-mode=Node,RBAC",
+			// As in OpenShift: who changes the owners of an object needs the right to delete it.
+			"--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
 			"--service-account-issuer=" + serviceAccountIssuer,
 			"--service-account-signing-key-file=" + privateKey,
 			"--service-account-key-file=" + publicKey,

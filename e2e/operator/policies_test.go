@@ -449,6 +449,22 @@ func TestDeletionPolicyOfNstanceMachines(t *testing.T) {
 	})
 }
 
+// The API server of the tests lets only those change the owners of an object who may delete it, as
+// OpenShift's does. The operator adds the MachinePools to the owners of a pool that is being deleted.
+func TestOperatorMayChangeTheOwnersOfAPool(t *testing.T) {
+	t.Parallel()
+	const name = "disowned"
+	env.CreatePoolForTest(t, name, 0)
+	config := rest.CopyConfig(env.AdminConfig())
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + installation.Namespace + ":nstance-operator"}
+	operator, err := versioned.NewForConfig(config)
+	require.NoError(t, err)
+	_, err = operator.InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Patch(t.Context(), name, types.MergePatchType,
+		[]byte(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"other"}]}}`),
+		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
+	require.NoError(t, err)
+}
+
 // createNstanceMachine creates an NstanceMachine without an instance until the end of the
 // test.
 func createNstanceMachine(t *testing.T, name string, owners ...metav1.OwnerReference) deletable {
