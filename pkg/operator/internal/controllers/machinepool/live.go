@@ -39,10 +39,11 @@ func shrinks(observed observation, d decision) bool {
 	})
 }
 
-// isUpToDate reports whether the caches have the pool and the MachinePool that the API server
-// has. The caches of two kinds may have different ages, above all in a new leader: shard groups
-// that are newer than the replicas, or than the shards of the pool, would be made smaller or
-// deleted.
+// isUpToDate reports whether the caches have the pool, the MachinePool and the shard groups that the
+// API server has. The caches of two kinds may have different ages, above all in a new leader: shard
+// groups that are newer than the replicas, or than the shards of the pool, would be made smaller or
+// deleted. A shard group may have lost an instance that the cache still counts, and a shard would
+// lose an instance for it that nobody wanted to lose.
 func (c *Controller) isUpToDate(ctx context.Context, observed observation) (bool, error) {
 	pool, err := c.pools.Get(ctx, observed.pool.Name, metav1.GetOptions{})
 	switch {
@@ -63,6 +64,11 @@ func (c *Controller) isUpToDate(ctx context.Context, observed observation) (bool
 		case machinePool.UID != cached.UID || !ptr.Equal(machinePool.Spec.Replicas, cached.Spec.Replicas) ||
 			!machinePool.DeletionTimestamp.IsZero() || controllers.PausedBy(nil, machinePool) != "":
 			return false, nil
+		}
+	}
+	for _, shard := range observed.shards {
+		if current, err := c.isCurrent(ctx, observed.pool, shard); err != nil || !current {
+			return false, err
 		}
 	}
 	return true, nil
