@@ -13,6 +13,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
@@ -152,14 +153,20 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	}
 }
 
-// shardGroupChanged enqueues the pool of a shard group that is new or has other selected
-// instances.
+// shardGroupChanged enqueues the pool of a shard group that is new, is being deleted, has another
+// owner, or has other selected instances.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
-	if after == nil || before != nil && slices.Equal(before.Spec.RemoveFirst, after.Spec.RemoveFirst) {
+	if after == nil || before != nil && slices.Equal(before.Spec.RemoveFirst, after.Spec.RemoveFirst) && before.Spec.Shard == after.Spec.Shard &&
+		before.Spec.Group == after.Spec.Group && deleting(before) == deleting(after) && equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) {
 		return
 	}
-	if owner := controllers.PoolOwning(after); owner != nil {
-		c.queue.Add(c.key(owner.Name))
+	for _, group := range []*v1beta1.NstanceShardGroup{before, after} {
+		if group == nil {
+			continue
+		}
+		if owner := controllers.PoolOwning(group); owner != nil {
+			c.queue.Add(c.key(owner.Name))
+		}
 	}
 }
 
@@ -186,18 +193,25 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 	c.queue.AddAfter(c.key(pool.Name), controller.BatchPeriod)
 }
 
-// machineChanged enqueues the pool of a Machine that was created or deleted, because its
-// NstanceMachine may not exist, and of a Machine that became unhealthy, or was unpaused and
+// machineChanged enqueues the pool of a Machine that was created or deleted, or that refers to
+// another pool or NstanceMachine, because its NstanceMachine may not exist, and of a Machine that became unhealthy, or was unpaused and
 // may now be replaced.
 func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 	if before != nil && after != nil && before.UID == after.UID && poolName(before) == poolName(after) &&
-		unhealthy(before) == unhealthy(after) && !controllers.PauseChanged(before, after) {
+		before.Spec.InfrastructureRef == after.Spec.InfrastructureRef && unhealthy(before) == unhealthy(after) && !controllers.PauseChanged(before, after) {
 		return
 	}
-	if after == nil {
-		after = before
+	for _, machine := range []*clusterv1.Machine{before, after} {
+		if machine != nil {
+			c.enqueueMachine(machine)
+		}
 	}
-	name := poolName(after)
+}
+
+// enqueueMachine enqueues the pool of the MachinePool that a Machine names, and the pool of the
+// NstanceMachine to which the Machine refers.
+func (c *Controller) enqueueMachine(machine *clusterv1.Machine) {
+	name := poolName(machine)
 	if name == "" {
 		return
 	}
@@ -206,7 +220,7 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 			c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
 		}
 	}
-	if nstanceMachine, err := c.nstanceMachineLister.Get(after.Spec.InfrastructureRef.Name); err == nil && controllers.PoolOf(nstanceMachine) != nil {
+	if nstanceMachine, err := c.nstanceMachineLister.Get(machine.Spec.InfrastructureRef.Name); err == nil && controllers.PoolOf(nstanceMachine) != nil {
 		c.queue.AddAfter(c.key(controllers.PoolOf(nstanceMachine).Name), controller.BatchPeriod)
 	}
 }
