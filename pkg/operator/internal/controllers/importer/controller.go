@@ -127,10 +127,9 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	}
 }
 
-// shardGroupChanged enqueues a group when a shard group of a former pool was
-// deleted.
+// shardGroupChanged enqueues a group when a shard group of a former pool no longer blocks its import.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
-	if after == nil {
+	if before != nil && (after == nil || leftover(before) && !leftover(after)) {
 		c.queue.AddAfter(c.key(string(before.Spec.Group)), settleTime)
 	}
 }

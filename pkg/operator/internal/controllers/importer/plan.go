@@ -77,7 +77,7 @@ func plan(observed observation) decision {
 		return decision{warning: notListed(observed.group, observed.pools, having)}
 	case observed.namesake != nil:
 		return decision{warning: nameTaken(observed.group, observed.namesake)}
-	case observed.machinePoolDeleted || blocksImports(observed.cluster) || slices.ContainsFunc(observed.shards, leftover):
+	case observed.machinePoolDeleted || blocksImports(observed.cluster) || slices.ContainsFunc(observed.shards, hasLeftover):
 		return decision{}
 	default:
 		return decision{create: newSpec(observed.group, having), instances: totalSize(having)}
@@ -90,10 +90,12 @@ func blocksImports(cluster *clusterv1.Cluster) bool {
 	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || controllers.PausedBy(cluster) != "")
 }
 
-// leftover reports whether a shard group of a former pool exists. It will be deleted, together
-// with the group on its shard.
-func leftover(s shardState) bool {
-	return s.shardGroup != nil && (!s.shardGroup.DeletionTimestamp.IsZero() || metav1.GetControllerOfNoCopy(s.shardGroup) != nil)
+func hasLeftover(s shardState) bool { return s.shardGroup != nil && leftover(s.shardGroup) }
+
+// leftover reports whether a shard group belongs to a former pool. It will be deleted, together with
+// the group on its shard.
+func leftover(shardGroup *v1beta1.NstanceShardGroup) bool {
+	return !shardGroup.DeletionTimestamp.IsZero() || metav1.GetControllerOfNoCopy(shardGroup) != nil
 }
 
 // newSpec returns the spec of a pool on the shards that have the group, sorted by id. It omits
