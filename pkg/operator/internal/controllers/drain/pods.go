@@ -23,7 +23,9 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // finished reports whether all containers of a Pod have terminated and will not be restarted.
@@ -61,10 +63,10 @@ func (s *state) gracePeriodEnd(pod *corev1.Pod, now time.Time) time.Time {
 	return since.Add(time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 }
 
-// classifyPods finds out by a live list which Pods of a Node have to leave, and
-// returns their number. While DaemonSets cannot be read, the Pods of other controllers are
-// evicted.
-func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node) (int, error) {
+// classifyPods finds out by a live list which Pods of a Node have to leave, and returns the number
+// of Pods for which the drain waits. While DaemonSets cannot be read, the Pods of other
+// controllers are evicted. Rules do not matter for the classification, because they may change.
+func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node, notice *shard.DeletionNotice) (int, error) {
 	// A Pod that the watch shows before the list is in the list or was deleted.
 	watched := s.startList(c.clock.Now())
 	pods, unreadableErr, err := c.listEvictable(ctx, s, node)
@@ -72,9 +74,21 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 		return 0, err
 	}
 	classified, leaving, unreadable := sets.New[types.UID](), sets.New[types.UID](), sets.New[types.UID]()
+	awaited := 0
+	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
+	if err != nil {
+		return 0, err
+	}
 	for i := range pods {
 		classified.Insert(pods[i].UID)
 		leaving.Insert(pods[i].UID)
+		rule, err := c.rules.OfPod(ctx, rules, &pods[i])
+		if err != nil {
+			return 0, err
+		}
+		if rule.Behavior != drainrule.Skip {
+			awaited++
+		}
 	}
 	for _, pod := range watched {
 		classified.Insert(pod.UID)
@@ -86,7 +100,7 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 	defer s.mu.Unlock()
 	s.classified, s.leaving = classified, leaving
 	s.unreadable, s.unreadableErr = unreadable, unreadableErr
-	return len(pods), nil
+	return awaited, nil
 }
 
 // listEvictable lists the Pods that have to leave a Node before its machine is deleted, as the
@@ -119,7 +133,7 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 
 // observePods returns the state of the Pods of a Node from the watch, so that the
 // many changes of Pods cost no requests.
-func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, now time.Time) (podsObservation, error) {
+func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, notice *shard.DeletionNotice, now time.Time) (podsObservation, error) {
 	s.mu.Lock()
 	watch, classified, leaving, listAfter := s.watch, s.classified, s.leaving, s.listAfter
 	unreadable, unreadableErr := s.unreadable, s.unreadableErr
@@ -131,7 +145,11 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	if !observed.synced {
 		return observed, nil
 	}
-	observed.classified = true
+	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
+	if err != nil {
+		return podsObservation{}, err
+	}
+	observed.classified, observed.rules = true, map[types.UID]drainrule.Rule{}
 	if unreadableErr != nil {
 		observed.readAgainAt = listAfter.Add(unreadablePeriod)
 		observed.classified = now.Before(observed.readAgainAt)
@@ -145,6 +163,17 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 		case !leaving.Has(pod.UID):
 			staying = append(staying, pod)
 		case s.blocksDrain(pod, node, now):
+			rule, err := c.rules.OfPod(ctx, rules, pod)
+			if err != nil {
+				return podsObservation{}, err
+			}
+			if rule.Behavior == drainrule.Skip {
+				staying = append(staying, pod)
+				continue
+			}
+			if rule != (drainrule.Rule{}) {
+				observed.rules[pod.UID] = rule
+			}
 			observed.remaining = append(observed.remaining, pod)
 			s.observeDeletion(&observed, pod, node, now)
 		}
@@ -154,7 +183,6 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	if observed.emptySince.IsZero() {
 		return observed, nil
 	}
-	var err error
 	observed.attached, err = c.attachedVolumes(ctx, node.Name, staying)
 	return observed, err
 }
@@ -277,6 +305,9 @@ func trimPod(obj any) (any, error) {
 		},
 		Spec:   corev1.PodSpec{TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	if value, ok := pod.Annotations[drainrule.DoNotDisrupt]; ok {
+		trimmed.Annotations = map[string]string{drainrule.DoNotDisrupt: value}
 	}
 	for _, volume := range pod.Spec.Volumes {
 		if volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil {
