@@ -91,6 +91,9 @@ type Pod struct {
 	// TerminatesAt is when the grace period of a Pod that is being deleted is over.
 	TerminatesAt time.Time `json:"terminatesAt,omitzero"`
 	Finalizers   []string  `json:"finalizers,omitempty"`
+	// MayComplete names the label or the annotation because of which the Pod is not evicted
+	// while there is time (docs/drains.md#rules), "" if it is evicted.
+	MayComplete string `json:"mayComplete,omitempty"`
 	// Blockers are the reasons that block the Pod, empty if its next eviction may succeed.
 	Blockers []string `json:"blockers,omitempty"`
 	// Unknown is why it is not known whether something blocks the Pod.
