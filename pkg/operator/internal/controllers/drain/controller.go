@@ -19,6 +19,8 @@
 //     emptyDir volumes: they are lost with the machine in any case.
 //   - Rules of Cluster API (package drainrule) put Pods in order, and let Pods stay or complete.
 //     They count until the time to the deadline is only enough to terminate all Pods.
+//   - A Pod that was created after the cordon and tolerates it stays: its replacement would come
+//     back to the Node, and would be evicted until the deadline.
 //   - Pods that are being deleted are waited for. On a Node that no longer reports
 //     (Ready is Unknown) they are waited for until their grace period is over.
 //

@@ -11,9 +11,11 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -37,6 +39,48 @@ func finished(pod *corev1.Pod) bool {
 func controlledByDaemonSet(pod *corev1.Pod) bool {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	return controller != nil && controller.Kind == "DaemonSet"
+}
+
+// controlledByOtherDaemonSet reports whether the controller of a Pod is of a kind DaemonSet that
+// is not Kubernetes' own, such as OpenKruise's (https://openkruise.io/docs/user-manuals/advanceddaemonset).
+// kubectl takes its Pods for Pods of a deleted DaemonSet.
+func controlledByOtherDaemonSet(pod *corev1.Pod) bool {
+	if !controlledByDaemonSet(pod) {
+		return false
+	}
+	version, err := schema.ParseGroupVersion(metav1.GetControllerOfNoCopy(pod).APIVersion)
+	return err == nil && version.Group != appsv1.GroupName
+}
+
+// cordonTaint is the taint of a cordoned Node
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
+var cordonTaint = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+
+// toleratesCordon reports whether the scheduler may bind a Pod to a cordoned Node.
+func toleratesCordon(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(toleration corev1.Toleration) bool {
+		return toleration.ToleratesTaint(klog.Background(), &cordonTaint, false)
+	})
+}
+
+// comesBack reports whether an evicted Pod would be replaced on the same Node.
+func (s *state) comesBack(pod *corev1.Pod) bool {
+	if controlledByOtherDaemonSet(pod) {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.present != nil && !s.present.Has(pod.UID) && toleratesCordon(pod)
+}
+
+// setPresent stores the Pods of the first list of a Node, which may be evicted even if they
+// tolerate the cordon.
+func (s *state) setPresent(node *corev1.Node, pods sets.Set[types.UID]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.present == nil || s.presentOn != node.UID {
+		s.present, s.presentOn = pods, node.UID
+	}
 }
 
 // blocksDrain reports whether a Pod that has to leave blocks the drain of its Node.
@@ -96,6 +140,7 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 			unreadable.Insert(pod.UID)
 		}
 	}
+	s.setPresent(node, leaving)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.classified, s.leaving = classified, leaving
@@ -114,7 +159,7 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 		IgnoreAllDaemonSets: true,
 		DeleteEmptyDirData:  true,
 		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
-			if !s.blocksDrain(&pod, node, c.clock.Now()) {
+			if !s.blocksDrain(&pod, node, c.clock.Now()) || s.comesBack(&pod) {
 				return drain.MakePodDeleteStatusSkip()
 			}
 			return drain.MakePodDeleteStatusOkay()

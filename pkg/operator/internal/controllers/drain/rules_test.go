@@ -215,6 +215,52 @@ func TestAnInvalidRuleBlocksTheDrain(t *testing.T) {
 	})
 }
 
+// A Deployment whose Pods tolerate everything replaces an evicted Pod at once, and the scheduler
+// binds it to the emptiest Node, which is the Node that is drained.
+func TestAPodThatComesBackStays(t *testing.T) {
+	everything := []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+	for name, c := range map[string]struct {
+		tolerations []corev1.Toleration
+		// evictions is the number of evictions within a minute, if the Pod comes back each time.
+		evictions int
+		stays     bool
+	}{
+		"tolerates everything": {tolerations: everything, evictions: 1, stays: true},
+		"tolerates the cordon": {tolerations: []corev1.Toleration{{Key: corev1.TaintNodeUnschedulable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}, evictions: 1, stays: true},
+		"tolerates NoExecute":  {tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute}}},
+		"tolerates nothing":    {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				replacement := func(i int) *corev1.Pod {
+					pod := newPod(fmt.Sprintf("web-%d", i), "n1")
+					pod.Spec.Tolerations = c.tolerations
+					if i > 0 && c.stays {
+						delete(pod.Labels, "leaves")
+					}
+					return pod
+				}
+				h := newHarness(t, newNode("n1"), replacement(0))
+				h.announce("n1", time.Now().Add(time.Hour))
+				for i := range 12 {
+					advance(4 * time.Second)
+					if h.evictedAt(fmt.Sprintf("web-%d", i), time.Now()) == -1 {
+						break
+					}
+					h.addPod(replacement(i + 1))
+				}
+				advance(time.Minute)
+				h.expectAcknowledged("i-n1")
+				if c.stays {
+					assert.Equal(t, c.evictions, h.count("create pods/eviction"), "evictions")
+				} else {
+					assert.Greater(t, h.count("create pods/eviction"), 5, "evictions")
+				}
+			})
+		})
+	}
+}
+
 // The simulation of a drain: Pods terminate and complete at random times, budgets reject
 // evictions, and the drain is planned when something happens or when the plan says so.
 func TestRulesAreKeptUntilTheTimeIsShort(t *testing.T) {
