@@ -75,7 +75,7 @@ type machineRule struct {
 type podSelector struct{ pod, namespace labels.Selector }
 
 // ForMachine returns the rules that apply to a machine, by the labels of the Machine and of its
-// Cluster. A selector that is not valid is an error, as in Cluster API: the user means some Pods
+// Cluster. A selector that is not valid is an error, as in Cluster API: it may be meant for Pods
 // that must not be evicted.
 func ForMachine(all []*clusterv1.MachineDrainRule, machine, cluster labels.Set) (Rules, error) {
 	var found Rules

@@ -45,14 +45,16 @@ type podsObservation struct {
 	// listed again before listAfter.
 	classified bool
 	listAfter  time.Time
-	// readAgainAt is when the Pods are listed again because DaemonSets could not be read, zero
-	// if all DaemonSets were read.
+	// readAgainAt is when the Pods are listed again because DaemonSets could not be read, or
+	// their rules are read again, zero if everything was read.
 	readAgainAt time.Time
 	// remaining are the Pods that have to leave and still block the drain, without those that a
 	// rule skips. rules are the rules of Pods by which they are drained; a Pod without a rule has
 	// the zero value.
 	remaining []*corev1.Pod
 	rules     map[types.UID]drainrule.Rule
+	// rulesErr is the error because of which the rules of a remaining Pod are not known.
+	rulesErr error
 	// gracePeriodEnd is the first time at which a remaining Pod no longer blocks the drain of
 	// an unreachable Node, zero on other Nodes.
 	gracePeriodEnd time.Time

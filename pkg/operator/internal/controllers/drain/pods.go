@@ -119,18 +119,11 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 	}
 	classified, leaving, unreadable := sets.New[types.UID](), sets.New[types.UID](), sets.New[types.UID]()
 	awaited := 0
-	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
-	if err != nil {
-		return 0, err
-	}
+	ruleOf := c.rulesOf(ctx, notice)
 	for i := range pods {
 		classified.Insert(pods[i].UID)
 		leaving.Insert(pods[i].UID)
-		rule, err := c.rules.OfPod(ctx, rules, &pods[i])
-		if err != nil {
-			return 0, err
-		}
-		if rule.Behavior != drainrule.Skip {
+		if rule, _ := ruleOf(&pods[i]); rule.Behavior != drainrule.Skip {
 			awaited++
 		}
 	}
@@ -176,6 +169,30 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 	return list.Pods(), err, nil
 }
 
+// unknownRule is the rule of a Pod if its rules cannot be read: they may protect it, and they may
+// not count once the time is short.
+var unknownRule = drainrule.Rule{Behavior: drainrule.WaitCompleted, Source: "its rules are not known"}
+
+// rulesOf returns a function that returns the rule of a Pod of an instance, and the error of
+// reading its rules.
+func (c *Controller) rulesOf(ctx context.Context, notice *shard.DeletionNotice) func(*corev1.Pod) (drainrule.Rule, error) {
+	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
+	return func(pod *corev1.Pod) (drainrule.Rule, error) {
+		// The label of the Pod counts whether MachineDrainRules can be read or not.
+		if rule := drainrule.Of(pod, nil, drainrule.Rules{}); rule.Source != "" {
+			return rule, nil
+		}
+		if err != nil {
+			return unknownRule, err
+		}
+		rule, err := c.rules.OfPod(ctx, rules, pod)
+		if err != nil {
+			return unknownRule, err
+		}
+		return rule, nil
+	}
+}
+
 // observePods returns the state of the Pods of a Node from the watch, so that the
 // many changes of Pods cost no requests.
 func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, notice *shard.DeletionNotice, now time.Time) (podsObservation, error) {
@@ -190,10 +207,7 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	if !observed.synced {
 		return observed, nil
 	}
-	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
-	if err != nil {
-		return podsObservation{}, err
-	}
+	ruleOf := c.rulesOf(ctx, notice)
 	observed.classified, observed.rules = true, map[types.UID]drainrule.Rule{}
 	if unreadableErr != nil {
 		observed.readAgainAt = listAfter.Add(unreadablePeriod)
@@ -208,9 +222,10 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 		case !leaving.Has(pod.UID):
 			staying = append(staying, pod)
 		case s.blocksDrain(pod, node, now):
-			rule, err := c.rules.OfPod(ctx, rules, pod)
+			rule, err := ruleOf(pod)
 			if err != nil {
-				return podsObservation{}, err
+				observed.rulesErr = err
+				observed.readAgainAt = earliest(observed.readAgainAt, now.Add(unreadablePeriod))
 			}
 			if rule.Behavior == drainrule.Skip {
 				staying = append(staying, pod)
@@ -228,6 +243,7 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	if observed.emptySince.IsZero() {
 		return observed, nil
 	}
+	var err error
 	observed.attached, err = c.attachedVolumes(ctx, node.Name, staying)
 	return observed, err
 }

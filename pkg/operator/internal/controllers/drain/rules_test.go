@@ -200,18 +200,28 @@ func TestPodsAreEvictedInOrder(t *testing.T) {
 	})
 }
 
+// A rule that cannot be read may protect a Pod, but not beyond the deadline.
 func TestAnInvalidRuleBlocksTheDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, newNode("n1"), newPodOf("web"))
+		start := time.Now()
+		skipped := newPodOf("agent")
+		delete(skipped.Labels, "leaves")
+		skipped.Labels[clusterv1.PodDrainLabel] = "skip"
+		h := newHarness(t, newNode("n1"), newPodOf("web"), skipped)
 		rule := newRule("web", clusterv1.MachineDrainRuleDrainBehaviorSkip, 0)
 		rule.Spec.Pods[0].Selector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "app", Operator: "Resembles"}}}
 		h.rules.set(t, rule)
-		h.announce("n1", time.Now().Add(time.Hour))
+		h.announce("n1", start.Add(time.Hour))
 		advance(time.Minute)
 		h.expectAcknowledged()
 		blocked, message := h.blockedDrains()
 		assert.Equal(t, 1, blocked)
 		assert.Contains(t, message, "Node n1 cannot be drained: read MachineDrainRule web: parse spec.pods[0].selector: ")
+		assert.Equal(t, time.Duration(-1), h.evictedAt("web", start), "eviction before the time is short")
+		advance(time.Hour - time.Minute - 20*time.Second)
+		assert.Equal(t, time.Hour-35*time.Second, h.evictedAt("web", start), "eviction")
+		assert.Equal(t, time.Duration(-1), h.evictedAt("agent", start), "eviction of a Pod with a label")
+		h.expectAcknowledged("i-n1")
 	})
 }
 

@@ -40,7 +40,11 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	}
 	err = c.act(ctx, key, s, observed, next)
 	if inProgress {
-		c.recordResult(s, next.step, err, now)
+		failed := err
+		if failed == nil {
+			failed = observed.pods.rulesErr
+		}
+		c.recordResult(s, next.step, failed, now)
 		c.reportProgress(key, s, observed, next)
 		next.until = earliest(next.until, s.failureReportAt(now))
 	}
