@@ -5,9 +5,7 @@ package capi
 
 import (
 	"net/http"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -24,22 +22,15 @@ func newStatus(err *apierrors.StatusError) metav1.Status {
 	return status
 }
 
-// startRuleInformer runs an informer of MachineDrainRules, and reports whether its handlers count
-// as synced within a time.
-func startRuleInformer(t *testing.T, handler http.HandlerFunc) (informer cache.SharedIndexInformer, synced func(time.Duration) bool) {
+// startRuleInformer runs an informer of MachineDrainRules. synced is closed when its handlers count
+// as synced.
+func startRuleInformer(t *testing.T, handler http.HandlerFunc) (informer cache.SharedIndexInformer, synced <-chan struct{}) {
 	t.Helper()
 	informer = NewMachineDrainRuleInformer(serve(t, handler), "default", 0)
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{})
 	require.NoError(t, err)
 	go informer.RunWithContext(t.Context())
-	return informer, func(limit time.Duration) bool {
-		select {
-		case <-registration.HasSyncedChecker().Done():
-			return true
-		case <-time.After(limit):
-			return false
-		}
-	}
+	return informer, registration.HasSyncedChecker().Done()
 }
 
 // A cluster may have an older Cluster API, and the operator an older role.
@@ -53,7 +44,7 @@ func TestAKindThatCannotBeReadHasNoObjects(t *testing.T) {
 			informer, synced := startRuleInformer(t, func(w http.ResponseWriter, _ *http.Request) {
 				answer(t, w, int(err.ErrStatus.Code), newStatus(err))
 			})
-			assert.True(t, synced(time.Minute), "the operator waits for it")
+			<-synced
 			assert.Empty(t, informer.GetStore().List())
 		})
 	}
@@ -61,13 +52,22 @@ func TestAKindThatCannotBeReadHasNoObjects(t *testing.T) {
 
 // Rules that exist must not be ignored.
 func TestAKindThatCannotBeReadNowIsWaitedFor(t *testing.T) {
-	var asked atomic.Int32
-	_, synced := startRuleInformer(t, func(w http.ResponseWriter, _ *http.Request) {
-		asked.Add(1)
+	asked := make(chan struct{})
+	_, synced := startRuleInformer(t, func(w http.ResponseWriter, r *http.Request) {
 		answer(t, w, http.StatusInternalServerError, newStatus(apierrors.NewInternalError(assert.AnError)))
+		select {
+		case asked <- struct{}{}:
+		case <-r.Context().Done():
+		}
 	})
-	assert.False(t, synced(3*time.Second), "the operator does not wait")
-	assert.Positive(t, asked.Load(), "requests")
+	for range 3 {
+		<-asked
+	}
+	select {
+	case <-synced:
+		t.Error("the operator does not wait")
+	default:
+	}
 }
 
 func TestMachineDrainRulesAreRead(t *testing.T) {
@@ -86,6 +86,6 @@ func TestMachineDrainRulesAreRead(t *testing.T) {
 			})
 		}
 	})
-	assert.True(t, synced(time.Minute), "not synced")
+	<-synced
 	assert.Len(t, informer.GetStore().List(), 1)
 }
