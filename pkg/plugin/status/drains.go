@@ -263,6 +263,7 @@ func (d *Drain) complete(s *objects.Snapshot, node *corev1.Node) {
 	group, reported := d.locate(s, node)
 	d.addNotice(node)
 	d.addBlockage(group)
+	d.addWaiting(group)
 	d.addPods(s, node)
 	d.addVolumes(s)
 	switch {
@@ -331,6 +332,23 @@ func (d *Drain) addBlockage(group *v1beta1.NstanceShardGroup) {
 	}
 	if blocked := group.Status.BlockedReplicas; blocked != nil && int(*blocked) > len(entries) {
 		d.BlockageUnknown = fmt.Sprintf("the shard group lists %d of %d blocked drains", len(entries), *blocked)
+	}
+}
+
+// addWaiting adds what the operator reports that the drain waits for: the condition of the shard
+// group has a sentence for each drain, up to its limit.
+func (d *Drain) addWaiting(group *v1beta1.NstanceShardGroup) {
+	if !slices.Contains(d.By, ByShard) || group == nil {
+		return
+	}
+	condition := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionDrainsProgressing)
+	if condition == nil || condition.Reason != v1beta1.ReasonDraining {
+		return
+	}
+	for message := range strings.SplitSeq(condition.Message, "; ") {
+		if strings.HasPrefix(message, "Node "+d.Node+": ") {
+			d.Messages = append(d.Messages, message)
+		}
 	}
 }
 

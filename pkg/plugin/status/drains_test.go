@@ -85,6 +85,8 @@ var drainCases = map[string]struct {
 		plugintest.AddPod(s, "a1", "batch", func(pod *corev1.Pod) { pod.Labels[clusterv1.PodDrainLabel] = "wait-completed" })
 		plugintest.AddPod(s, "a1", "report", func(pod *corev1.Pod) { pod.Annotations = map[string]string{drainrule.DoNotDisrupt: "true"} })
 		plugintest.AddPod(s, "a1", "web-0", nil)
+		plugintest.SetCondition(&plugintest.Group(s, "a").Status.Conditions, v1beta1.ConditionDrainsProgressing, metav1.ConditionTrue, v1beta1.ReasonDraining,
+			"Node a1: waits for Pod web/batch to complete, at the latest until 2026-01-02T03:06:00Z (label cluster.x-k8s.io/drain) and for 1 more; Node a10: waits for another")
 		return s
 	}, status.DrainRunning},
 	"empty": {drained, status.DrainDone},
