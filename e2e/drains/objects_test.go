@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -203,12 +204,15 @@ func unprotect(t testing.TB, namespace, pod string) {
 }
 
 // evictable reports whether a drain has to wait until a Pod is deleted. It does not
-// wait for Pods that belong to the Node, and for completed Pods.
+// wait for Pods that belong to the Node, for completed Pods, and for Pods that it skips.
 func evictable(pod *corev1.Pod) bool {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return false
 	}
 	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" {
+		return false
+	}
+	if pod.Labels[clusterv1.PodDrainLabel] == "skip" {
 		return false
 	}
 	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed

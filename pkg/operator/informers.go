@@ -52,6 +52,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		Clusters:          capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Machines:          capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		MachineDrainRules: capi.NewMachineDrainRuleInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Nodes:             nodes.Core().V1().Nodes().Informer(),
 		Pods:              ondemand.NewPodInformer(clients.workload.Metadata, options.ClusterName(), options.ResyncPeriod),
 		VolumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
@@ -64,9 +65,10 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.start = append(all.start, kinds.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
 		func(ctx context.Context) { go all.Pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
-		all.Clusters:     trim,
-		all.Machines:     trim,
-		all.MachinePools: capi.TrimMachinePool,
+		all.Clusters:          trim,
+		all.Machines:          trim,
+		all.MachinePools:      capi.TrimMachinePool,
+		all.MachineDrainRules: trim,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
 			return nil, err

@@ -101,7 +101,7 @@ func TestTrimSharesStrings(t *testing.T) {
 // kinds are the kinds of which thousands of objects may exist, by resource.
 var kinds = map[string]string{
 	"nstancemachinepools": "NstanceMachinePool", "nstanceshardgroups": "NstanceShardGroup", "nstancemachines": "NstanceMachine",
-	"clusters": "Cluster", "machinepools": "MachinePool", "machines": "Machine",
+	"clusters": "Cluster", "machinepools": "MachinePool", "machines": "Machine", "machinedrainrules": "MachineDrainRule",
 	"nodes": "Node", "volumeattachments": "VolumeAttachment",
 }
 
@@ -156,7 +156,8 @@ func TestCachesHaveNoManagedFields(t *testing.T) {
 		"nstanceshardgroups":  all.Nstance.NstanceShardGroups().Informer(),
 		"nstancemachines":     all.Nstance.NstanceMachines().Informer(),
 		"clusters":            all.Clusters, "machinepools": all.MachinePools, "machines": all.Machines,
-		"nodes": all.Nodes, "volumeattachments": all.VolumeAttachments,
+		"machinedrainrules": all.MachineDrainRules,
+		"nodes":             all.Nodes, "volumeattachments": all.VolumeAttachments,
 	}
 	if len(informers) != len(kinds) {
 		t.Fatalf("%d informers of %d kinds", len(informers), len(kinds))

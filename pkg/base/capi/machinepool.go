@@ -89,6 +89,8 @@ func TrimMachinePool(obj any) (any, error) {
 	kept := &clusterv1.MachinePool{ObjectMeta: machinePool.ObjectMeta}
 	kept.Spec.ClusterName = machinePool.Spec.ClusterName
 	kept.Spec.Replicas = machinePool.Spec.Replicas
+	// MachineDrainRules select machines by their labels.
+	kept.Spec.Template.Labels = machinePool.Spec.Template.Labels
 	kept.Spec.Template.Spec.InfrastructureRef = machinePool.Spec.Template.Spec.InfrastructureRef
 	kept.Spec.Template.Spec.Bootstrap = machinePool.Spec.Template.Spec.Bootstrap
 	switch {

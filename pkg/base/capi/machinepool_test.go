@@ -79,11 +79,12 @@ func TestTrimMachinePool(t *testing.T) {
 		Finalizers: []string{"x"}, OwnerReferences: []metav1.OwnerReference{{Kind: "Cluster"}},
 	}
 	ref := clusterv1.ContractVersionedObjectReference{APIGroup: "infrastructure.cluster.x-k8s.io", Kind: "NstanceMachinePool", Name: "workers"}
+	template := clusterv1.ObjectMeta{Labels: map[string]string{"os": "linux"}, Annotations: map[string]string{"c": "d"}}
 	machinePool := &clusterv1.MachinePool{
 		TypeMeta:   metav1.TypeMeta{Kind: "MachinePool"},
 		ObjectMeta: metadata,
 		Spec: clusterv1.MachinePoolSpec{ClusterName: "one", Replicas: ptr.To[int32](3), ProviderIDList: []string{"kwok://i-1"},
-			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+			Template: clusterv1.MachineTemplateSpec{ObjectMeta: template, Spec: clusterv1.MachineSpec{
 				ClusterName: "one", Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")}, InfrastructureRef: ref,
 			}}},
 		Status: clusterv1.MachinePoolStatus{Phase: "Running", Conditions: []metav1.Condition{{Type: "Ready"}}},
@@ -92,7 +93,7 @@ func TestTrimMachinePool(t *testing.T) {
 	want := &clusterv1.MachinePool{
 		ObjectMeta: metadata,
 		Spec: clusterv1.MachinePoolSpec{ClusterName: "one", Replicas: ptr.To[int32](3),
-			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+			Template: clusterv1.MachineTemplateSpec{ObjectMeta: clusterv1.ObjectMeta{Labels: template.Labels}, Spec: clusterv1.MachineSpec{
 				Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")}, InfrastructureRef: ref,
 			}}},
 	}

@@ -91,6 +91,9 @@ type Pod struct {
 	// TerminatesAt is when the grace period of a Pod that is being deleted is over.
 	TerminatesAt time.Time `json:"terminatesAt,omitzero"`
 	Finalizers   []string  `json:"finalizers,omitempty"`
+	// MayComplete names the label or the annotation because of which the Pod is not evicted
+	// while there is time (docs/drains.md#rules), "" if it is evicted.
+	MayComplete string `json:"mayComplete,omitempty"`
 	// Blockers are the reasons that block the Pod, empty if its next eviction may succeed.
 	Blockers []string `json:"blockers,omitempty"`
 	// Unknown is why it is not known whether something blocks the Pod.
@@ -260,6 +263,7 @@ func (d *Drain) complete(s *objects.Snapshot, node *corev1.Node) {
 	group, reported := d.locate(s, node)
 	d.addNotice(node)
 	d.addBlockage(group)
+	d.addWaiting(group)
 	d.addPods(s, node)
 	d.addVolumes(s)
 	switch {
@@ -328,6 +332,23 @@ func (d *Drain) addBlockage(group *v1beta1.NstanceShardGroup) {
 	}
 	if blocked := group.Status.BlockedReplicas; blocked != nil && int(*blocked) > len(entries) {
 		d.BlockageUnknown = fmt.Sprintf("the shard group lists %d of %d blocked drains", len(entries), *blocked)
+	}
+}
+
+// addWaiting adds what the operator reports that the drain waits for: the condition of the shard
+// group has a sentence for each drain, up to its limit.
+func (d *Drain) addWaiting(group *v1beta1.NstanceShardGroup) {
+	if !slices.Contains(d.By, ByShard) || group == nil {
+		return
+	}
+	condition := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionDrainsProgressing)
+	if condition == nil || condition.Reason != v1beta1.ReasonDraining {
+		return
+	}
+	for message := range strings.SplitSeq(condition.Message, "; ") {
+		if strings.HasPrefix(message, "Node "+d.Node+": ") {
+			d.Messages = append(d.Messages, message)
+		}
 	}
 }
 

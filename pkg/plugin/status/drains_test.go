@@ -17,6 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/plugin/plugintest"
 	"nstance.dev/operator/pkg/plugin/status"
@@ -74,10 +75,18 @@ var drainCases = map[string]struct {
 		})
 		plugintest.AddPod(s, "a1", "mirror", func(pod *corev1.Pod) { pod.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "x"} })
 		plugintest.AddPod(s, "a1", "finished", func(pod *corev1.Pod) { pod.Status.Phase = corev1.PodSucceeded })
-		// Only a drain by Cluster API honors this label.
-		plugintest.AddPod(s, "a1", "skipped-by-cluster-api", func(pod *corev1.Pod) { pod.Labels[clusterv1.PodDrainLabel] = "skip" })
+		plugintest.AddPod(s, "a1", "skipped", func(pod *corev1.Pod) { pod.Labels[clusterv1.PodDrainLabel] = "skip" })
 		plugintest.AddVolume(s, "a1", "data")
 		plugintest.AddVolume(s, "b1", "other")
+		return s
+	}, status.DrainDone},
+	"may-complete": {func() *objects.Snapshot {
+		s := drained()
+		plugintest.AddPod(s, "a1", "batch", func(pod *corev1.Pod) { pod.Labels[clusterv1.PodDrainLabel] = "wait-completed" })
+		plugintest.AddPod(s, "a1", "report", func(pod *corev1.Pod) { pod.Annotations = map[string]string{drainrule.DoNotDisrupt: "true"} })
+		plugintest.AddPod(s, "a1", "web-0", nil)
+		plugintest.SetCondition(&plugintest.Group(s, "a").Status.Conditions, v1beta1.ConditionDrainsProgressing, metav1.ConditionTrue, v1beta1.ReasonDraining,
+			"Node a1: waits for Pod web/batch to complete, at the latest until 2026-01-02T03:06:00Z (label cluster.x-k8s.io/drain) and for 1 more; Node a10: waits for another")
 		return s
 	}, status.DrainRunning},
 	"empty": {drained, status.DrainDone},

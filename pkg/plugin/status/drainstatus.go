@@ -140,6 +140,9 @@ func (p *Pod) Text(options PrintOptions) string {
 		}
 		states = append(states, text)
 	}
+	if p.MayComplete != "" {
+		states = append(states, "may complete before it is evicted, "+p.MayComplete)
+	}
 	states = append(states, p.Blockers...)
 	if p.Unknown != "" {
 		states = append(states, "unknown: "+p.Unknown)

@@ -14,8 +14,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/plugin/objects"
 )
 
@@ -34,25 +34,33 @@ func (d *Drain) addPods(s *objects.Snapshot, node *corev1.Node) {
 			d.Staying++
 			continue
 		}
-		d.Pods = append(d.Pods, leaving(s, pod))
+		d.Pods = append(d.Pods, d.leaving(s, pod))
 	}
 	slices.SortFunc(d.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 }
 
-// stays reports whether a Pod does not have to leave (docs/drains.md#steps). Only Cluster API
-// honors its own label.
+// stays reports whether a Pod does not have to leave (docs/drains.md#steps).
 func (d *Drain) stays(pod *corev1.Pod) bool {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror || controller != nil && controller.Kind == "DaemonSet" ||
 		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed ||
-		!slices.Contains(d.By, ByShard) && strings.EqualFold(pod.Labels[clusterv1.PodDrainLabel], "skip")
+		d.rule(pod).Behavior == drainrule.Skip
+}
+
+// rule returns the rule of a Pod by its label and its annotation. MachineDrainRules are not read.
+func (d *Drain) rule(pod *corev1.Pod) drainrule.Rule {
+	if !slices.Contains(d.By, ByShard) {
+		// Cluster API does not know the annotation.
+		pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}}
+	}
+	return drainrule.Of(pod, nil, drainrule.Rules{})
 }
 
 // leaving returns a Pod that has to leave, with the reasons that block it.
-func leaving(s *objects.Snapshot, pod *corev1.Pod) Pod {
+func (d *Drain) leaving(s *objects.Snapshot, pod *corev1.Pod) Pod {
 	left := Pod{Namespace: pod.Namespace, Name: pod.Name}
 	if pod.DeletionTimestamp != nil {
 		// Finalizers do not block a drain once the containers have exited.
@@ -60,6 +68,10 @@ func leaving(s *objects.Snapshot, pod *corev1.Pod) Pod {
 		if !s.Now.Before(left.TerminatesAt.Add(terminationDelay)) {
 			left.Blockers = []string{"has not terminated, although its grace period is over"}
 		}
+		return left
+	}
+	if rule := d.rule(pod); rule.Behavior == drainrule.WaitCompleted {
+		left.MayComplete = rule.Source
 		return left
 	}
 	budgets := s.BudgetsIn(pod.Namespace)

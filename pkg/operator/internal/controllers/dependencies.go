@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package controllers has what the controllers of nstance-operator share. Dependencies is the
-// argument of each constructor; Members, Pools and Nodes look up related objects in the
-// caches; PausedBy, CallResult, LogDeletion and UnreachableReason keep pauses, the audit trail
+// argument of each constructor; Members, Pools, Nodes and DrainRules look up related objects in
+// the caches; PausedBy, CallResult, LogDeletion and UnreachableReason keep pauses, the audit trail
 // and conditions the same in all controllers. Code that is not specific to this operator
 // belongs to pkg/controller.
 package controllers
@@ -86,6 +86,8 @@ type Informers struct {
 	Clusters     *capi.Informer[*clusterv1.Cluster]
 	MachinePools *capi.Informer[*clusterv1.MachinePool]
 	Machines     *capi.Informer[*clusterv1.Machine]
+	// MachineDrainRules is empty if the kind does not exist or may not be read.
+	MachineDrainRules cache.SharedIndexInformer
 
 	// Nodes, Pods and VolumeAttachments watch the cluster with the Nodes. If our objects are
 	// in another cluster, controllers may run before these caches are complete: an object that

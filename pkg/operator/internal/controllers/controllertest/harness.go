@@ -105,6 +105,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 			Clusters:          capi.NewClusterInformer(h.CAPI.Client, Namespace, 0),
 			MachinePools:      capi.NewMachinePoolInformer(h.CAPI.Client, Namespace, 0),
 			Machines:          capi.NewMachineInformer(h.CAPI.Client, Namespace, 0),
+			MachineDrainRules: capi.NewMachineDrainRuleInformer(h.CAPI.Client, Namespace, 0),
 			Nodes:             kube.Core().V1().Nodes().Informer(),
 			VolumeAttachments: kube.Storage().V1().VolumeAttachments().Informer(),
 			Kubeconfig:        kube.Core().V1().Secrets().Informer(),

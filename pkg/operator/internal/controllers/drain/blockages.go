@@ -57,14 +57,30 @@ func (c *Controller) Summary(shard, group string) (draining, blocked int, list [
 	return draining, blocked, list[:min(len(list), v1beta1.MaxBlockedDrains)]
 }
 
+// Waiting returns what the drains of a group on a shard wait for, sorted. These drains are not
+// blocked: rules let Pods complete.
+func (c *Controller) Waiting(shard, group string) []string {
+	p := c.progress
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var messages []string
+	for key, drain := range p.drains {
+		if key.Shard == shard && drain.group == group && drain.waits() {
+			messages = append(messages, drain.waiting)
+		}
+	}
+	slices.Sort(messages)
+	return messages
+}
+
 // OfInstance reports whether an instance is being drained, and whether the drain is
-// blocked and by what.
+// blocked and by what. If it is not blocked, message is what it waits for, "" if it does not.
 func (c *Controller) OfInstance(shard, id string) (blocked bool, message string, draining bool) {
 	c.progress.mu.Lock()
 	defer c.progress.mu.Unlock()
 	drain, draining := c.progress.drains[Key{Shard: shard, Instance: id}]
 	if drain.blocked == nil {
-		return false, "", draining
+		return false, drain.waiting, draining
 	}
 	return true, drain.blocked.Message, draining
 }
@@ -84,15 +100,28 @@ type drainProgress struct {
 	// blocked is the entry in the status of the shard group, nil while the drain is not
 	// blocked. It is replaced, and never changed.
 	blocked *v1beta1.BlockedDrain
+	// waiting is the Pod that may complete before the drain continues, as a sentence, "" if the
+	// drain does not wait for a Pod.
+	waiting string
 }
+
+// waits reports whether a drain waits, and is not blocked.
+func (d *drainProgress) waits() bool { return d.blocked == nil && d.waiting != "" }
 
 func newProgress(metrics *metrics) *progress {
 	return &progress{metrics: metrics, drains: make(map[Key]drainProgress)}
 }
 
-// set stores that a drain is in progress, and its blockages.
-func (p *progress) set(key Key, group string, blockages []blockage) {
-	p.update(key, &drainProgress{group: group, blocked: newBlockedDrain(key.Instance, blockages)})
+// set stores that a drain is in progress, its blockages, and what it waits for.
+func (p *progress) set(key Key, group string, blockages []blockage, waiting string) {
+	p.update(key, &drainProgress{group: group, blocked: newBlockedDrain(key.Instance, blockages), waiting: waiting})
+}
+
+// waiting returns what a drain waits for, as set has stored it.
+func (p *progress) waiting(key Key) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.drains[key].waiting
 }
 
 // remove stores that a drain is not in progress.
@@ -104,7 +133,7 @@ func (p *progress) update(key Key, after *drainProgress) {
 	p.mu.Lock()
 	before, existed := p.drains[key]
 	if existed == (after != nil) && (after == nil ||
-		before.group == after.group && equality.Semantic.DeepEqual(before.blocked, after.blocked)) {
+		before.group == after.group && before.waiting == after.waiting && equality.Semantic.DeepEqual(before.blocked, after.blocked)) {
 		p.mu.Unlock()
 		return
 	}
@@ -128,13 +157,16 @@ func (p *progress) update(key Key, after *drainProgress) {
 
 // updateMetrics sets the gauges. mu must be locked.
 func (p *progress) updateMetrics() {
-	blocked := 0
+	waiting, blocked := 0, 0
 	for _, drain := range p.drains {
-		if drain.blocked != nil {
+		switch {
+		case drain.blocked != nil:
 			blocked++
+		case drain.waits():
+			waiting++
 		}
 	}
-	p.metrics.setDrains(len(p.drains)-blocked, blocked)
+	p.metrics.setDrains(len(p.drains)-waiting-blocked, waiting, blocked)
 }
 
 // newBlockedDrain returns the entry about a drain in the status of its shard group, nil if
@@ -212,6 +244,26 @@ func newStuckPod(node string, stuck stuckPod) blockage {
 	message := fmt.Sprintf("Node %s: Pod %s is being deleted and does not terminate", node, klog.KObj(stuck.pod))
 	return blockage{reason: v1beta1.ReasonPodNotTerminating, since: stuck.since, node: node, pod: stuck.pod,
 		message: message, note: message + ": its grace period is over"}
+}
+
+// newWaiting returns what a drain waits for, "" if it does not wait for a Pod to complete. The
+// time is by the clock of the shard, whose value does not change with each announcement.
+func newWaiting(observed observation, next decision) string {
+	if len(next.await) == 0 {
+		return ""
+	}
+	first := slices.MinFunc(next.await, func(a, b *corev1.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	message := fmt.Sprintf("Node %s: waits for Pod %s to complete", observed.nodes[0].Name, klog.KObj(first))
+	if !observed.notice.DeleteAt.IsZero() {
+		message += ", at the latest until " + observed.notice.DeleteAt.Add(-next.margin).UTC().Format(time.RFC3339)
+	}
+	message += fmt.Sprintf(" (%s)", observed.pods.rules[first.UID].Source)
+	if more := len(next.await) - 1; more > 0 {
+		message += fmt.Sprintf(" and for %d more", more)
+	}
+	return message
 }
 
 // newAmbiguity returns the blockage by several Nodes with the provider id of an instance.

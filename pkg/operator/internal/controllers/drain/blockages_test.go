@@ -297,7 +297,7 @@ func TestEntriesOfBlockedDrainsAreBounded(t *testing.T) {
 	}
 
 	p := newProgress(newMetrics(prometheus.NewRegistry()))
-	p.set(Key{Shard: "a", Instance: strings.Repeat("i", v1beta1.MaxBlockedDrainInstance+1)}, "workers", many)
+	p.set(Key{Shard: "a", Instance: strings.Repeat("i", v1beta1.MaxBlockedDrainInstance+1)}, "workers", many, "")
 	_, blocked, list := (&Controller{progress: p}).Summary("a", "workers")
 	assert.Equal(t, 1, blocked, "blocked drains")
 	assert.Empty(t, list)

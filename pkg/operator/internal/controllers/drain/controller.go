@@ -17,6 +17,10 @@
 //   - Pods that have finished stay and do not block the drain.
 //   - All other Pods are evicted, including Pods without a controller and Pods with
 //     emptyDir volumes: they are lost with the machine in any case.
+//   - Rules of Cluster API (package drainrule) put Pods in order, and let Pods stay or complete.
+//     They count until the time to the deadline is only enough to terminate all Pods.
+//   - A Pod that was created after the cordon and tolerates it stays: its replacement would come
+//     back to the Node, and would be evicted until the deadline.
 //   - Pods that are being deleted are waited for. On a Node that no longer reports
 //     (Ready is Unknown) they are waited for until their grace period is over.
 //
@@ -69,6 +73,7 @@ type Controller struct {
 	volumes   cache.Indexer
 	// volumesSynced reports whether volumes is complete.
 	volumesSynced func() bool
+	rules         *controllers.DrainRules
 	// shardGroups are the objects of events about instances without a Node.
 	shardGroups listers.NstanceShardGroupNamespaceLister
 	shards      shard.Client
@@ -98,6 +103,10 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	rules, err := controllers.NewDrainRules(&d)
+	if err != nil {
+		return nil, err
+	}
 	metrics := newMetrics(d.Metrics)
 	c := &Controller{
 		client:        d.Workload.Kube,
@@ -105,6 +114,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		nodeIndex:     d.Informers.Nodes.GetIndexer(),
 		volumes:       d.Informers.VolumeAttachments.GetIndexer(),
 		volumesSynced: d.Informers.VolumeAttachments.HasSynced,
+		rules:         rules,
 		shardGroups:   d.Informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(d.Namespace),
 		shards:        d.ShardClient,
 		notices:       d.Notices,
@@ -125,6 +135,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
 		controller.Watched{What: "VolumeAttachments", Informer: d.Informers.VolumeAttachments, Indexers: volumeIndexers,
 			Handler: controller.OnChange(c.volumeChanged)},
+		controller.Watched{What: "MachineDrainRules", Informer: d.Informers.MachineDrainRules, Handler: controller.OnChange(c.ruleChanged)},
 	)
 	if err != nil {
 		return nil, err
@@ -199,6 +210,10 @@ const (
 	// defaultGracePeriod is the default of terminationGracePeriodSeconds
 	// (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-termination).
 	defaultGracePeriod = 30 * time.Second
+
+	// evictionMargin is the time before the deadline, beside the longest grace period, from which
+	// rules no longer delay evictions. A disruption budget may reject the first attempts.
+	evictionMargin = 30 * time.Second
 
 	// volumeTimeout is the maximum time that an acknowledgement waits for the volumes
 	// of evicted Pods to be detached. A detachment that fails must not block the

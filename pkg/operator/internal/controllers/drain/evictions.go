@@ -283,9 +283,15 @@ func newEviction(pod *corev1.Pod, deadline, now time.Time) *policyv1.Eviction {
 // gracePeriodSeconds returns the grace period of a Pod: its own, or the time until
 // the deadline if that is shorter, and at least minGracePeriod.
 func gracePeriodSeconds(pod *corev1.Pod, deadline, now time.Time) int64 {
-	seconds := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, int64(defaultGracePeriod/time.Second))
+	seconds := int64(gracePeriod(pod) / time.Second)
 	if !deadline.IsZero() {
 		seconds = min(seconds, int64(deadline.Sub(now)/time.Second))
 	}
 	return max(seconds, int64(minGracePeriod/time.Second))
+}
+
+// gracePeriod returns the grace period that a Pod has set, at least minGracePeriod.
+func gracePeriod(pod *corev1.Pod) time.Duration {
+	seconds := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, int64(defaultGracePeriod/time.Second))
+	return max(time.Duration(seconds)*time.Second, minGracePeriod)
 }

@@ -12,6 +12,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/providerid"
@@ -107,6 +108,15 @@ func (c *Controller) volumeChanged(before, after *storagev1.VolumeAttachment) {
 		if node, ok := object.(*corev1.Node); ok {
 			c.enqueueNode(node)
 		}
+	}
+}
+
+// ruleChanged enqueues all drains: a rule may apply to Pods of any of them.
+func (c *Controller) ruleChanged(_, _ *clusterv1.MachineDrainRule) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key := range c.states {
+		c.queue.Add(key)
 	}
 }
 

@@ -50,6 +50,9 @@ type harness struct {
 	registry   *prometheus.Registry
 	stop       func()
 
+	// rules is the cache of MachineDrainRules.
+	rules *rulesInformer
+
 	// log collects what the controller logs after the next start; nil for the test's log.
 	log *audittest.Log
 	// incomplete starts the controller before its caches are complete.
@@ -68,6 +71,8 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		delayAcknowledgement: func(string) {},
 	}
 	h.fakes = controllertest.NewHarness(t, h.shards)
+	h.rules = &rulesInformer{SharedIndexInformer: h.fakes.Informers.MachineDrainRules}
+	h.fakes.Informers.MachineDrainRules = h.rules
 	h.fakes.Workload.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
 	h.shards.OnCall = h.shardCalled
 	h.start()

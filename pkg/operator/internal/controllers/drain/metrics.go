@@ -50,7 +50,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}, []string{"reason", "outcome"}),
 		drains: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nstance_operator_drains",
-			Help: "Drains that are not acknowledged, by state: running, or blocked by a Pod that cannot be evicted or by more than one Node with the same provider id.",
+			Help: "Drains that are not acknowledged, by state: running, waiting for a Pod that may complete, or blocked by a Pod that cannot be evicted or by more than one Node with the same provider id.",
 		}, []string{"state"}),
 		evictionsRefused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nstance_operator_evictions_refused_total",
@@ -58,7 +58,7 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 		}),
 	}
 	// A state without drains is 0, and not missing.
-	m.setDrains(0, 0)
+	m.setDrains(0, 0, 0)
 	registry.MustRegister(m.duration, m.drains, m.evictionsRefused)
 	return m
 }
@@ -72,7 +72,8 @@ func (m *metrics) drainFinished(reason string, took time.Duration, result outcom
 }
 
 // setDrains sets the number of drains that are not acknowledged.
-func (m *metrics) setDrains(running, blocked int) {
+func (m *metrics) setDrains(running, waiting, blocked int) {
 	m.drains.WithLabelValues("running").Set(float64(running))
+	m.drains.WithLabelValues("waiting").Set(float64(waiting))
 	m.drains.WithLabelValues("blocked").Set(float64(blocked))
 }

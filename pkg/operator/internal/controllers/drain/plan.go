@@ -4,10 +4,13 @@
 package drain
 
 import (
+	"math"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -42,11 +45,16 @@ type podsObservation struct {
 	// listed again before listAfter.
 	classified bool
 	listAfter  time.Time
-	// readAgainAt is when the Pods are listed again because DaemonSets could not be read, zero
-	// if all DaemonSets were read.
+	// readAgainAt is when the Pods are listed again because DaemonSets could not be read, or
+	// their rules are read again, zero if everything was read.
 	readAgainAt time.Time
-	// remaining are the Pods that have to leave and still block the drain.
+	// remaining are the Pods that have to leave and still block the drain, without those that a
+	// rule skips. rules are the rules of Pods by which they are drained; a Pod without a rule has
+	// the zero value.
 	remaining []*corev1.Pod
+	rules     map[types.UID]drainrule.Rule
+	// rulesErr is the error because of which the rules of a remaining Pod are not known.
+	rulesErr error
 	// gracePeriodEnd is the first time at which a remaining Pod no longer blocks the drain of
 	// an unreachable Node, zero on other Nodes.
 	gracePeriodEnd time.Time
@@ -87,7 +95,7 @@ const (
 	watchPods
 	// classifyPods finds out which Pods have to leave.
 	classifyPods
-	// evict evicts the remaining Pods.
+	// evict evicts the remaining Pods that their rules allow to evict, and waits for the others.
 	evict
 	// awaitVolumes waits until the volumes of evicted Pods are detached.
 	awaitVolumes
@@ -112,6 +120,10 @@ type decision struct {
 	until time.Time
 	// outcome is the outcome of a drain that is forgotten, acknowledged or expired.
 	outcome outcome
+	// evict are the Pods to evict, and await the Pods that are not evicted because their rules
+	// let them complete, until the margin before the deadline begins. Only the step evict has any.
+	evict, await []*corev1.Pod
+	margin       time.Duration
 }
 
 // plan decides on the next step.
@@ -178,7 +190,9 @@ func planDrain(observed observation, now time.Time) decision {
 	case !pods.classified:
 		return decision{step: classifyPods}
 	case len(pods.remaining) > 0:
-		return decision{step: evict, until: earliest(earliest(pods.gracePeriodEnd, pods.stuckAt), pods.readAgainAt)}
+		next := planEvictions(pods, observed.notice.Deadline, now)
+		next.until = earliest(earliest(earliest(next.until, pods.gracePeriodEnd), pods.stuckAt), pods.readAgainAt)
+		return next
 	case !pods.readAgainAt.IsZero():
 		return decision{step: nothing, until: pods.readAgainAt}
 	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
@@ -188,6 +202,50 @@ func planDrain(observed observation, now time.Time) decision {
 	default:
 		return decision{step: acknowledge, outcome: drained}
 	}
+}
+
+// planEvictions decides which of the remaining Pods are evicted now. Pods of the lowest order
+// that remains are evicted, or waited for. When the time to the deadline is only enough to
+// terminate all Pods, rules no longer count: a Pod that is evicted has its grace period, and a
+// Pod that is left on the machine has none.
+func planEvictions(pods podsObservation, deadline, now time.Time) decision {
+	leaving := notDeleted(pods.remaining)
+	next := decision{step: evict, margin: terminationMargin(leaving)}
+	rulesEnd := time.Time{}
+	if !deadline.IsZero() {
+		rulesEnd = deadline.Add(-next.margin)
+		if !now.Before(rulesEnd) {
+			next.evict = leaving
+			return next
+		}
+	}
+	// Pods that are being deleted count: the next order begins when they have left.
+	lowest := int32(math.MaxInt32)
+	for _, pod := range pods.remaining {
+		lowest = min(lowest, pods.rules[pod.UID].Order)
+	}
+	for _, pod := range leaving {
+		switch rule := pods.rules[pod.UID]; {
+		case rule.Order == lowest && rule.Behavior == drainrule.WaitCompleted:
+			next.await = append(next.await, pod)
+		case rule.Order == lowest:
+			next.evict = append(next.evict, pod)
+		}
+	}
+	if len(next.evict) < len(leaving) {
+		next.until = rulesEnd
+	}
+	return next
+}
+
+// terminationMargin returns the time that all Pods need to terminate: the longest grace period,
+// and some time for evictions that are rejected at first.
+func terminationMargin(pods []*corev1.Pod) time.Duration {
+	longest := time.Duration(0)
+	for _, pod := range pods {
+		longest = max(longest, gracePeriod(pod))
+	}
+	return longest + evictionMargin
 }
 
 // earliest returns the earlier of two times. Zero means that there is no such time.

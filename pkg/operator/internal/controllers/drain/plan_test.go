@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/operator/shard"
@@ -25,7 +26,8 @@ func TestPlan(t *testing.T) {
 	cordonedNode := []*corev1.Node{cordoned}
 
 	running, ending := newPod("web-0", "n1"), newPod("web-1", "n1")
-	remaining := podsObservation{watched: true, synced: true, classified: true, remaining: []*corev1.Pod{running, ending}}
+	both := []*corev1.Pod{running, ending}
+	remaining := podsObservation{watched: true, synced: true, classified: true, remaining: both}
 	unreachablePods := remaining
 	unreachablePods.gracePeriodEnd = now.Add(20 * time.Second)
 	endingPods := remaining
@@ -51,7 +53,7 @@ func TestPlan(t *testing.T) {
 		"not cordoned, expired":              {observation{notice: overdue, nodes: []*corev1.Node{open}, expired: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
 		"overdue":                            {observation{notice: overdue, nodes: cordonedNode, pods: remaining}, decision{step: expire, outcome: timedOut}},
 		"overdue, expired":                   {observation{notice: overdue, nodes: cordonedNode, expired: true}, decision{step: nothing}},
-		"expired, with a later deadline":     {observation{notice: draining, nodes: cordonedNode, pods: remaining, expired: true}, decision{step: evict, until: deleteAt}},
+		"expired, with a later deadline":     {observation{notice: draining, nodes: cordonedNode, pods: remaining, expired: true}, decision{step: evict, until: deleteAt, evict: both, margin: 35 * time.Second}},
 		"overdue, acknowledged":              {observation{notice: overdue, nodes: cordonedNode, acknowledged: true}, decision{step: nothing}},
 		"acknowledged":                       {observation{notice: draining, nodes: cordonedNode, acknowledged: true, pods: remaining}, decision{step: nothing}},
 		"annotations outdated":               {observation{notice: draining, nodes: cordonedNode, outdated: true, pods: remaining}, decision{step: annotate, until: now.Add(cordonTimeout)}},
@@ -64,19 +66,17 @@ func TestPlan(t *testing.T) {
 		"watch of Pods not synced":           {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true}}, decision{step: nothing, until: deleteAt}},
 		"Pods not classified":                {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true, synced: true}}, decision{step: classifyPods, until: deleteAt}},
 		"Pods not classified, just listed":   {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true, synced: true, listAfter: now.Add(1)}}, decision{step: nothing, until: now.Add(1)}},
-		"Pods remain":                        {observation{notice: draining, nodes: cordonedNode, pods: remaining}, decision{step: evict, until: deleteAt}},
-		"Pods remain, no deadline":           {observation{notice: noDeadline, nodes: cordonedNode, pods: remaining}, decision{step: evict}},
-		"Pods remain, Node unreachable":      {observation{notice: draining, nodes: cordonedNode, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second)}},
-		"Pods remain, one is deleted":        {observation{notice: draining, nodes: cordonedNode, pods: endingPods}, decision{step: evict, until: now.Add(30 * time.Second)}},
+		"Pods remain":                        {observation{notice: draining, nodes: cordonedNode, pods: remaining}, decision{step: evict, until: deleteAt, evict: both, margin: 35 * time.Second}},
+		"Pods remain, no deadline":           {observation{notice: noDeadline, nodes: cordonedNode, pods: remaining}, decision{step: evict, evict: both, margin: 35 * time.Second}},
+		"Pods remain, Node unreachable":      {observation{notice: draining, nodes: cordonedNode, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second), evict: both, margin: 35 * time.Second}},
+		"Pods remain, one is deleted":        {observation{notice: draining, nodes: cordonedNode, pods: endingPods}, decision{step: evict, until: now.Add(30 * time.Second), evict: both, margin: 35 * time.Second}},
 		"volumes attached":                   {observation{notice: draining, nodes: cordonedNode, pods: attached}, decision{step: awaitVolumes, until: now.Add(time.Second)}},
 		"volumes attached for too long":      {observation{notice: draining, nodes: cordonedNode, pods: stuck}, decision{step: acknowledge, outcome: volumesAttached, until: deleteAt}},
 		"no Pods":                            {observation{notice: draining, nodes: cordonedNode, pods: empty}, decision{step: acknowledge, outcome: drained, until: deleteAt}},
 		"no Pods, no deadline":               {observation{notice: noDeadline, nodes: cordonedNode, pods: empty}, decision{step: acknowledge, outcome: drained}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := plan(c.observed, now); got != c.want {
-				t.Errorf("plan is %+v, want %+v", got, c.want)
-			}
+			assert.Equal(t, c.want, plan(c.observed, now))
 		})
 	}
 }

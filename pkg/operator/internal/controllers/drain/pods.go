@@ -11,9 +11,11 @@ import (
 	"sync"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -23,7 +25,9 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // finished reports whether all containers of a Pod have terminated and will not be restarted.
@@ -35,6 +39,48 @@ func finished(pod *corev1.Pod) bool {
 func controlledByDaemonSet(pod *corev1.Pod) bool {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	return controller != nil && controller.Kind == "DaemonSet"
+}
+
+// controlledByOtherDaemonSet reports whether the controller of a Pod is of a kind DaemonSet that
+// is not Kubernetes' own, such as OpenKruise's (https://openkruise.io/docs/user-manuals/advanceddaemonset).
+// kubectl takes its Pods for Pods of a deleted DaemonSet.
+func controlledByOtherDaemonSet(pod *corev1.Pod) bool {
+	if !controlledByDaemonSet(pod) {
+		return false
+	}
+	version, err := schema.ParseGroupVersion(metav1.GetControllerOfNoCopy(pod).APIVersion)
+	return err == nil && version.Group != appsv1.GroupName
+}
+
+// cordonTaint is the taint of a cordoned Node
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
+var cordonTaint = corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}
+
+// toleratesCordon reports whether the scheduler may bind a Pod to a cordoned Node.
+func toleratesCordon(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(pod.Spec.Tolerations, func(toleration corev1.Toleration) bool {
+		return toleration.ToleratesTaint(klog.Background(), &cordonTaint, false)
+	})
+}
+
+// comesBack reports whether an evicted Pod would be replaced on the same Node.
+func (s *state) comesBack(pod *corev1.Pod) bool {
+	if controlledByOtherDaemonSet(pod) {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.present != nil && !s.present.Has(pod.UID) && toleratesCordon(pod)
+}
+
+// setPresent stores the Pods of the first list of a Node, which may be evicted even if they
+// tolerate the cordon.
+func (s *state) setPresent(node *corev1.Node, pods sets.Set[types.UID]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.present == nil || s.presentOn != node.UID {
+		s.present, s.presentOn = pods, node.UID
+	}
 }
 
 // blocksDrain reports whether a Pod that has to leave blocks the drain of its Node.
@@ -61,10 +107,10 @@ func (s *state) gracePeriodEnd(pod *corev1.Pod, now time.Time) time.Time {
 	return since.Add(time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 }
 
-// classifyPods finds out by a live list which Pods of a Node have to leave, and
-// returns their number. While DaemonSets cannot be read, the Pods of other controllers are
-// evicted.
-func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node) (int, error) {
+// classifyPods finds out by a live list which Pods of a Node have to leave, and returns the number
+// of Pods for which the drain waits. While DaemonSets cannot be read, the Pods of other
+// controllers are evicted. Rules do not matter for the classification, because they may change.
+func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node, notice *shard.DeletionNotice) (int, error) {
 	// A Pod that the watch shows before the list is in the list or was deleted.
 	watched := s.startList(c.clock.Now())
 	pods, unreadableErr, err := c.listEvictable(ctx, s, node)
@@ -72,9 +118,14 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 		return 0, err
 	}
 	classified, leaving, unreadable := sets.New[types.UID](), sets.New[types.UID](), sets.New[types.UID]()
+	awaited := 0
+	ruleOf := c.rulesOf(ctx, notice)
 	for i := range pods {
 		classified.Insert(pods[i].UID)
 		leaving.Insert(pods[i].UID)
+		if rule, _ := ruleOf(&pods[i]); rule.Behavior != drainrule.Skip {
+			awaited++
+		}
 	}
 	for _, pod := range watched {
 		classified.Insert(pod.UID)
@@ -82,11 +133,12 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 			unreadable.Insert(pod.UID)
 		}
 	}
+	s.setPresent(node, leaving)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.classified, s.leaving = classified, leaving
 	s.unreadable, s.unreadableErr = unreadable, unreadableErr
-	return len(pods), nil
+	return awaited, nil
 }
 
 // listEvictable lists the Pods that have to leave a Node before its machine is deleted, as the
@@ -100,7 +152,7 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 		IgnoreAllDaemonSets: true,
 		DeleteEmptyDirData:  true,
 		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
-			if !s.blocksDrain(&pod, node, c.clock.Now()) {
+			if !s.blocksDrain(&pod, node, c.clock.Now()) || s.comesBack(&pod) {
 				return drain.MakePodDeleteStatusSkip()
 			}
 			return drain.MakePodDeleteStatusOkay()
@@ -117,9 +169,33 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 	return list.Pods(), err, nil
 }
 
+// unknownRule is the rule of a Pod if its rules cannot be read: they may protect it, and they may
+// not count once the time is short.
+var unknownRule = drainrule.Rule{Behavior: drainrule.WaitCompleted, Source: "its rules are not known"}
+
+// rulesOf returns a function that returns the rule of a Pod of an instance, and the error of
+// reading its rules.
+func (c *Controller) rulesOf(ctx context.Context, notice *shard.DeletionNotice) func(*corev1.Pod) (drainrule.Rule, error) {
+	rules, err := c.rules.OfInstance(notice.Group, notice.ProviderID)
+	return func(pod *corev1.Pod) (drainrule.Rule, error) {
+		// The label of the Pod counts whether MachineDrainRules can be read or not.
+		if rule := drainrule.Of(pod, nil, drainrule.Rules{}); rule.Source != "" {
+			return rule, nil
+		}
+		if err != nil {
+			return unknownRule, err
+		}
+		rule, err := c.rules.OfPod(ctx, rules, pod)
+		if err != nil {
+			return unknownRule, err
+		}
+		return rule, nil
+	}
+}
+
 // observePods returns the state of the Pods of a Node from the watch, so that the
 // many changes of Pods cost no requests.
-func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, now time.Time) (podsObservation, error) {
+func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, notice *shard.DeletionNotice, now time.Time) (podsObservation, error) {
 	s.mu.Lock()
 	watch, classified, leaving, listAfter := s.watch, s.classified, s.leaving, s.listAfter
 	unreadable, unreadableErr := s.unreadable, s.unreadableErr
@@ -131,7 +207,8 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 	if !observed.synced {
 		return observed, nil
 	}
-	observed.classified = true
+	ruleOf := c.rulesOf(ctx, notice)
+	observed.classified, observed.rules = true, map[types.UID]drainrule.Rule{}
 	if unreadableErr != nil {
 		observed.readAgainAt = listAfter.Add(unreadablePeriod)
 		observed.classified = now.Before(observed.readAgainAt)
@@ -145,6 +222,18 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 		case !leaving.Has(pod.UID):
 			staying = append(staying, pod)
 		case s.blocksDrain(pod, node, now):
+			rule, err := ruleOf(pod)
+			if err != nil {
+				observed.rulesErr = err
+				observed.readAgainAt = earliest(observed.readAgainAt, now.Add(unreadablePeriod))
+			}
+			if rule.Behavior == drainrule.Skip {
+				staying = append(staying, pod)
+				continue
+			}
+			if rule != (drainrule.Rule{}) {
+				observed.rules[pod.UID] = rule
+			}
 			observed.remaining = append(observed.remaining, pod)
 			s.observeDeletion(&observed, pod, node, now)
 		}
@@ -277,6 +366,9 @@ func trimPod(obj any) (any, error) {
 		},
 		Spec:   corev1.PodSpec{TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},
+	}
+	if value, ok := pod.Annotations[drainrule.DoNotDisrupt]; ok {
+		trimmed.Annotations = map[string]string{drainrule.DoNotDisrupt: value}
 	}
 	for _, volume := range pod.Spec.Volumes {
 		if volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil {

@@ -34,9 +34,14 @@ func TestWhichPodsLeave(t *testing.T) {
 		"of a DaemonSet":           {change: ofDaemonSet("agent")},
 		"of a DaemonSet, emptyDir": {change: func(p *corev1.Pod) { ofDaemonSet("agent")(p); withEmptyDir(p) }},
 		"of a deleted DaemonSet":   {change: ofDaemonSet("former"), leaves: true, blocks: true},
-		"mirror":                   {change: func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }},
-		"succeeded":                {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
-		"failed":                   {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
+		// OpenKruise has one, and kubectl looks for a DaemonSet of Kubernetes.
+		"of a DaemonSet of another group": {change: func(p *corev1.Pod) {
+			ofDaemonSet("advanced")(p)
+			p.OwnerReferences[0].APIVersion = "apps.kruise.io/v1beta1"
+		}},
+		"mirror":    {change: func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }},
+		"succeeded": {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
+		"failed":    {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
 		"succeeded, without owner": {change: func(p *corev1.Pod) {
 			p.OwnerReferences = nil
 			p.Status.Phase = corev1.PodSucceeded

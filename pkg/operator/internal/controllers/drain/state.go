@@ -33,6 +33,10 @@ type state struct {
 	// classified are the Pods for which it is known whether they have to leave, leaving the
 	// Pods that have to leave.
 	classified, leaving sets.Set[types.UID]
+	// present are the Pods that had to leave when the Node was first listed after its cordon,
+	// nil before. Another Pod was created or bound later. presentOn is the Node.
+	present   sets.Set[types.UID]
+	presentOn types.UID
 	// unreadable are the Pods whose DaemonSets could not be read, and unreadableErr is the
 	// error.
 	unreadable    sets.Set[types.UID]

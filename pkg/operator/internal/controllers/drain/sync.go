@@ -40,7 +40,11 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	}
 	err = c.act(ctx, key, s, observed, next)
 	if inProgress {
-		c.recordResult(s, next.step, err, now)
+		failed := err
+		if failed == nil {
+			failed = observed.pods.rulesErr
+		}
+		c.recordResult(s, next.step, failed, now)
 		c.reportProgress(key, s, observed, next)
 		next.until = earliest(next.until, s.failureReportAt(now))
 	}
@@ -74,7 +78,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 		return observed, s, nil
 	}
 	var err error
-	observed.pods, err = c.observePods(ctx, s, observed.nodes[0], now)
+	observed.pods, err = c.observePods(ctx, s, observed.nodes[0], observed.notice, now)
 	return observed, s, err
 }
 
@@ -102,12 +106,12 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 	case watchPods:
 		c.startPodWatch(ctx, key, s, observed.nodes[0].Name)
 	case classifyPods:
-		if _, err := c.classifyPods(ctx, s, observed.nodes[0]); err != nil {
+		if _, err := c.classifyPods(ctx, s, observed.nodes[0], observed.notice); err != nil {
 			return err
 		}
 		c.queue.Add(key)
 	case evict:
-		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.Deadline)
+		c.evictions.set(key, observed.nodes[0], next.evict, observed.notice.Deadline)
 	case acknowledge:
 		c.shardCalls.Add(key)
 	case expire:
@@ -166,7 +170,13 @@ func (c *Controller) reportProgress(key Key, s *state, observed observation, nex
 		c.recordBlockage(key, observed, blockages[0])
 	}
 	if !s.wasAcknowledged() {
-		c.progress.set(key, observed.notice.Group, blockages)
+		waiting := c.progress.waiting(key)
+		switch next.step {
+		case evict, awaitVolumes, acknowledge:
+			// In other steps the Pods are not known for a moment.
+			waiting = newWaiting(observed, next)
+		}
+		c.progress.set(key, observed.notice.Group, blockages, waiting)
 	}
 }
 
@@ -199,7 +209,7 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 		if delay := observed.pods.listAfter.Sub(c.clock.Now()); delay > 0 {
 			return delay, nil
 		}
-		remaining, err := c.classifyPods(ctx, s, observed.nodes[0])
+		remaining, err := c.classifyPods(ctx, s, observed.nodes[0], observed.notice)
 		if unreadable, _ := s.readErrors(); err == nil {
 			err = unreadable
 		}

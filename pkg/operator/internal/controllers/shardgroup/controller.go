@@ -66,6 +66,8 @@ type Options struct {
 		// Summary returns how many instances of a group on a shard are being drained, how
 		// many of these drains are blocked, and the entries of status.blockedDrains.
 		Summary(shard, group string) (draining, blocked int, list []v1beta1.BlockedDrain)
+		// Waiting returns what drains that are not blocked wait for, as sentences.
+		Waiting(shard, group string) []string
 		AddHandler(handler func(shard, group, instance string))
 	}
 }

@@ -70,6 +70,7 @@ type drainSummary struct{ h *harness }
 func (d drainSummary) Summary(string, string) (draining, blocked int, list []v1beta1.BlockedDrain) {
 	return d.h.drains.draining, d.h.drains.blocked, d.h.drains.list
 }
+func (d drainSummary) Waiting(string, string) []string                { return d.h.drains.waiting }
 func (d drainSummary) AddHandler(func(shard, group, instance string)) {}
 
 // a returns shard "a".

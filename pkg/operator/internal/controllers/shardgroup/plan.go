@@ -49,6 +49,8 @@ type observation struct {
 type drains struct {
 	draining, blocked int
 	list              []v1beta1.BlockedDrain
+	// waiting are sentences about the drains that wait for a Pod to complete.
+	waiting []string
 }
 
 // step is the action of a sync. At most one call is made to the shard.

@@ -61,7 +61,7 @@ func minReplicas(group *shard.Group) *int32 {
 	return ptr.To(group.MinSize)
 }
 
-// maxListedDrains is the number of blocked drains that the condition DrainsProgressing names.
+// maxListedDrains is the number of drains that the condition DrainsProgressing names.
 const maxListedDrains = 3
 
 // setDrains must be called only after the shard has reported its drains: drains from before
@@ -95,13 +95,18 @@ func sameDrains(a, b []v1beta1.BlockedDrain) bool {
 }
 
 // drainsMessage describes the drains that have been blocked for the longest time, and counts
-// the others.
+// the others. If no drain is blocked, it describes drains that wait.
 func drainsMessage(observed drains) string {
 	var messages []string
+	count := observed.blocked
+	if count == 0 {
+		count = len(observed.waiting)
+		messages = append(messages, observed.waiting[:min(count, maxListedDrains)]...)
+	}
 	for i := range observed.list[:min(len(observed.list), maxListedDrains)] {
 		messages = append(messages, observed.list[i].Message)
 	}
-	if more := observed.blocked - len(messages); more > 0 {
+	if more := count - len(messages); more > 0 {
 		messages = append(messages, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(messages, "; ")

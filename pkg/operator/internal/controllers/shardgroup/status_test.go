@@ -276,7 +276,7 @@ var blockedDrain = v1beta1.BlockedDrain{
 }
 
 // oneBlocked are three drains, of which one is blocked.
-var oneBlocked = drains{3, 1, []v1beta1.BlockedDrain{blockedDrain}}
+var oneBlocked = drains{draining: 3, blocked: 1, list: []v1beta1.BlockedDrain{blockedDrain}}
 
 // draining returns the observation of a shard in order with drains.
 func draining(seen drains) observation {
@@ -295,6 +295,9 @@ func TestStatusOfDrains(t *testing.T) {
 		"the first":                 {drains{}, drains{draining: 1}, "DrainsProgressing=True Draining: "},
 		"one of several is blocked": {drains{}, oneBlocked, was},
 		"the blocked one gets on":   {oneBlocked, drains{draining: 2}, "DrainsProgressing=True Draining: "},
+		"one waits":                 {drains{draining: 2}, drains{draining: 1, waiting: []string{"waits"}}, "DrainsProgressing=True Draining: waits"},
+		"one waits, one is blocked": {drains{}, drains{draining: 3, blocked: 1, list: oneBlocked.list, waiting: []string{"waits"}}, was},
+		"many wait":                 {drains{}, drains{draining: 5, waiting: []string{"1", "2", "3", "4", "5"}}, "DrainsProgressing=True Draining: 1; 2; 3; and 2 more"},
 		"all are done":              {oneBlocked, drains{}, "DrainsProgressing=True NoDrains: "},
 		"nothing new":               {oneBlocked, oneBlocked, was},
 	}
@@ -413,7 +416,7 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	h.setGroup(reported())
 	h.Expect()
 
-	h.drains = drains{2, 1, oneBlocked.list}
+	h.drains = drains{draining: 2, blocked: 1, list: oneBlocked.list}
 	h.Expect(writeStatus)
 	h.Expect()
 	got := h.object().Status
@@ -468,10 +471,10 @@ func TestMessageOfDrainsIsWrittenFromTheList(t *testing.T) {
 		want string
 	}{
 		"no drains":          {drains{}, ""},
-		"one":                {drains{1, 1, four[:1]}, "d: a; b"},
-		"as many as listed":  {drains{3, 3, four[:3]}, "d: a; b; c: a; b; b: a; b"},
-		"more than listed":   {drains{4, 4, four}, "d: a; b; c: a; b; b: a; b; and 1 more"},
-		"more than the list": {drains{99, 50, four}, "d: a; b; c: a; b; b: a; b; and 47 more"},
+		"one":                {drains{draining: 1, blocked: 1, list: four[:1]}, "d: a; b"},
+		"as many as listed":  {drains{draining: 3, blocked: 3, list: four[:3]}, "d: a; b; c: a; b; b: a; b"},
+		"more than listed":   {drains{draining: 4, blocked: 4, list: four}, "d: a; b; c: a; b; b: a; b; and 1 more"},
+		"more than the list": {drains{draining: 99, blocked: 50, list: four}, "d: a; b; c: a; b; b: a; b; and 47 more"},
 	} {
 		if got := drainsMessage(test.seen); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
@@ -484,7 +487,7 @@ func TestMessageOfDrainsIsWrittenFromTheList(t *testing.T) {
 func TestOrderOfBlockedDrainsIsNoChange(t *testing.T) {
 	other := blockedDrain
 	other.Instance = "knd0"
-	two := drains{2, 2, []v1beta1.BlockedDrain{blockedDrain, other}}
+	two := drains{draining: 2, blocked: 2, list: []v1beta1.BlockedDrain{blockedDrain, other}}
 	object := newObject()
 	object.Status = newStatus(object, draining(two), outcome{now: then}, nil)
 	object.Status.BlockedDrains = []v1beta1.BlockedDrain{other, blockedDrain}

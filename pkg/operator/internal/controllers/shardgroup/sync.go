@@ -102,6 +102,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 	observed.unlisted, observed.confirmed = c.reviewDeletion(cache.MetaObjectToName(object), object, observed.group)
 	observed.settling = c.settling(cache.MetaObjectToName(object), object, observed.group) > 0
 	observed.drains.draining, observed.drains.blocked, observed.drains.list = c.options.Drains.Summary(id, string(object.Spec.Group))
+	observed.drains.waiting = c.options.Drains.Waiting(id, string(object.Spec.Group))
 	observed.drainsKnown = c.notices.Settled(id) || c.notices.Session(id) > 0
 	observed.failure = c.reviewFailure(cache.MetaObjectToName(object), object, observed)
 	return observed, nil
