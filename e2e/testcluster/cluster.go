@@ -24,6 +24,10 @@ import (
 	"nstance.dev/operator/e2e/rights"
 )
 
+// NoResyncVariable is the environment variable with which no operator resyncs during a test. The
+// short resync period of most suites repairs what a handler has not seen.
+const NoResyncVariable = "NSTANCE_TEST_NO_RESYNC"
+
 // Options of a cluster.
 type Options struct {
 	// Without names parts of the control plane to leave out.
@@ -183,7 +187,11 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 		}
 	}
 	if o.OperatorFlags != nil {
-		if err := cluster.StartOperator(ctx, o.OperatorFlags...); err != nil {
+		flags := o.OperatorFlags
+		if os.Getenv(NoResyncVariable) != "" {
+			flags = append(slices.Clone(flags), "--resync-period", "24h")
+		}
+		if err := cluster.StartOperator(ctx, flags...); err != nil {
 			return 1, err
 		}
 	}

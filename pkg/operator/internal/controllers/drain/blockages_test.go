@@ -245,14 +245,15 @@ func TestErrorsThatDifferAreReportedAtIntervals(t *testing.T) {
 			}
 			return nil
 		}
+		var calls atomic.Int32
+		h.controller.AddHandler(func(string, string, string) { calls.Add(1) })
 		since := time.Now()
 		h.announce("n1", time.Now().Add(2*time.Hour))
 		advance(30 * time.Second)
-		var calls int
-		h.controller.AddHandler(func(string, string, string) { calls++ })
+		calls.Store(0)
 		advance(time.Hour)
-		if calls < 50 || calls > 60 || port.Load() < 600 {
-			t.Errorf("%d changes for %d errors in an hour", calls, port.Load())
+		if changes := calls.Load(); changes < 50 || changes > 60 || port.Load() < 600 {
+			t.Errorf("%d changes for %d errors in an hour", changes, port.Load())
 		}
 		_, _, list := h.controller.Summary("a", "workers")
 		require.Len(t, list, 1)

@@ -368,6 +368,7 @@ func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
 			h.Fake.NotifyShard(id)
 		}
 		time.Sleep(2 * settleTime)
+		synctest.Wait()
 		assert.Equal(t, 2*count, groups.listed)
 	})
 }
