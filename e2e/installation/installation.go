@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"text/template"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -62,6 +63,8 @@ type Installation struct {
 	dir       string
 	// namespace is the namespace of the operator, and tenant its tenant.
 	namespace, tenant string
+	// overlay is the name of the folder of the kustomization that is applied.
+	overlay string
 	// webhook is the port at which the API server calls the admission webhook, and
 	// webhookServed whether an operator was started for it.
 	webhook       int
@@ -86,6 +89,7 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 
 		namespace: Namespace,
 		tenant:    Tenant,
+		overlay:   Namespace,
 	}
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("remove old state: %w", err)
@@ -109,15 +113,33 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 // another namespace. StartOperator of the result starts it.
 func (n *Installation) InstallSecond(ctx context.Context, namespace, tenant string) (*Installation, error) {
 	other := *n
-	other.namespace, other.tenant = namespace, tenant
-	other.webhook, other.webhookServed = 0, false
-	if err := controlplane.FillInPorts([]*int{&other.webhook}); err != nil {
+	other.namespace, other.tenant, other.overlay = namespace, tenant, namespace
+	return &other, other.install(ctx, second)
+}
+
+// InstallTarget installs the operator in another management cluster, with the same tenant of the
+// same shards: the shards serve it after the tenant was moved there. The Nodes and Pods stay where
+// they are. The servers are components of the first control plane.
+func (n *Installation) InstallTarget(ctx context.Context, cp *controlplane.ControlPlane) (*Installation, error) {
+	other := *n
+	other.cp, other.overlay = cp, "target"
+	var err error
+	if other.client, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
 		return nil, fmt.Errorf("install a second operator: %w", err)
 	}
-	if err := other.applyOperator(ctx, second); err != nil {
-		return nil, err
+	return &other, other.install(ctx, overlay)
+}
+
+// install applies the manifests and the configuration of a further operator.
+func (n *Installation) install(ctx context.Context, overlay *template.Template) error {
+	n.webhook, n.webhookServed = 0, false
+	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {
+		return fmt.Errorf("install a second operator: %w", err)
 	}
-	return &other, other.applyConfiguration(ctx)
+	if err := n.applyOperator(ctx, overlay); err != nil {
+		return err
+	}
+	return n.applyConfiguration(ctx)
 }
 
 // writeFile writes a file that only its owner may read.

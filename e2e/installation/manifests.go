@@ -66,7 +66,7 @@ func (n *Installation) applyOperator(ctx context.Context, overlay *template.Temp
 }
 
 // Overlay is the folder of the kustomization that is applied.
-func (n *Installation) Overlay() string { return filepath.Join(n.dir, "overlay", n.namespace) }
+func (n *Installation) Overlay() string { return filepath.Join(n.dir, "overlay", n.overlay) }
 
 // Apply builds a kustomization and applies it as the administrator.
 func (n *Installation) Apply(ctx context.Context, dir string) error {

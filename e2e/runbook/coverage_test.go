@@ -33,6 +33,7 @@ var required = []string{
 	"Upgrade",
 	"Uninstall",
 	"Move from cloud auto-scaling groups",
+	"Move a tenant",
 }
 
 // The documents have every required procedure with blocks, the index lists it, and a test runs it. A procedure

@@ -29,11 +29,17 @@ import (
 // variables set to values. The administrator has kubectl and the programs of Nstance.
 func (c *Cluster) StartProcedure(t testing.TB, heading string, values map[string]string) *runbook.Procedure {
 	t.Helper()
+	return runbook.StartProcedure(t, heading, c.Tools(t), values)
+}
+
+// Tools are the files and programs of the administrator.
+func (c *Cluster) Tools(t testing.TB) runbook.Tools {
+	t.Helper()
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
 	admin, err := controlplane.Builder{Root: root, Progress: os.Stderr}.Admin(t.Context())
 	require.NoError(t, err)
-	return runbook.StartProcedure(t, heading, runbook.Tools{
+	return runbook.Tools{
 		Root:       root,
 		Kubeconfig: c.KubeconfigPath(),
 		Programs: map[string]string{
@@ -41,7 +47,7 @@ func (c *Cluster) StartProcedure(t testing.TB, heading string, values map[string
 			"nstance-admin":  admin,
 			"nstance-server": c.ShardServer(c.ShardIDs[0]).Argv[0],
 		},
-	}, values)
+	}
 }
 
 // Admin runs an nstance-admin command on the storage of the servers, and returns what it

@@ -35,6 +35,9 @@ type Options struct {
 	// External puts the Nodes and Pods into a second control plane, the workload cluster. The
 	// first control plane then has neither kubelets nor a scheduler.
 	External bool
+	// Target makes the workload cluster a second management cluster, with Cluster API and an
+	// installation of the same operator, which the tests start (Cluster.Target).
+	Target bool
 	// AuditReads are the users besides the operator whose reads the audit log contains too.
 	AuditReads []string
 	// Shards are the shards of the installation. Main starts their servers.
@@ -67,7 +70,10 @@ type Cluster struct {
 	*controlplane.ControlPlane
 	Clients
 	// Workload is the control plane of the Nodes and Pods if Options.External is set.
-	Workload     *controlplane.ControlPlane
+	Workload *controlplane.ControlPlane
+	// Target is the workload cluster as a management cluster if Options.Target is set. Its shards
+	// are the components of this cluster.
+	Target       *Cluster
 	Installation *installation.Installation
 	// ShardIDs are the shards, in the order in which pools list them.
 	ShardIDs []string
@@ -123,7 +129,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	}
 	var workload *controlplane.ControlPlane
 	if o.External {
-		if workload, err = startWorkload(ctx, &options); err != nil {
+		if workload, err = startWorkload(ctx, &options, o.Target); err != nil {
 			return 1, err
 		}
 	}
@@ -143,15 +149,12 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 		fmt.Fprintln(os.Stderr, "logs of the cluster:", filepath.Join(dir, "logs"))
 	}()
 
-	cluster := &Cluster{
-		ControlPlane: cp,
-		Workload:     workload,
-		kubectl:      []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath(), "--namespace", installation.Namespace},
-	}
-	if cluster.Clients, err = newClients(cp.AdminConfig()); err != nil {
+	cluster, err := newCluster(cp, binaries)
+	if err != nil {
 		return 1, err
 	}
 	if workload != nil {
+		cluster.Workload = workload
 		if cluster.NodeKube, err = kubernetes.NewForConfig(workload.AdminConfig()); err != nil {
 			return 1, err
 		}
@@ -180,6 +183,11 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	if err := cluster.Installation.StartShards(ctx); err != nil {
 		return 1, err
 	}
+	if o.Target {
+		if err := cluster.installTarget(ctx, binaries); err != nil {
+			return 1, err
+		}
+	}
 	*env = cluster
 	if o.Prepare != nil {
 		if err := o.Prepare(ctx); err != nil {
@@ -205,6 +213,30 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	return code, err
 }
 
+// newCluster returns a cluster without an installation.
+func newCluster(cp *controlplane.ControlPlane, binaries controlplane.Binaries) (*Cluster, error) {
+	clients, err := newClients(cp.AdminConfig())
+	return &Cluster{
+		ControlPlane: cp,
+		Clients:      clients,
+		kubectl:      []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath(), "--namespace", installation.Namespace},
+	}, err
+}
+
+// installTarget sets c.Target.
+func (c *Cluster) installTarget(ctx context.Context, binaries controlplane.Binaries) error {
+	target, err := newCluster(c.Workload, binaries)
+	if err != nil {
+		return err
+	}
+	target.ShardIDs = c.ShardIDs
+	if target.Installation, err = c.Installation.InstallTarget(ctx, c.Workload); err != nil {
+		return err
+	}
+	c.Target = target
+	return nil
+}
+
 // programs returns the paths of the programs that the cluster needs.
 func (o Options) programs(ctx context.Context, builder controlplane.Builder) (operator, server string, err error) {
 	switch {
@@ -219,11 +251,13 @@ func (o Options) programs(ctx context.Context, builder controlplane.Builder) (op
 }
 
 // startWorkload starts the control plane of the Nodes and Pods, and leaves their parts out of
-// options, the options of the other control plane.
-func startWorkload(ctx context.Context, options *controlplane.Options) (*controlplane.ControlPlane, error) {
+// options, the options of the other control plane. It has Cluster API if it is a target.
+func startWorkload(ctx context.Context, options *controlplane.Options, target bool) (*controlplane.ControlPlane, error) {
 	own := *options
 	own.Dir = filepath.Join(options.Dir, "workload")
-	own.Without = append([]string{controlplane.CAPI}, options.Without...)
+	if !target {
+		own.Without = append([]string{controlplane.CAPI}, options.Without...)
+	}
 	options.Without = append([]string{controlplane.Scheduler, controlplane.KWOK}, options.Without...)
 	return controlplane.Start(ctx, own)
 }

@@ -29,6 +29,7 @@ var suites = map[string][]string{
 	"machines":    with("marekvs-operator"),
 	"marekvs":     {controlplane.ControlPlaneInput, "marekvs-operator", inputs.Manifests},
 	"monitoring":  with("kubectl-nstance", inputs.Docs),
+	"move":        with("nstance-admin", inputs.Docs),
 	"ondemand":    cluster,
 	"operator":    cluster,
 	"procedures":  with("nstance-admin", inputs.Docs),
