@@ -91,6 +91,9 @@ func (r *drainRecorder) recordResponse(message proto.Message) {
 	if !ok {
 		return
 	}
+	if event.GetGroup() == takenOver {
+		event.ProviderInstanceId += "-new"
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d, known := r.drains[event.GetInstanceId()]

@@ -2928,7 +2928,7 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref common.ReferenceCal
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing or AmbiguousProviderID.",
+							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID or ProviderIDMismatch.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

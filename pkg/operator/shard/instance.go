@@ -103,6 +103,9 @@ type DeletionNotice struct {
 	InstanceID string
 	// ProviderID is the provider id of the instance.
 	ProviderID string
+	// Addresses are the IP addresses of the machine. They are empty if the provider or the
+	// server does not report them.
+	Addresses []string
 	// Group is the key of the instance's group.
 	Group string
 	State NoticeState

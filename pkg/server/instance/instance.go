@@ -45,6 +45,8 @@ type Instance struct {
 	// Unlisted is true while the provider looks for the instance, which its latest list has
 	// left out.
 	Unlisted bool
+	// Addresses are the addresses of the machine that the provider reports.
+	Addresses []netip.Addr
 	// Stopped is true once the provider has reported that the instance is being terminated,
 	// or was stopped.
 	Stopped bool

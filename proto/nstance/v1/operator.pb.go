@@ -1961,7 +1961,10 @@ type InstanceEvent struct {
 	// When the health problem or the drain began.
 	UnhealthyAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=unhealthy_at,json=unhealthyAt,proto3" json:"unhealthy_at,omitempty"`
 	// Start of the drain plus the drain timeout.
-	DeleteAt      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=delete_at,json=deleteAt,proto3" json:"delete_at,omitempty"`
+	DeleteAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=delete_at,json=deleteAt,proto3" json:"delete_at,omitempty"`
+	// Extension: the IP addresses of the machine that the provider reports. Missing if it
+	// reports none, and from servers that do not know it.
+	Addresses     []string `protobuf:"bytes,1000,rep,name=addresses,proto3" json:"addresses,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2048,6 +2051,13 @@ func (x *InstanceEvent) GetUnhealthyAt() *timestamppb.Timestamp {
 func (x *InstanceEvent) GetDeleteAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.DeleteAt
+	}
+	return nil
+}
+
+func (x *InstanceEvent) GetAddresses() []string {
+	if x != nil {
+		return x.Addresses
 	}
 	return nil
 }
@@ -2677,7 +2687,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04Type\x12\x14\n" +
 	"\x10TYPE_UNSPECIFIED\x10\x00\x12\x0f\n" +
 	"\vTYPE_UPSERT\x10\x01\x12\x0f\n" +
-	"\vTYPE_DELETE\x10\x02\"\xb8\x02\n" +
+	"\vTYPE_DELETE\x10\x02\"\xd7\x02\n" +
 	"\rInstanceEvent\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x16\n" +
@@ -2687,7 +2697,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06status\x18\x05 \x01(\tR\x06status\x12\x16\n" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12=\n" +
 	"\funhealthy_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\vunhealthyAt\x127\n" +
-	"\tdelete_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeleteAt\"\x93\x01\n" +
+	"\tdelete_at\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\bdeleteAt\x12\x1d\n" +
+	"\taddresses\x18\xe8\a \x03(\tR\taddresses\"\x93\x01\n" +
 	"\n" +
 	"ErrorEvent\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1f\n" +

@@ -194,6 +194,9 @@ const (
 // Reasons of a blocked drain in status.blockedDrains of a shard group, beside
 // ReasonAmbiguousProviderID.
 const (
+	// ReasonProviderIDMismatch: no Node has the provider id of the instance, and a Node with
+	// its name or with one of its addresses has another provider id.
+	ReasonProviderIDMismatch = "ProviderIDMismatch"
 	// ReasonPodNotEvictable: all evictions of the Pod fail.
 	ReasonPodNotEvictable = "PodNotEvictable"
 	// ReasonPodNotTerminating: the Pod is being deleted, its grace period is over, and its

@@ -167,7 +167,7 @@ func TestLimitsOfBlockedDrains(t *testing.T) {
 	got := []int64{ptr.Deref(list.MaxItems, 0), ptr.Deref(entry["instance"].MaxLength, 0),
 		ptr.Deref(entry["podDisruptionBudgets"].MaxItems, 0), ptr.Deref(entry["message"].MaxLength, 0)}
 	require.Equal(t, []int64{MaxBlockedDrains, MaxBlockedDrainInstance, MaxBlockedDrainBudgets, MaxBlockedDrainMessage}, got)
-	for _, reason := range []string{ReasonPodNotEvictable, ReasonPodNotTerminating, ReasonRequestsFailing, ReasonAmbiguousProviderID} {
+	for _, reason := range []string{ReasonPodNotEvictable, ReasonPodNotTerminating, ReasonRequestsFailing, ReasonAmbiguousProviderID, ReasonProviderIDMismatch} {
 		if !regexp.MustCompile(entry["reason"].Pattern).MatchString(reason) || int64(len(reason)) > ptr.Deref(entry["reason"].MaxLength, 0) {
 			t.Errorf("the definition rejects reason %s", reason)
 		}

@@ -241,7 +241,8 @@ type BlockedDrain struct {
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:MaxLength=253
 	PodDisruptionBudgets []string `json:"podDisruptionBudgets,omitempty"`
-	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing or AmbiguousProviderID.
+	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID or
+	// ProviderIDMismatch.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64

@@ -70,6 +70,9 @@ func (c *noticeCache) put(received shard.DeletionNotice, number int64, now time.
 	received.ProviderID = cmp.Or(received.ProviderID, cached.ProviderID)
 	received.Group = cmp.Or(received.Group, cached.Group)
 	received.Reason = cmp.Or(received.Reason, cached.Reason)
+	if len(received.Addresses) == 0 {
+		received.Addresses = cached.Addresses
+	}
 	received.Announced = cached.Announced
 	if received.State == shard.Draining {
 		received.Announced = number

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -63,17 +65,13 @@ func TestMissingFieldsOfAnEventAreKept(t *testing.T) {
 	now := time.Now()
 	c.watchOpened(1, now)
 	since, deleteAt := now.Add(-time.Minute), now.Add(time.Hour)
-	c.put(shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Group: "workers", State: shard.Draining, Reason: "expired", Since: since, DeleteAt: deleteAt}, 2, now)
+	c.put(shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Addresses: []string{"10.0.0.7"}, Group: "workers", State: shard.Draining, Reason: "expired", Since: since, DeleteAt: deleteAt}, 2, now)
 	c.put(shard.DeletionNotice{InstanceID: "i", State: shard.Draining, Reason: "unhealthy", DeleteAt: deleteAt.Add(time.Hour)}, 3, now)
-	want := shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Group: "workers", State: shard.Draining, Reason: "unhealthy", DeleteAt: deleteAt.Add(time.Hour), Announced: 3}
-	if got := c.byID["i"].DeletionNotice; got != want {
-		t.Errorf("announced again:\ngot  %+v\nwant %+v", got, want)
-	}
+	want := shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Addresses: []string{"10.0.0.7"}, Group: "workers", State: shard.Draining, Reason: "unhealthy", DeleteAt: deleteAt.Add(time.Hour), Announced: 3}
+	assert.Equal(t, want, c.byID["i"].DeletionNotice, "announced again")
 	c.put(shard.DeletionNotice{InstanceID: "i", State: shard.Deleted}, 4, now)
-	want = shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Group: "workers", State: shard.Deleted, Reason: "unhealthy", Announced: 3}
-	if got := c.byID["i"].DeletionNotice; got != want {
-		t.Errorf("deleted:\ngot  %+v\nwant %+v", got, want)
-	}
+	want = shard.DeletionNotice{InstanceID: "i", ProviderID: "p", Addresses: []string{"10.0.0.7"}, Group: "workers", State: shard.Deleted, Reason: "unhealthy", Announced: 3}
+	assert.Equal(t, want, c.byID["i"].DeletionNotice, "deleted")
 }
 
 // The clocks of operator and server may differ by hours: only the length of the period is by

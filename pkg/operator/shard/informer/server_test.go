@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -339,7 +340,7 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 		if got.Deadline.Before(start.Add(drainTimeout)) || got.Deadline.After(time.Now().Add(drainTimeout)) {
 			t.Errorf("the deadline is %s, %s after the announcement began", got.Deadline, got.Deadline.Sub(start))
 		}
-		if got != want || got.InstanceID == "" || got.Announced == 0 || got.Since.Before(start) || got.Since.After(time.Now()) {
+		if !reflect.DeepEqual(got, want) || got.InstanceID == "" || got.Announced == 0 || got.Since.Before(start) || got.Since.After(time.Now()) {
 			t.Errorf("got  %+v\nwant %+v", got, want)
 		}
 	}
@@ -367,7 +368,7 @@ func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 
 	first.Kill()
 	o.expectSettled(t, false)
-	if got := o.Notices.List(shardID); !slices.Equal(got, before) {
+	if got := o.Notices.List(shardID); !reflect.DeepEqual(got, before) {
 		t.Errorf("during the outage the cache has %+v, want %+v", got, before)
 	}
 	servertest.Start(t, servertest.Options{

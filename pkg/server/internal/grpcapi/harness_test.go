@@ -6,6 +6,7 @@ package grpcapi
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -140,9 +141,12 @@ func (s *service) add() instance.Record {
 	return record
 }
 
+// address is the address of each instance that the provider lists.
+var address = netip.MustParseAddr("10.0.0.7")
+
 // show makes the provider list an instance.
 func (s *service) show(id string, state instance.State) {
-	s.provider.Put(instance.VM{ID: id, ProviderID: "id-" + id, State: state})
+	s.provider.Put(instance.VM{ID: id, ProviderID: "id-" + id, State: state, Addresses: []netip.Addr{address}})
 }
 
 func newID(t testing.TB, kind string) string {

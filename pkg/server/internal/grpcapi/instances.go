@@ -253,6 +253,9 @@ func newInstanceEvent(i *instance.Instance, status string) *nstancev1.InstanceEv
 		Status:             status,
 		Reason:             i.DeleteReason,
 	}
+	for _, address := range i.Addresses {
+		event.Addresses = append(event.Addresses, address.String())
+	}
 	if i.Drain != nil {
 		event.Reason = cmp.Or(i.DeleteReason, i.Drain.Reason)
 		event.UnhealthyAt = timestamppb.New(i.Drain.StartedAt)

@@ -6,6 +6,7 @@ package grpcapi
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -455,7 +456,7 @@ func TestWatchInstancesBeginsWithDrainingInstances(t *testing.T) {
 	operator := dial(t, s)
 	w := watchInstances(t, operator)
 	want := func(id string, drain instance.Drain) *nstancev1.InstanceEvent {
-		i := instance.Instance{Record: instance.Record{ID: id, Tenant: "default", Group: "plain", ProviderID: "id-" + id}, Drain: &drain}
+		i := instance.Instance{Record: instance.Record{ID: id, Tenant: "default", Group: "plain", ProviderID: "id-" + id}, Addresses: []netip.Addr{address}, Drain: &drain}
 		return newInstanceEvent(&i, EventPendingDeletion)
 	}
 	for _, want := range []*nstancev1.InstanceEvent{want(first.ID, drain), want(second.ID, later)} {

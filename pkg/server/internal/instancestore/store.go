@@ -201,7 +201,7 @@ func (s *Store) observe(e entry, i *instance.Instance) {
 	}
 	if vm, listed := s.provider.Get(i.ID); listed {
 		e.recordReport(vm)
-		i.Known, i.State, i.Unlisted = true, vm.State, vm.Unlisted
+		i.Known, i.State, i.Unlisted, i.Addresses = true, vm.State, vm.Unlisted, vm.Addresses
 		if vm.Origin.InfraConfigHash != "" {
 			// The record may have been written before the configuration changed from
 			// which the instance was created.

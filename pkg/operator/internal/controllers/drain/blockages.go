@@ -217,7 +217,8 @@ type blockage struct {
 
 // eventReason returns the reason of the event about a blockage.
 func (b *blockage) eventReason() string {
-	if b.reason == v1beta1.ReasonAmbiguousProviderID {
+	switch b.reason {
+	case v1beta1.ReasonAmbiguousProviderID, v1beta1.ReasonProviderIDMismatch:
 		return b.reason
 	}
 	return v1beta1.ReasonDrainBlocked
@@ -275,6 +276,15 @@ func newAmbiguity(providerID string, nodes []*corev1.Node, since time.Time) bloc
 	slices.Sort(names)
 	message := fmt.Sprintf("provider id %q matches Nodes %s", providerID, strings.Join(names, ", "))
 	return blockage{reason: v1beta1.ReasonAmbiguousProviderID, since: since,
+		message: message, note: message + ": no Node is drained"}
+}
+
+// newMismatch returns the blockage by a Node that may be the Node of an instance, although it
+// has another provider id.
+func newMismatch(instance, providerID string, found *mismatch) blockage {
+	message := fmt.Sprintf("instance %s: no Node has its provider id %q, and Node %s has its %s and the provider id %q",
+		instance, providerID, found.node, found.common, found.providerID)
+	return blockage{reason: v1beta1.ReasonProviderIDMismatch, since: found.since,
 		message: message, note: message + ": no Node is drained"}
 }
 

@@ -186,6 +186,9 @@ const (
 	unidentifiedNodeTimeout = time.Minute
 	// unidentifiedNodePeriod is the time between two lists while there is such a Node.
 	unidentifiedNodePeriod = 5 * time.Second
+	// otherNodePeriod is the time between two lists while a Node with another provider id may
+	// be the Node of an instance.
+	otherNodePeriod = 30 * time.Second
 
 	// podListPeriod is the minimum time between two lists of the Pods of a Node. The
 	// watch shows most changes within it, and a workload may create Pods one after

@@ -55,6 +55,8 @@ type harness struct {
 
 	// log collects what the controller logs after the next start; nil for the test's log.
 	log *audittest.Log
+	// addresses are the addresses of the instances that are announced.
+	addresses []string
 	// incomplete starts the controller before its caches are complete.
 	incomplete bool
 
@@ -144,7 +146,7 @@ func (h *harness) announceOn(id, node string, deleteAt time.Time) {
 	instance := "i-" + node
 	h.shards.Update(func() {
 		notices := h.shards.ByID[id].Notices
-		notices[instance] = shard.DeletionNotice{InstanceID: instance, ProviderID: "kwok:///" + node, Group: "workers", State: shard.Draining,
+		notices[instance] = shard.DeletionNotice{InstanceID: instance, ProviderID: "kwok:///" + node, Addresses: h.addresses, Group: "workers", State: shard.Draining,
 			Reason: "scale-down", Since: time.Now(), DeleteAt: deleteAt, Deadline: deleteAt, Announced: notices[instance].Announced + 1}
 	})
 	h.shards.NotifyInstance(id, instance)

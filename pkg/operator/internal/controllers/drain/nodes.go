@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
@@ -40,14 +41,28 @@ type nodeLookup struct {
 	queue   *controller.Queue[string]
 
 	mu sync.Mutex
-	// requested are the provider ids to look up, and requestedAt the times of the first
-	// requests.
-	requested   map[Key]string
+	// requested are the notices of the instances whose Nodes to look up, and requestedAt the
+	// times of the first requests.
+	requested   map[Key]*shard.DeletionNotice
 	requestedAt map[Key]time.Time
-	// notFoundAt is the time of the list that did not contain the Node.
+	// notFoundAt is the time of the list that did not contain the Node, and mismatches are the
+	// Nodes of the last list that may be the Node although they have another provider id.
 	notFoundAt map[Key]time.Time
+	mismatches map[Key]*mismatch
 	// err is the error of the last list, nil after a success.
 	err error
+}
+
+// mismatch is a Node that has another provider id than an instance, and its name or an address.
+// It may be the Node of the instance: a kubelet whose Node name was used before takes over the
+// Node of the former instance, and the provider id of a Node cannot be changed
+// (https://kubernetes.io/docs/concepts/architecture/nodes/#node-name-uniqueness).
+type mismatch struct {
+	// node and providerID are the name and the provider id of the Node, common is what it has in
+	// common with the instance.
+	node, providerID, common string
+	// since is when a list contained the Node first, listAgainAt the time of the next list.
+	since, listAgainAt time.Time
 }
 
 // allNodes is the only key of the queue.
@@ -55,16 +70,17 @@ const allNodes = "nodes"
 
 func newNodeLookup(client kubernetes.Interface, clock clock.PassiveClock, enqueue func(Key, time.Duration)) *nodeLookup {
 	l := &nodeLookup{client: client, clock: clock, enqueue: enqueue,
-		requested: map[Key]string{}, requestedAt: map[Key]time.Time{}, notFoundAt: map[Key]time.Time{}}
+		requested: map[Key]*shard.DeletionNotice{}, requestedAt: map[Key]time.Time{},
+		notFoundAt: map[Key]time.Time{}, mismatches: map[Key]*mismatch{}}
 	l.queue = controller.NewQueue("drain-nodes", l.sync)
 	return l
 }
 
-// request requests a lookup of the Node with a provider id. The drain is enqueued
-// when the result is known.
-func (l *nodeLookup) request(key Key, providerID string) {
+// request requests a lookup of the Node of an instance. The drain is enqueued when the result is
+// known.
+func (l *nodeLookup) request(key Key, notice *shard.DeletionNotice) {
 	l.mu.Lock()
-	l.requested[key] = providerID
+	l.requested[key] = notice
 	if _, ok := l.requestedAt[key]; !ok {
 		l.requestedAt[key] = l.clock.Now()
 	}
@@ -79,12 +95,13 @@ func (l *nodeLookup) failed() error {
 	return l.err
 }
 
-// notFound reports whether a recent list did not contain the Node.
-func (l *nodeLookup) notFound(key Key) bool {
+// result reports whether a recent list did not contain the Node, and the Node that may be it
+// although it has another provider id. The mismatch must not be changed.
+func (l *nodeLookup) result(key Key) (notFound bool, other *mismatch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	at, ok := l.notFoundAt[key]
-	return ok && l.clock.Since(at) < nodeNotFoundTTL
+	return ok && l.clock.Since(at) < nodeNotFoundTTL, l.mismatches[key]
 }
 
 // forget removes request and result of a drain.
@@ -94,6 +111,7 @@ func (l *nodeLookup) forget(key Key) {
 	delete(l.requested, key)
 	delete(l.requestedAt, key)
 	delete(l.notFoundAt, key)
+	delete(l.mismatches, key)
 }
 
 func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) {
@@ -103,7 +121,7 @@ func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) 
 	if len(requested) == 0 {
 		return 0, nil
 	}
-	ids, err := listProviderIDs(ctx, l.client)
+	listed, err := listNodes(ctx, l.client)
 	l.mu.Lock()
 	l.err = err
 	l.mu.Unlock()
@@ -114,50 +132,108 @@ func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) 
 		}
 		return 0, err
 	}
-	for key, providerID := range requested {
-		l.setResult(key, providerID, ids[providerid.Key(providerID)], len(ids[""]) > 0)
+	for key, notice := range requested {
+		l.setResult(key, notice, listed)
 	}
 	return 0, nil
 }
 
-// listProviderIDs lists the provider ids of all Nodes, by their keys. It bypasses the caches:
-// an instance whose Node is not in the cache is acknowledged only if the Node is not in this
-// list either.
-func listProviderIDs(ctx context.Context, client kubernetes.Interface) (map[string][]string, error) {
-	ids := map[string][]string{}
+// nodeList are the Nodes of a live list, with names and provider ids only.
+type nodeList struct {
+	// byID has the Nodes by the keys of their provider ids, byHost by their names and addresses.
+	byID, byHost map[string][]*corev1.Node
+}
+
+// listNodes lists all Nodes. It bypasses the caches: an instance whose Node is not in the cache
+// is acknowledged only if the Node is not in this list either.
+func listNodes(ctx context.Context, client kubernetes.Interface) (*nodeList, error) {
+	listed := &nodeList{byID: map[string][]*corev1.Node{}, byHost: map[string][]*corev1.Node{}}
 	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return client.CoreV1().Nodes().List(ctx, options)
 	})
 	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
 		if node, ok := object.(*corev1.Node); ok {
-			key := providerid.Key(node.Spec.ProviderID)
-			ids[key] = append(ids[key], node.Spec.ProviderID)
+			listed.add(node)
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list Nodes: %w", err)
 	}
-	return ids, nil
+	return listed, nil
 }
 
-// setResult stores the result of a lookup: candidates are the provider ids of the Nodes that
-// may match, and unidentified is set if a Node has no provider id. That Node may belong to the
-// instance, so the lookup is repeated for a while.
-func (l *nodeLookup) setResult(key Key, providerID string, candidates []string, unidentified bool) {
+func (l *nodeList) add(node *corev1.Node) {
+	kept := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}, Spec: corev1.NodeSpec{ProviderID: node.Spec.ProviderID}}
+	key := providerid.Key(node.Spec.ProviderID)
+	l.byID[key] = append(l.byID[key], kept)
+	// A Node may be named after its host with or without the domain.
+	host, _, _ := strings.Cut(node.Name, ".")
+	hosts := sets.New(host)
+	for _, address := range node.Status.Addresses {
+		hosts.Insert(address.Address)
+	}
+	for host := range hosts {
+		l.byHost[host] = append(l.byHost[host], kept)
+	}
+}
+
+// has reports whether a Node has the provider id.
+func (l *nodeList) has(providerID string) bool {
+	return slices.ContainsFunc(l.byID[providerid.Key(providerID)],
+		func(node *corev1.Node) bool { return providerid.Match(providerID, node.Spec.ProviderID) })
+}
+
+// mismatch returns a Node with the name or an address of an instance that has no Node with its
+// provider id, nil if there is no such Node. Machines of different zones may have the same
+// address, so the provider ids must not name different zones.
+func (l *nodeList) mismatch(instance string, notice *shard.DeletionNotice) *mismatch {
+	if named := l.byHost[instance]; len(named) > 0 {
+		return &mismatch{node: named[0].Name, providerID: named[0].Spec.ProviderID, common: "name"}
+	}
+	for _, address := range notice.Addresses {
+		for _, node := range l.byHost[address] {
+			if sameZone(notice.ProviderID, node.Spec.ProviderID) {
+				return &mismatch{node: node.Name, providerID: node.Spec.ProviderID, common: "address " + address}
+			}
+		}
+	}
+	return nil
+}
+
+// sameZone reports whether two provider ids may name machines of one zone: they are the same
+// before the last slash, as far as both have anything there.
+func sameZone(a, b string) bool {
+	zoneA, zoneB := strings.TrimSuffix(a, providerid.Key(a)), strings.TrimSuffix(b, providerid.Key(b))
+	return zoneA == zoneB || zoneA == "" || zoneB == ""
+}
+
+// setResult stores the result of a lookup. A Node without a provider id may belong to the
+// instance, so the lookup is repeated for a while. A Node with the name or an address of the
+// instance may belong to it in any case, so the lookup is repeated until there is no such Node.
+func (l *nodeLookup) setResult(key Key, notice *shard.DeletionNotice, listed *nodeList) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.requested[key] != providerID {
+	if now := l.requested[key]; now == nil || now.ProviderID != notice.ProviderID {
 		return
 	}
 	delete(l.requested, key)
-	for _, id := range candidates {
-		if providerid.Match(providerID, id) {
-			l.enqueue(key, nodeCacheDelay)
-			return
-		}
+	if listed.has(notice.ProviderID) {
+		l.enqueue(key, nodeCacheDelay)
+		return
 	}
-	if unidentified && l.clock.Since(l.requestedAt[key]) < unidentifiedNodeTimeout {
+	if other := listed.mismatch(key.Instance, notice); other != nil {
+		other.since, other.listAgainAt = l.clock.Now(), l.clock.Now().Add(otherNodePeriod)
+		if before := l.mismatches[key]; before != nil {
+			other.since = before.since
+		}
+		l.mismatches[key] = other
+		delete(l.notFoundAt, key)
+		l.enqueue(key, 0)
+		return
+	}
+	delete(l.mismatches, key)
+	if len(listed.byID[""]) > 0 && l.clock.Since(l.requestedAt[key]) < unidentifiedNodeTimeout {
 		l.enqueue(key, unidentifiedNodePeriod)
 		return
 	}

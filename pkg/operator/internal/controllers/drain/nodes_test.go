@@ -406,3 +406,80 @@ func TestACordonedNodeHasReasonAndTimeOfTheNotice(t *testing.T) {
 		assert.Empty(t, h.node("n1").Annotations, "after the withdrawal")
 	})
 }
+
+// A kubelet whose Node name was used before takes over the Node of the former instance, whose
+// provider id cannot be changed.
+func TestInstanceWithTheNodeOfAFormerInstanceIsNotAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := newNode("ip-10-0-0-7")
+		former.Spec.ProviderID = "kwok:///former"
+		former.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.7"}}
+		h := newHarness(t, former, newPod("web-0", "ip-10-0-0-7"))
+		h.addresses = []string{"10.0.0.7"}
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(10 * time.Minute)
+		h.expectAcknowledged()
+		h.expectCordonedBy("ip-10-0-0-7", "none")
+		const want = "instance i-n1: no Node has its provider id \"kwok:///n1\", and Node ip-10-0-0-7 has its address 10.0.0.7 and the provider id \"kwok:///former\"\n"
+		blocked, messages := h.blockedDrains()
+		assert.Equal(t, 1, blocked)
+		assert.Equal(t, want, messages)
+
+		// An administrator deletes the Node.
+		h.deleteNode("ip-10-0-0-7")
+		advance(otherNodePeriod + time.Second)
+		h.expectAcknowledged("i-n1")
+	})
+}
+
+func TestMismatchEndsAtTheDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		former := newNode("i-n1")
+		former.Spec.ProviderID = "kwok:///former"
+		h := newHarness(t, former, newPod("web-0", "i-n1"))
+		h.announce("n1", time.Now().Add(10*time.Minute))
+		advance(5 * time.Minute)
+		blocked, _ := h.blockedDrains()
+		assert.Equal(t, 1, blocked, "before the deadline")
+		advance(10 * time.Minute)
+		blocked, _ = h.blockedDrains()
+		assert.Equal(t, 0, blocked, "after the deadline")
+		h.expectAcknowledged()
+	})
+}
+
+func TestMismatch(t *testing.T) {
+	const instance, providerID = "knd1", "aws:///us-west-2a/i-new"
+	for name, c := range map[string]struct {
+		node, providerID, address string
+		// want is what Node and instance have in common, "" if the Node is another Node.
+		want string
+	}{
+		"name":                             {node: "knd1", providerID: "aws:///us-west-2a/i-old", want: "name"},
+		"name, without a provider id":      {node: "knd1", want: "name"},
+		"name with a domain":               {node: "knd1.example.com", providerID: "aws:///us-west-2a/i-old", want: "name"},
+		"name, another provider":           {node: "knd1", providerID: "proxmox://lab/100", want: "name"},
+		"address":                          {node: "ip-10-0-0-7", providerID: "aws:///us-west-2a/i-old", address: "10.0.0.7", want: "address 10.0.0.7"},
+		"second address":                   {node: "ip-10-0-0-7", providerID: "aws:///us-west-2a/i-old", address: "fd00::7", want: "address fd00::7"},
+		"address, without a provider id":   {node: "ip-10-0-0-7", address: "10.0.0.7", want: "address 10.0.0.7"},
+		"address, the id without its zone": {node: "ip-10-0-0-7", providerID: "i-old", address: "10.0.0.7", want: "address 10.0.0.7"},
+		"address in another zone":          {node: "ip-10-0-0-7", providerID: "aws:///us-west-2b/i-old", address: "10.0.0.7"},
+		"address at another provider":      {node: "ip-10-0-0-7", providerID: "docker:///us-west-2a/knd0", address: "10.0.0.7"},
+		"another name and address":         {node: "knd10", providerID: "aws:///us-west-2a/i-old", address: "10.0.0.70"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: c.node}, Spec: corev1.NodeSpec{ProviderID: c.providerID}}
+			if c.address != "" {
+				node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: c.address}}
+			}
+			listed := &nodeList{byID: map[string][]*corev1.Node{}, byHost: map[string][]*corev1.Node{}}
+			listed.add(node)
+			got := listed.mismatch(instance, &shard.DeletionNotice{ProviderID: providerID, Addresses: []string{"10.0.0.7", "fd00::7"}})
+			if c.want == "" {
+				assert.Nil(t, got)
+				return
+			}
+			assert.Equal(t, &mismatch{node: c.node, providerID: c.providerID, common: c.want}, got)
+		})
+	}
+}

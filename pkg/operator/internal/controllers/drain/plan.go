@@ -34,6 +34,9 @@ type observation struct {
 	// list did not contain any.
 	nodes    []*corev1.Node
 	notFound bool
+	// mismatch is the Node of the last live list that may be the Node of the instance, although
+	// it has another provider id; nil if there is none.
+	mismatch *mismatch
 	pods     podsObservation
 }
 
@@ -86,8 +89,10 @@ const (
 	checkWithdrawal
 	// lookUpNode lists all Nodes live, because the cache does not have the Node.
 	lookUpNode
-	// reportAmbiguity reports that several Nodes match.
+	// reportAmbiguity reports that several Nodes match, reportMismatch that a Node with another
+	// provider id may be the Node of the instance.
 	reportAmbiguity
+	reportMismatch
 	cordon
 	// annotate updates the annotations of a cordoned Node after a change of the notice.
 	annotate
@@ -179,6 +184,8 @@ func planDrain(observed observation, now time.Time) decision {
 		return decision{step: nothing}
 	case len(observed.nodes) == 0 && observed.notFound:
 		return decision{step: acknowledge, outcome: noNode}
+	case len(observed.nodes) == 0 && observed.mismatch != nil && now.Before(observed.mismatch.listAgainAt):
+		return decision{step: reportMismatch, until: observed.mismatch.listAgainAt}
 	case len(observed.nodes) == 0:
 		return decision{step: lookUpNode}
 	case !pods.watched:

@@ -37,6 +37,7 @@ func TestPlan(t *testing.T) {
 	attached.attached, attached.emptySince = 1, now.Add(-volumeTimeout+time.Second)
 	stuck.attached, stuck.emptySince = 1, now.Add(-volumeTimeout)
 
+	mismatched := &mismatch{listAgainAt: now.Add(otherNodePeriod)}
 	for name, c := range map[string]struct {
 		observed observation
 		want     decision
@@ -61,6 +62,9 @@ func TestPlan(t *testing.T) {
 		"two Nodes":                          {observation{notice: draining, nodes: []*corev1.Node{open, cordoned}}, decision{step: reportAmbiguity, until: deleteAt}},
 		"no Node in the cache":               {observation{notice: draining}, decision{step: lookUpNode, until: deleteAt}},
 		"no Node in a live list":             {observation{notice: draining, notFound: true}, decision{step: acknowledge, outcome: noNode, until: deleteAt}},
+		"a Node with another provider id":    {observation{notice: draining, mismatch: mismatched}, decision{step: reportMismatch, until: now.Add(otherNodePeriod)}},
+		"the same, to be listed again":       {observation{notice: draining, mismatch: &mismatch{listAgainAt: now}}, decision{step: lookUpNode, until: deleteAt}},
+		"the same, overdue":                  {observation{notice: overdue, mismatch: mismatched}, decision{step: expire, outcome: timedOut}},
 		"no provider id":                     {observation{notice: noProviderID, notFound: true}, decision{step: nothing, until: deleteAt}},
 		"Pods not watched":                   {observation{notice: draining, nodes: cordonedNode}, decision{step: watchPods, until: deleteAt}},
 		"watch of Pods not synced":           {observation{notice: draining, nodes: cordonedNode, pods: podsObservation{watched: true}}, decision{step: nothing, until: deleteAt}},

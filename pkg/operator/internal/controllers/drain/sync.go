@@ -68,7 +68,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 	observed.acknowledged, observed.expired = s.isAcknowledged(notice.Announced), s.isExpired()
 	observed.nodes = c.nodes.WithProviderID(notice.ProviderID)
 	if len(observed.nodes) == 0 {
-		observed.notFound = c.nodeLookup.notFound(key)
+		observed.notFound, observed.mismatch = c.nodeLookup.result(key)
 	} else {
 		// If the Node is deleted later, that needs a new lookup.
 		c.nodeLookup.forget(key)
@@ -91,7 +91,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 		c.forget(key, withdrawn)
 		c.shardCalls.Add(key)
 	case lookUpNode:
-		c.nodeLookup.request(key, observed.notice.ProviderID)
+		c.nodeLookup.request(key, observed.notice)
 	case annotate:
 		return c.applyCordon(ctx, observed.nodes[0], key, observed.notice)
 	case cordon:
@@ -117,7 +117,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 	case expire:
 		c.expire(ctx, key, s, observed)
 		c.queue.Add(key)
-	case nothing, reportAmbiguity, awaitVolumes:
+	case nothing, reportAmbiguity, reportMismatch, awaitVolumes:
 	}
 	return nil
 }
@@ -162,6 +162,9 @@ func (c *Controller) reportProgress(key Key, s *state, observed observation, nex
 	now := c.clock.Now()
 	if since := s.setAmbiguous(next.step == reportAmbiguity, now); !since.IsZero() {
 		blockages = []blockage{newAmbiguity(observed.notice.ProviderID, observed.nodes, since)}
+	}
+	if observed.mismatch != nil {
+		blockages = []blockage{newMismatch(key.Instance, observed.notice.ProviderID, observed.mismatch)}
 	}
 	if failing := s.lastingFailure(now); failing.err != nil {
 		blockages = append(blockages, newFailure(key.Instance, observed.nodes, failing))

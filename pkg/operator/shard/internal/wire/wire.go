@@ -170,6 +170,7 @@ func Notice(event *nstancev1.InstanceEvent) shard.DeletionNotice {
 		Reason:     event.GetReason(),
 		Since:      timeOrZero(event.GetUnhealthyAt()),
 		DeleteAt:   timeOrZero(event.GetDeleteAt()),
+		Addresses:  event.GetAddresses(),
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -157,17 +158,16 @@ func TestNotice(t *testing.T) {
 	got := Notice(&nstancev1.InstanceEvent{
 		InstanceId: "knd1", Tenant: "default", ProviderInstanceId: "kwok://a/1", Group: "workers",
 		Status: "pending_deletion", Reason: "expired",
-		UnhealthyAt: timestamppb.New(since), DeleteAt: timestamppb.New(since.Add(time.Hour)),
+		UnhealthyAt: timestamppb.New(since), DeleteAt: timestamppb.New(since.Add(time.Hour)), Addresses: []string{"10.0.0.7"},
 	})
 	// Events do not contain Announced and Deadline.
 	got.Announced, got.Deadline = 1, since
 	want := shard.DeletionNotice{
 		InstanceID: "knd1", ProviderID: "kwok://a/1", Group: "workers",
 		State: shard.Draining, Reason: "expired", Since: since, DeleteAt: since.Add(time.Hour), Deadline: since, Announced: 1,
+		Addresses: []string{"10.0.0.7"},
 	}
-	if got != want {
-		t.Errorf("got  %+v\nwant %+v", got, want)
-	}
+	assert.Equal(t, want, got)
 	noZeroField(t, got)
 
 	for name, event := range map[string]*nstancev1.InstanceEvent{
@@ -176,9 +176,7 @@ func TestNotice(t *testing.T) {
 		"invalid timestamps":          {UnhealthyAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}, DeleteAt: &timestamppb.Timestamp{Nanos: -1}},
 		"timestamps of the zero time": {UnhealthyAt: timestamppb.New(time.Time{}), DeleteAt: timestamppb.New(time.Time{})},
 	} {
-		if got := Notice(event); got != (shard.DeletionNotice{}) || !got.DeleteAt.IsZero() {
-			t.Errorf("%s: got %+v", name, got)
-		}
+		assert.Equal(t, shard.DeletionNotice{}, Notice(event), name)
 	}
 }
 
