@@ -182,7 +182,7 @@ func slips() []slip {
 
 		{resource: pools, name: "created twice", do: slipped.copied, after: slipped.withoutTwin, onlyWithout: true},
 		{resource: shardGroups, name: "created twice", do: slipped.copied, rejection: "metadata.name must be"},
-		{resource: nstanceMachines, name: "created twice", do: slipped.copied, after: slipped.withoutTwin},
+		{resource: nstanceMachines, name: "created twice", do: slipped.copied, rejection: "cannot have the label cluster.x-k8s.io/pool-name"},
 		{resource: nstanceMachines, single: true, name: "created twice", do: slipped.copied, after: slipped.withoutTwin},
 	}
 	add := func(resource string, single bool, afterLabels, afterOwners func(slipped, context.Context) error) {
