@@ -94,6 +94,14 @@ func TestMinimumOfAStaticPool(t *testing.T) {
 	t.Run("another order of the shards", func(t *testing.T) {
 		_, err := env.PatchNstanceMachinePool(t.Context(), name, fmt.Sprintf(`{"spec":{"shards":[%q,%q,%q]}}`, shardIDs[2], shardIDs[1], shardIDs[0]))
 		require.NoError(t, err)
+		// The operator may see the replicas before the order.
+		testcluster.Eventually(t, time.Minute, "the order is known", func(ctx context.Context) error {
+			pool, err := env.NstanceMachinePool(ctx, name)
+			if err == nil && pool.Status.ObservedGeneration != pool.Generation {
+				err = fmt.Errorf("generation %d of %d", pool.Status.ObservedGeneration, pool.Generation)
+			}
+			return err
+		})
 		env.Scale(t, name, 5)
 		env.UntilRunning(t, name, 5)
 		require.NoError(t, env.SizesAre(t.Context(), name, 2, 1, 2))
