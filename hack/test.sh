@@ -59,6 +59,10 @@ end_to_end() {
 		"${flags[@]}" "${longest[@]}" "${packages[@]}" || failed=1
 	# It keeps the whole machine busy.
 	"$root/hack/gotest.sh" manypods -count=1 -timeout 40m -run '^TestManyPodsAtOnce$' "${flags[@]}" ./ondemand || failed=1
+	# The short resync period of the suites repairs what a handler has not seen. These two tests
+	# are about the resync.
+	NSTANCE_TEST_NO_RESYNC=1 "$root/hack/gotest.sh" noresync -count=1 -parallel 8 -timeout 40m \
+		-skip '^(TestQuietWhenIdle|TestUnknownShard)$' "${flags[@]}" ./operator || failed=1
 	# All clusters together must have used every right of the operator.
 	GOGC=400 go run ./cmd/rights "$NSTANCE_E2E_RIGHTS" || failed=1
 	return "$failed"
