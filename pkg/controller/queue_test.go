@@ -311,10 +311,17 @@ func TestWorkersOfARemovedShardEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 		var known atomic.Bool
 		known.Store(true)
-		released, calls := make(chan struct{}), map[string]int{}
+		released := make(chan struct{})
+		var mu sync.Mutex
+		calls := map[string]int{}
+		count := func(name string) int {
+			mu.Lock()
+			defer mu.Unlock()
+			calls[name]++
+			return calls[name]
+		}
 		queue := NewShardQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-			calls[key.Name]++
-			if key.Name == "a-busy" && calls[key.Name] == 1 {
+			if count(key.Name) == 1 && key.Name == "a-busy" {
 				<-released
 				return 0, errors.New("the shard is away")
 			}
@@ -338,13 +345,15 @@ func TestWorkersOfARemovedShardEnd(t *testing.T) {
 		queue.Add(waiting)
 		queue.Add(busy)
 		synctest.Wait()
+		mu.Lock()
 		assert.Equal(t, map[string]int{"a-busy": 1, "a-waiting": 1, "x-1": 1, "y-1": 1, "z-1": 1}, calls)
+		mu.Unlock()
 		close(released)
 		time.Sleep(time.Minute)
-		assert.GreaterOrEqual(t, calls["a-busy"], 2, "syncs of the key that failed after the removal")
 		assert.Len(t, queue.parts, 1, "parts after the removal")
 		cancel()
 		<-done
+		assert.GreaterOrEqual(t, calls["a-busy"], 2, "syncs of the key that failed after the removal")
 	})
 }
 

@@ -116,7 +116,7 @@ func node(t *testing.T, address string, handler http.HandlerFunc) *Scraper {
 	server := &httptest.Server{Listener: listener, Config: &http.Server{Handler: handler}}
 	server.Start()
 	t.Cleanup(server.Close)
-	return NewScraper(ScrapeOptions{Port: listener.Addr().(*net.TCPAddr).Port, Timeout: 5 * time.Second, Parallel: 64})
+	return NewScraper(ScrapeOptions{Port: listener.Addr().(*net.TCPAddr).Port, Timeout: time.Minute, Parallel: 64})
 }
 
 func TestScrape(t *testing.T) {
