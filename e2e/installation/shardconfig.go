@@ -52,6 +52,8 @@ type Group struct {
 	InstanceType string
 	// DrainTimeout is the shard's when zero.
 	DrainTimeout time.Duration
+	// OperatorVars are the vars that an operator may set: none when nil.
+	OperatorVars []string
 }
 
 // Reconfigure changes a shard's configuration file. A running server applies the change
@@ -98,8 +100,18 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	groups := object{}
 	for id, group := range shard.Groups {
 		static := object{"template": cmp.Or(group.Template, "worker"), "size": group.Size}
+		limits := object{}
 		if group.MinSize != nil {
-			static["limits"] = object{"min_size": *group.MinSize}
+			limits["min_size"] = *group.MinSize
+		}
+		if group.Template == OnDemandTemplate {
+			limits["on_demand"] = true
+		}
+		if group.OperatorVars != nil {
+			limits["vars"] = group.OperatorVars
+		}
+		if len(limits) > 0 {
+			static["limits"] = limits
 		}
 		if group.InstanceType != "" {
 			static["instance_type"] = group.InstanceType
@@ -123,6 +135,10 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	nodeLabels := maps.Clone(onDemandLabels)
 	nodeLabels[labelUncreatable] = `{{if eq .Instance.Type "` + UncreatableType + `"}}not a label{{end}}`
 	worker, onDemand := object{}, object{"args": object{"labels": nodeLabels}}
+	shared := object{}
+	if len(shard.Tenants) > 0 {
+		shared["tenants"] = []string{"*"}
+	}
 	if n.options.Machines != nil {
 		provider, options = "docker", n.options.Machines.options()
 		options["metadata_addr"] = n.machineAddress(shard.MetadataPort)
@@ -180,13 +196,13 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 			"health_check_interval": healthCheckInterval.String(),
 		},
 		"templates": object{
-			"worker": merge(worker, object{
+			"worker": merge(worker, shared, object{
 				"kind":          "knd",
 				"arch":          "amd64",
 				"instance_type": instanceType,
 				"subnet_pool":   "default",
 			}),
-			OnDemandTemplate: merge(onDemand, object{
+			OnDemandTemplate: merge(onDemand, shared, object{
 				"kind":          "ond",
 				"arch":          "amd64",
 				"instance_type": instanceType,
@@ -274,9 +290,10 @@ func (n *Installation) machineAddress(port int) string {
 }
 
 // merge returns an object with the members of both.
-func merge(a, b object) object {
+func merge(layers ...object) object {
 	merged := object{}
-	maps.Copy(merged, a)
-	maps.Copy(merged, b)
+	for _, layer := range layers {
+		maps.Copy(merged, layer)
+	}
 	return merged
 }

@@ -176,6 +176,11 @@ type Template struct {
 	Size         int32
 	InstanceType string
 	SubnetPool   string
+	// Tenants may use the template, "*" is for all tenants. If the list is nil, the tenants may
+	// whose static groups use the template, or all tenants if no static group does.
+	Tenants []string
+	// Limits apply to groups that have no such limits themselves.
+	Limits SettingLimits
 	// Userdata defaults to the userdata of Defaults.
 	Userdata Userdata
 	Vars     map[string]string

@@ -4,7 +4,10 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
+	patterns "path"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -17,25 +20,118 @@ import (
 // (https://pkg.go.dev/sigs.k8s.io/cluster-api/api/core/v1beta2#MachinePoolSpec).
 const MaxSize = 10000
 
-// Limits bound the size that operators may set for a group.
+// Limits bound what operators may set for a static group.
 type Limits struct {
 	// MinSize is the smallest size, nil for the default: 1 if the configuration gives the group
 	// instances, otherwise 0.
 	MinSize *int32
 	// MaxSize is the largest size, nil for the limit of the shard.
 	MaxSize *int32
+	SettingLimits
+}
+
+// SettingLimits bound the settings that operators may choose, with patterns of path.Match
+// (https://pkg.go.dev/path#Match). A list that is nil is missing: the group has the list of its
+// template, or else the default. An empty list allows nothing.
+type SettingLimits struct {
+	// Vars match the names of vars. A static group without the list allows none, because vars
+	// are part of what its instances run. A dynamic group allows all.
+	Vars []string
+	// InstanceTypes match the types. Groups without the list allow all.
+	InstanceTypes []string
+	// SubnetPools match the subnet pools. Groups without the list allow all. The subnet pools
+	// of a static group cannot be changed in any case.
+	SubnetPools []string
+	// OnDemand is whether operators may create on-demand instances in the group. The default
+	// is false for a static group: its instances are what the cluster cannot do without, such as
+	// its control plane. It is true for a dynamic group.
+	OnDemand *bool
 }
 
 func readLimits(o *jsonc.Object) Limits {
 	defer o.Finish()
-	return Limits{MinSize: o.Int32("min_size"), MaxSize: o.Int32("max_size")}
+	return Limits{MinSize: o.Int32("min_size"), MaxSize: o.Int32("max_size"), SettingLimits: readSettingLimits(o)}
+}
+
+// readTemplateLimits reads the limits of a template: sizes belong to groups.
+func readTemplateLimits(o *jsonc.Object) SettingLimits {
+	defer o.Finish()
+	return readSettingLimits(o)
+}
+
+func readSettingLimits(o *jsonc.Object) SettingLimits {
+	limits := SettingLimits{Vars: o.Strings("vars"), InstanceTypes: o.Strings("instance_types"), SubnetPools: o.Strings("subnet_pools")}
+	if o.Has("on_demand") {
+		limits.OnDemand = ptr.To(o.Bool("on_demand", false))
+	}
+	return limits
+}
+
+// validate checks the patterns.
+func (l SettingLimits) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, list := range []struct {
+		name     string
+		patterns []string
+	}{{"vars", l.Vars}, {"instance_types", l.InstanceTypes}, {"subnet_pools", l.SubnetPools}} {
+		for i, pattern := range list.patterns {
+			if _, err := patterns.Match(pattern, ""); err != nil {
+				errs = append(errs, field.Invalid(path.Child(list.name).Index(i), pattern, `must be a name or a pattern, such as "team-*"`))
+			}
+		}
+	}
+	return errs
+}
+
+// everything matches all names of vars, types and pools: none has a slash.
+var everything = []string{"*"}
+
+// SettingLimits returns the limits of a group with a template, in which no field is nil.
+func (c *Config) SettingLimits(tenant, name, template string) SettingLimits {
+	group, static := c.Groups[tenant][name]
+	layers := []SettingLimits{group.Limits.SettingLimits, c.Templates[template].Limits, {
+		Vars: everything, InstanceTypes: everything, SubnetPools: everything, OnDemand: ptr.To(!static),
+	}}
+	if static {
+		layers[2].Vars = []string{}
+	}
+	var limits SettingLimits
+	for _, layer := range layers {
+		limits.Vars = orList(limits.Vars, layer.Vars)
+		limits.InstanceTypes = orList(limits.InstanceTypes, layer.InstanceTypes)
+		limits.SubnetPools = orList(limits.SubnetPools, layer.SubnetPools)
+		limits.OnDemand = cmp.Or(limits.OnDemand, layer.OnDemand)
+	}
+	return limits
+}
+
+// orList returns list, or other if list is missing.
+func orList(list, other []string) []string {
+	if list == nil {
+		return other
+	}
+	return list
+}
+
+// CheckAllowed returns an error for path unless a pattern of a list of SettingLimits matches name. limit is the key of the list.
+func CheckAllowed(path *field.Path, name, limit string, list []string) field.ErrorList {
+	for _, pattern := range list {
+		if allowed, _ := patterns.Match(pattern, name); allowed {
+			return nil
+		}
+	}
+	allowed := "nothing"
+	if len(list) > 0 {
+		allowed = strings.Join(list, ", ")
+	}
+	return field.ErrorList{field.Forbidden(path, fmt.Sprintf("%q is not allowed: the server's configuration allows %s (limits.%s)", name, allowed, limit))}
 }
 
 // validateLimits checks the limits of a group. Its configured size is within them, so that the
 // configuration alone never contradicts itself.
 func (c *Config) validateLimits(path *field.Path, group Group) field.ErrorList {
 	least, most := group.Limits.MinSize, group.Limits.MaxSize
-	var errs field.ErrorList
+	errs := group.Limits.validate(path)
 	if most != nil {
 		errs = append(errs, validateMaxSize(path.Child("max_size"), *most)...)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 )
 
@@ -30,4 +31,47 @@ func TestMinSize(t *testing.T) {
 		assert.Equal(t, want, c.MinSize("default", group), group)
 	}
 	assert.Zero(t, c.MinSize("other", "three"), "a group of another tenant")
+}
+
+// TestSettingLimits: the limits of a group win over the limits of its template, list by list. An
+// operator sets no vars of a static group, and creates no instances in it, unless a list says so.
+func TestSettingLimits(t *testing.T) {
+	c := &Config{
+		Templates: map[string]Template{
+			"free": {},
+			"narrow": {Limits: SettingLimits{
+				Vars: []string{"team-*"}, InstanceTypes: []string{"m7i.*"}, SubnetPools: []string{}, OnDemand: new(true),
+			}},
+		},
+		Groups: map[string]map[string]Group{"default": {
+			"free":   {Template: "free"},
+			"narrow": {Template: "narrow"},
+			"own":    {Template: "narrow", Limits: Limits{SettingLimits: SettingLimits{Vars: []string{}, InstanceTypes: []string{"*"}, OnDemand: new(false)}}},
+		}},
+	}
+	all, none := []string{"*"}, []string{}
+	narrow := c.Templates["narrow"].Limits
+	for _, tc := range []struct {
+		group, template string
+		want            SettingLimits
+	}{
+		{"free", "free", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: all, OnDemand: new(false)}},
+		{"narrow", "narrow", narrow},
+		{"own", "narrow", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: none, OnDemand: new(false)}},
+		{"dynamic", "free", SettingLimits{Vars: all, InstanceTypes: all, SubnetPools: all, OnDemand: new(true)}},
+		{"dynamic", "narrow", narrow},
+	} {
+		assert.Equal(t, tc.want, c.SettingLimits("default", tc.group, tc.template), "%s of %s", tc.group, tc.template)
+	}
+}
+
+func TestCheckAllowed(t *testing.T) {
+	path := field.NewPath("vars")
+	for _, name := range []string{"team", "team-a", "role"} {
+		assert.Empty(t, CheckAllowed(path, name, "vars", []string{"team*", "role"}), name)
+	}
+	assert.EqualError(t, CheckAllowed(path, "roles", "vars", []string{"team*", "role"}).ToAggregate(),
+		`vars: Forbidden: "roles" is not allowed: the server's configuration allows team*, role (limits.vars)`)
+	assert.EqualError(t, CheckAllowed(path, "role", "vars", []string{}).ToAggregate(),
+		`vars: Forbidden: "role" is not allowed: the server's configuration allows nothing (limits.vars)`)
 }

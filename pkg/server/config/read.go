@@ -205,12 +205,14 @@ func readTemplate(o *jsonc.Object) Template {
 		Size:         defaultTemplateSize,
 		InstanceType: o.String("instance_type"),
 		SubnetPool:   o.String("subnet_pool"),
+		Tenants:      o.Strings("tenants"),
+		Limits:       readTemplateLimits(o.Object("limits")),
 		Userdata:     readUserdata(o),
 		Vars:         o.StringMap("vars"),
 		Args:         o.AnyMap("args"),
 		Files:        readFiles(o.Object("files")),
 
-		LoadBalancers: readLoadBalancerKeys(o),
+		LoadBalancers: o.Strings("load_balancers"),
 	}
 	if size := o.Int32("size"); size != nil {
 		template.Size = *size
@@ -230,7 +232,7 @@ func readGroup(o *jsonc.Object) Group {
 		Args:         o.AnyMap("args"),
 		DrainTimeout: o.OptionalDuration("drain_timeout"),
 
-		LoadBalancers: readLoadBalancerKeys(o),
+		LoadBalancers: o.Strings("load_balancers"),
 	}
 }
 
@@ -285,13 +287,4 @@ func readLoadBalancers(o *jsonc.Object, infra Infra) map[string]provider.LoadBal
 		balancers[key] = provider.LoadBalancer{Key: key, Settings: options.ReadLoadBalancer(o)}
 	})
 	return balancers
-}
-
-// readLoadBalancerKeys returns nil if there is no list. With an empty list a group has no
-// load balancer, even if the template has some.
-func readLoadBalancerKeys(o *jsonc.Object) []string {
-	if !o.Has("load_balancers") {
-		return nil
-	}
-	return append([]string{}, o.Strings("load_balancers")...)
 }

@@ -34,7 +34,7 @@ func (u Userdata) Template(source []byte) (*template.Template, error) {
 	if err != nil {
 		return nil, err
 	}
-	parsed, err := template.New(userdataName).Parse(string(text))
+	parsed, err := NewTemplate(userdataName).Parse(string(text))
 	if err != nil {
 		// The error quotes the text. Its line is enough to find the mistake.
 		var line int
@@ -134,7 +134,7 @@ func validateTemplates(path *field.Path, value any) field.ErrorList {
 
 // validateTemplate reports a text that is not a Go template.
 func validateTemplate(path *field.Path, text string) field.ErrorList {
-	if _, err := template.New("line").Parse(text); err != nil {
+	if _, err := NewTemplate("line").Parse(text); err != nil {
 		problem := strings.TrimPrefix(err.Error(), "template: ")
 		return field.ErrorList{field.Invalid(path, text, "must be a Go template: "+problem)}
 	}

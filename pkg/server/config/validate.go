@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -33,7 +34,7 @@ func (c *Config) validate(providers provider.Registry) field.ErrorList {
 		errs = append(errs, c.validateTenant(path, tenant)...)
 		for _, name := range slices.Sorted(maps.Keys(c.Groups[tenant])) {
 			errs = append(errs, validation.Identifier(path.Child(name), name)...)
-			errs = append(errs, c.validateGroup(path.Child(name), c.Groups[tenant][name])...)
+			errs = append(errs, c.validateGroup(path.Child(name), tenant, c.Groups[tenant][name])...)
 		}
 	}
 	return errs
@@ -97,6 +98,8 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, validateTenants(path.Child("tenants"), template.Tenants)...)
+	errs = append(errs, template.Limits.validate(path.Child("limits"))...)
 	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), template.LoadBalancers)...)
 	errs = append(errs, template.Userdata.validate(path.Child("userdata"))...)
 	errs = append(errs, c.validateArgs(path.Child("args"), template.Args)...)
@@ -105,7 +108,7 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 
 // validateGroup checks the group's own values, and that the template has the values that the
 // group leaves out.
-func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
+func (c *Config) validateGroup(path *field.Path, tenant string, group Group) field.ErrorList {
 	var errs field.ErrorList
 	if group.Size != nil {
 		errs = append(errs, validateSize(path.Child("size"), *group.Size)...)
@@ -122,6 +125,9 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 		return append(errs, err)
 	}
 	template := c.Templates[group.Template]
+	if len(template.Tenants) > 0 && !template.isFor(tenant) {
+		errs = append(errs, field.Invalid(path.Child("template"), group.Template, fmt.Sprintf("is not for tenant %q, only for %s (tenants of the template)", tenant, strings.Join(template.Tenants, ", "))))
+	}
 	switch {
 	case group.InstanceType != "":
 		if err := c.CheckInstanceType(path.Child("instance_type"), group.InstanceType, template.Arch); err != nil {
@@ -134,17 +140,6 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 		errs = append(errs, field.Required(path.Child("subnet_pool"), fmt.Sprintf("template %q has none", group.Template)))
 	}
 	return errs
-}
-
-// CheckTemplate returns an error for path unless name is a template.
-func (c *Config) CheckTemplate(path *field.Path, name string) *field.Error {
-	if name == "" {
-		return field.Required(path, "must name a template: "+validation.Keys(c.Templates))
-	}
-	if _, found := c.Templates[name]; !found {
-		return field.Invalid(path, name, "unknown template, known are "+validation.Keys(c.Templates))
-	}
-	return nil
 }
 
 // CheckInstanceType returns an error for path unless the provider has an

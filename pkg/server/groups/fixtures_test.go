@@ -73,6 +73,9 @@ func newConfigWith(static map[string]config.Group) *config.Config {
 				Vars:  map[string]string{"role": "worker", "tier": "one"},
 				Args:  map[string]any{"labels": map[string]any{"tier": "one"}},
 				Files: map[string]config.File{"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}}},
+				// Without them, no operator could set vars of the static groups.
+				Limits:  config.SettingLimits{Vars: []string{"*"}},
+				Tenants: []string{"*"},
 			},
 			"arm": {
 				Kind: "arm", Arch: provider.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "closed",

@@ -26,6 +26,9 @@ type Group struct {
 	Settings
 	// Declared are the settings that an operator declared last, or nil.
 	Declared *Settings
+	// OperatorVars are the vars that operators have set. The other Vars are inherited from the
+	// configuration.
+	OperatorVars map[string]string
 	// Revision is the revision of the last change that had a revision, or nil.
 	Revision *Revision
 	// Kind is the template's, the prefix of instance ids.

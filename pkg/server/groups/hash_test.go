@@ -101,6 +101,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"MinSize":           {byNone, func(g *Group) { g.MinSize = 9 }},
 			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
 			"Static":            {byNone, func(g *Group) { g.Static = true }},
+			"OperatorVars":      {byNone, func(g *Group) { g.OperatorVars = map[string]string{"a": "1"} }},
 			"Arch":              {byInfra, func(g *Group) { g.Arch = "other" }},
 			"Args":              {byInfra, func(g *Group) { g.Args = map[string]any{"labels": map[string]any{"a": "1"}} }},
 			"Userdata":          {byInfra, func(g *Group) { g.Userdata = config.Userdata{} }},

@@ -43,12 +43,19 @@ func SettingsMessage(s Settings) *nstancev1.GroupSettings {
 	}
 }
 
-// ReportSettings writes settings into the status of a group, whose fields have the same names.
-func ReportSettings(status *nstancev1.GroupStatus, s Settings) {
-	status.Template = s.Template
-	status.InstanceType = s.InstanceType
-	status.Subnets = s.SubnetPools
-	status.Vars = s.Vars
+// ReportSettings writes the settings of a group into its status, whose fields have the same
+// names. A var that no operator has set is reported without its value, which may be a secret of
+// the configuration: many more people read a status.
+func ReportSettings(status *nstancev1.GroupStatus, g *Group) {
+	status.Template = g.Template
+	status.InstanceType = g.InstanceType
+	status.Subnets = g.SubnetPools
+	if len(g.Vars) > 0 {
+		status.Vars = make(map[string]string, len(g.Vars))
+	}
+	for name := range g.Vars {
+		status.Vars[name] = g.OperatorVars[name]
+	}
 }
 
 // infraSettings are the settings that only a new instance can receive: their part of
@@ -123,7 +130,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	}
 	if override != nil {
 		group.Size, group.RemoveFirst, group.Declared = min(override.Size, config.MaxSize), override.RemoveFirst, override.Declared
-		group.Revision = override.Revision
+		group.Revision, group.OperatorVars = override.Revision, override.operatorVars()
 		configured := settings
 		settings = settings.merge(override.Settings)
 		if static {
@@ -158,6 +165,15 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 		group.LoadBalancers = template.LoadBalancers
 	}
 	return group, group.setHashes()
+}
+
+// operatorVars returns the vars that an operator has set. Those in Vars may include vars of the
+// configuration, of a group that was static before; whoever declares settings has set no others.
+func (s *stored) operatorVars() map[string]string {
+	if s.Declared != nil {
+		return s.Declared.Vars
+	}
+	return s.Vars
 }
 
 // known returns the load balancers of a formerly static group that the configuration still

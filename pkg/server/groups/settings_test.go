@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/testing/settingstest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // A setting that is forgotten in one of these would never be set, or never be
@@ -234,7 +235,7 @@ func TestUpsertMerges(t *testing.T) {
 				}
 			}
 			got := get(t, s, tc.key)
-			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "Type", "RuntimeConfigHash", "InfraConfigHash")); diff != "" {
+			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "OperatorVars", "Type", "RuntimeConfigHash", "InfraConfigHash")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if want := s.Config().Shard.Infra.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
@@ -416,4 +417,25 @@ func TestLoadBalancersChangeTheETagOnly(t *testing.T) {
 	assert.NotEqual(t, before.ETag, after.ETag)
 	assert.Equal(t, before.InfraConfigHash, after.InfraConfigHash)
 	assert.Equal(t, before.RuntimeConfigHash, after.RuntimeConfigHash)
+}
+
+// TestReportedVars: values of the configuration may be secrets, and a status is read by many.
+func TestReportedVars(t *testing.T) {
+	s := open(t, newStorage(t))
+	declared := Change{Settings: Settings{Template: "worker", Vars: map[string]string{"a": "1", "tier": "two"}}, Declarative: true}
+	upsert(t, s, dynamic, declared)
+	upsert(t, s, plain, Change{Size: 2, Settings: Settings{Vars: map[string]string{"a": "1"}}})
+	for key, want := range map[instance.GroupKey]map[string]string{
+		main:    {"role": "", "own": "", "tier": "", "region": ""},
+		plain:   {"role": "", "tier": "", "region": "", "a": "1"},
+		dynamic: {"role": "", "tier": "two", "region": "", "a": "1"},
+	} {
+		var status nstancev1.GroupStatus
+		ReportSettings(&status, get(t, s, key))
+		assert.Equal(t, want, status.GetVars(), key)
+	}
+	reconfigure(t, s, newConfigWith(nil))
+	var status nstancev1.GroupStatus
+	ReportSettings(&status, get(t, s, dynamic))
+	assert.Equal(t, map[string]string{"role": "", "tier": "two", "region": "", "a": "1"}, status.GetVars())
 }

@@ -54,7 +54,7 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	}
 	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
-	problems = append(problems, validateReferences(c, configPath, after)...)
+	problems = append(problems, validateSettings(c, change, before, after)...)
 	// Arguments are objects, which the protocol's map of strings cannot
 	// represent.
 	if len(change.Args) > 0 && !after.Static {

@@ -100,7 +100,7 @@ func (f FileFacts) RenderAll(value any) (any, error) {
 
 // render parses and executes a template.
 func render(name, text string, facts any) (string, error) {
-	parsed, err := template.New(name).Parse(text)
+	parsed, err := config.NewTemplate(name).Parse(text)
 	if err != nil {
 		return "", fmt.Errorf("parse a template: %w", err)
 	}

@@ -217,7 +217,7 @@ func (o *Object) Int32(name string) *int32 {
 	return &number
 }
 
-// Strings returns a list of strings, nil when the member is missing.
+// Strings returns a list of strings, nil when the member is missing, and not for an empty list.
 func (o *Object) Strings(name string) []string {
 	elements := o.list(name, "a list of strings")
 	if elements == nil {
@@ -240,7 +240,7 @@ func (o *Object) Objects(name string) []*Object {
 	return list
 }
 
-// list returns nil when the member is missing.
+// list returns nil when the member is missing, and not for an empty list.
 func (o *Object) list(name, want string) []hujson.Value {
 	value := o.member(name)
 	if value == nil {
@@ -251,7 +251,7 @@ func (o *Object) list(name, want string) []hujson.Value {
 		o.wrongType(o.Child(name), value, want)
 		return nil
 	}
-	return array.Elements
+	return append([]hujson.Value{}, array.Elements...)
 }
 
 // StringMap returns an object of strings, nil when the member is missing or

@@ -17,8 +17,10 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
@@ -165,6 +167,9 @@ func (s *OperatorService) complete(record *instance.Record) error {
 		return status.Errorf(codes.FailedPrecondition, "config.group: group %q does not exist", record.Group)
 	}
 	c := s.Store.Config()
+	if problems := validateAllowed(c, group, record); len(problems) > 0 {
+		return status.Errorf(codes.InvalidArgument, "instance of group %s: %v", group.Key, problems.ToAggregate())
+	}
 	effective, err := provision.Effective(c, group, record)
 	if err != nil {
 		return status.Errorf(codes.InvalidArgument, "config of an instance of group %s: %v", group.Key, err)
@@ -186,6 +191,49 @@ func (s *OperatorService) complete(record *instance.Record) error {
 	record.CreatedAt = time.Now()
 	record.InfraConfigHash = group.InfraConfigHash
 	return nil
+}
+
+// validateAllowed checks that the tenant may use the template of the record, and that the limits
+// of the group allow an on-demand instance with the settings of the record.
+func validateAllowed(c *config.Config, group *groups.Group, record *instance.Record) field.ErrorList {
+	path := field.NewPath("config")
+	template := cmp.Or(record.Template, group.Template)
+	if template != group.Template {
+		if err := c.CheckTemplateOf(path.Child("template"), record.Tenant, template); err != nil {
+			return field.ErrorList{err}
+		}
+	}
+	// Another template does not open a group that has no on-demand instances.
+	if !*c.SettingLimits(record.Tenant, record.Group, group.Template).OnDemand || !ptr.Deref(c.Templates[template].Limits.OnDemand, true) {
+		return field.ErrorList{field.Forbidden(path.Child("group"), fmt.Sprintf("group %q has no on-demand instances: limits.on_demand of the server's configuration allows them", record.Group))}
+	}
+	limits := c.SettingLimits(record.Tenant, record.Group, template)
+	var problems field.ErrorList
+	if record.InstanceType != "" && record.InstanceType != group.InstanceType {
+		problems = append(problems, config.CheckAllowed(path.Child("instance_type"), record.InstanceType, "instance_types", limits.InstanceTypes)...)
+	}
+	if record.SubnetPool != "" && !slices.Contains(group.SubnetPools, record.SubnetPool) {
+		problems = append(problems, config.CheckAllowed(path.Child("subnet_pool"), record.SubnetPool, "subnet_pools", limits.SubnetPools)...)
+	}
+	vars := maps.Clone(record.Vars)
+	problems = append(problems, takePodVars(path.Child("vars"), vars)...)
+	return append(problems, groups.ValidateVars(path.Child("vars"), limits.Vars, group.Vars, vars)...)
+}
+
+// podVars are the vars that operators send for a Pod (docs/on-demand.md). No limit has to name
+// them, so their values must be names.
+var podVars = []string{"pod_namespace", "pod_name", "pod_uid"}
+
+// takePodVars checks podVars and removes them from vars.
+func takePodVars(path *field.Path, vars map[string]string) field.ErrorList {
+	var problems field.ErrorList
+	for _, name := range podVars {
+		for _, message := range validation.IsDNS1123Subdomain(cmp.Or(vars[name], "none")) {
+			problems = append(problems, field.Invalid(path.Key(name), vars[name], message))
+		}
+		delete(vars, name)
+	}
+	return problems
 }
 
 // validatePools allows only the subnet pools for dynamic groups and the pools of the

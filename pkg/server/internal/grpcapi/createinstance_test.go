@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -92,6 +93,9 @@ func TestCreateInstance(t *testing.T) {
 
 func TestRejectedCreateRequests(t *testing.T) {
 	s := newService(t)
+	c := newConfig()
+	c.Groups["default"]["fixed"] = config.Group{Template: "fixed"}
+	require.NoError(t, s.Store.Reconfigure(t.Context(), c))
 	with := func(edit func(*nstancev1.CreateInstanceRequest)) *nstancev1.CreateInstanceRequest {
 		request := createRequest("plain")
 		edit(request)
@@ -115,6 +119,13 @@ func TestRejectedCreateRequests(t *testing.T) {
 		{"unknown pool", with(func(r *request) { r.Config.SubnetPool = "a" }), codes.InvalidArgument, `subnet_pool: Invalid value: "a"`},
 		{"pool that is not allowed", with(func(r *request) { r.Config.SubnetPool = "closed" }), codes.InvalidArgument, `subnet_pool: Unsupported value: "closed": supported values: "open"`},
 		{"template with a pool that is not allowed", with(func(r *request) { r.Config.Template = "inside" }), codes.InvalidArgument, `subnet_pool: Unsupported value: "closed"`},
+		{"group without instances on demand", createRequest("fixed"), codes.InvalidArgument, `config.group: Forbidden: group "fixed" has no on-demand instances: limits.on_demand of the server's configuration allows them`},
+		{"such a group with a template that has some", with(func(r *request) { r.Config.Group, r.Config.Template = "fixed", "worker" }), codes.InvalidArgument, `config.group: Forbidden: group "fixed" has no on-demand instances`},
+		{"template of another tenant", with(func(r *request) { r.Config.Template = "foreign" }), codes.InvalidArgument, `config.template: Invalid value: "foreign": unknown template, known are "arm", "fixed", "inside", "worker"`},
+		{"type that is not allowed", with(func(r *request) { r.Config.Template, r.Config.InstanceType = "inside", "c7i.large" }), codes.InvalidArgument, `config.instance_type: Forbidden: "c7i.large" is not allowed: the server's configuration allows m7i.*`},
+		{"var that is not allowed", with(func(r *request) { r.Config.Template, r.Config.Vars = "inside", map[string]string{"a": "b"} }), codes.InvalidArgument, `config.vars[a]: Forbidden: "a" is not allowed`},
+		{"var with a control character", with(func(r *request) { r.Config.Vars = map[string]string{"a": "\a"} }), codes.InvalidArgument, `config.vars[a]: Forbidden: has the control character '\a'`},
+		{"Pod that has no name", with(func(r *request) { r.Config.Vars = map[string]string{"pod_name": "$(reboot)"} }), codes.InvalidArgument, `config.vars[pod_name]: Invalid value: "$(reboot)"`},
 		{"no id", with(func(r *request) { r.InstanceId = "a" }), codes.InvalidArgument, `instance_id: Invalid value: "a"`},
 		{"id of another kind", with(func(r *request) { r.InstanceId = newID(t, "abc") }), codes.InvalidArgument, `must begin with "knd"`},
 		{"id of the group's kind with another template", with(func(r *request) { r.InstanceId, r.Config.Template = newID(t, "knd"), "arm" }), codes.InvalidArgument, `must begin with "arm"`},

@@ -116,9 +116,15 @@ func newConfig() *config.Config {
 			DynamicSubnetPools: []string{"open"},
 		},
 		Templates: map[string]config.Template{
-			"worker": {Kind: "knd", Arch: provider.ArchAMD64, Size: 1, InstanceType: "m7i.large", SubnetPool: "open"},
-			"arm":    {Kind: "arm", Arch: provider.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "open"},
-			"inside": {Kind: "ins", Arch: provider.ArchAMD64, Size: 1, InstanceType: "m7i.large", SubnetPool: "closed"},
+			"worker": {
+				Kind: "knd", Arch: provider.ArchAMD64, Size: 1, InstanceType: "m7i.large", SubnetPool: "open",
+				// The groups are static.
+				Limits: config.SettingLimits{Vars: []string{"*"}, OnDemand: new(true)},
+			},
+			"arm":     {Kind: "arm", Arch: provider.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "open", Limits: config.SettingLimits{OnDemand: new(true)}},
+			"inside":  {Kind: "ins", Arch: provider.ArchAMD64, Size: 1, InstanceType: "m7i.large", SubnetPool: "closed", Limits: config.SettingLimits{InstanceTypes: []string{"m7i.*"}, OnDemand: new(true)}},
+			"fixed":   {Kind: "fix", Arch: provider.ArchAMD64, InstanceType: "m7i.large", SubnetPool: "open"},
+			"foreign": {Kind: "for", Arch: provider.ArchAMD64, InstanceType: "m7i.large", SubnetPool: "open", Tenants: []string{"other"}},
 		},
 		Groups: map[string]map[string]config.Group{"default": of, "other": of},
 	}

@@ -16,7 +16,7 @@ import (
 // group without a declaration reports an empty one, by which the client knows that the server
 // supports declarations (docs/protocol.md#extensions).
 func setSettings(status *nstancev1.GroupStatus, group *groups.Group) {
-	groups.ReportSettings(status, group.Settings)
+	groups.ReportSettings(status, group)
 	status.Declared = &nstancev1.GroupSettings{}
 	if group.Declared != nil {
 		status.Declared = groups.SettingsMessage(*group.Declared)

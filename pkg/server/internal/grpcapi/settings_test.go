@@ -28,7 +28,7 @@ func TestEverySettingIsReceivedAndReported(t *testing.T) {
 	}
 
 	var status nstancev1.GroupStatus
-	setSettings(&status, &groups.Group{Settings: received, Declared: &received})
+	setSettings(&status, &groups.Group{Settings: received, Declared: &received, OperatorVars: received.Vars})
 	fields := status.GetDeclared().ProtoReflect().Descriptor().Fields()
 	for i := range fields.Len() {
 		name := fields.Get(i).Name()
