@@ -11,7 +11,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"text/template"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/agent/notice"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server"
+	"nstance.dev/operator/pkg/server/config"
 )
 
 // fence matches a block of code with its language, which may be indented.
@@ -129,8 +129,11 @@ func TestProviderUserdata(t *testing.T) {
 					source = text
 				}
 			}
+			const token = "$(touch PWNED) `touch PWNED` '\"; touch PWNED\nYAML\ntouch PWNED\n  caCertHashes: []"
 			folder := t.TempDir()
-			runUserdata(t, folder, tc.kind, tc.commands, source)
+			runUserdata(t, folder, tc.kind, tc.commands, token, source)
+			_, err := os.Stat(folder + "/PWNED")
+			require.ErrorIs(t, err, os.ErrNotExist, "the value of a var was run")
 			nonce, err := os.ReadFile(folder + "/opt/nstance-agent/identity/nonce.jwt")
 			require.NoError(t, err)
 			assert.Equal(t, "SECRET\n", string(nonce))
@@ -141,13 +144,21 @@ func TestProviderUserdata(t *testing.T) {
 			data, err := os.ReadFile(folder + "/etc/kubernetes/join.yaml")
 			require.NoError(t, err)
 			var join struct {
-				Kind             string
+				Kind      string
+				Discovery struct {
+					BootstrapToken struct {
+						Token        string
+						CACertHashes []string
+					}
+				}
 				NodeRegistration struct {
 					KubeletExtraArgs []struct{ Name, Value string }
 				}
 			}
 			require.NoError(t, yaml.Unmarshal(data, &join))
 			assert.Equal(t, "JoinConfiguration", join.Kind)
+			assert.Equal(t, token, join.Discovery.BootstrapToken.Token)
+			assert.Equal(t, []string{"sha256:00"}, join.Discovery.BootstrapToken.CACertHashes)
 			require.Len(t, join.NodeRegistration.KubeletExtraArgs, 2)
 			assert.Equal(t, tc.providerID, join.NodeRegistration.KubeletExtraArgs[0].Value)
 		})
@@ -156,9 +167,9 @@ func TestProviderUserdata(t *testing.T) {
 
 // runUserdata renders userdata and runs it with a folder as the root, and with commands of
 // the shell that replace others.
-func runUserdata(t *testing.T, folder, kind, commands, source string) {
+func runUserdata(t *testing.T, folder, kind, commands, token, source string) {
 	t.Helper()
-	parsed, err := template.New("userdata").Option("missingkey=error").Parse(source)
+	parsed, err := config.NewTemplate("userdata").Option("missingkey=error").Parse(source)
 	require.NoError(t, err)
 	var script bytes.Buffer
 	require.NoError(t, parsed.Execute(&script, map[string]any{
@@ -168,11 +179,13 @@ func runUserdata(t *testing.T, folder, kind, commands, source string) {
 			"Shard": "a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
 		},
 		"Provider": map[string]string{"Kind": kind, "Region": "region", "Zone": "zone-a"},
-		"Vars":     map[string]string{"project": "my-project", "api_server": "10.0.0.10:6443", "join_token": "abcdef.0123456789abcdef", "ca_hash": "sha256:00"},
+		"Vars":     map[string]string{"project": "my-project", "api_server": "10.0.0.10:6443", "join_token": token, "ca_hash": "sha256:00"},
 		"Nonce":    "SECRET",
 	}))
 	require.NoError(t, os.Mkdir(folder+"/etc", 0o755))
 	text := strings.NewReplacer("/opt/", folder+"/opt/", "/etc/", folder+"/etc/", "systemctl ", "echo ", "kubeadm join", "echo").Replace(script.String())
-	output, err := exec.Command("sh", "-c", commands+"\n"+text).CombinedOutput()
+	command := exec.Command("sh", "-c", commands+"\n"+text)
+	command.Dir = folder
+	output, err := command.CombinedOutput()
 	require.NoError(t, err, string(output))
 }
