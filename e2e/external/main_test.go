@@ -33,6 +33,6 @@ func TestMain(m *testing.M) {
 			ID: shard, DrainTimeout: drainTimeout,
 			Groups: map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
 		}},
-		OperatorFlags: []string{"--resync-period", "10s"},
+		OperatorFlags: []string{"--resync-period", "10s", "--on-demand-namespaces=*"},
 	})
 }

@@ -30,5 +30,5 @@ func TestMain(m *testing.M) {
 		// Each fault waits for new instances.
 		shards[i].BootDelay = 100 * time.Millisecond
 	}
-	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: []string{"--resync-period", resync.String()}})
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-namespaces=*"}})
 }

@@ -70,7 +70,7 @@ func TestMain(m *testing.M) {
 	var background sync.WaitGroup
 	var routesErr, dnsErr error
 	testcluster.Main(m, &env, testcluster.Options{
-		Without: []string{controlplane.KWOK}, Shards: shards, OperatorFlags: []string{},
+		Without: []string{controlplane.KWOK}, Shards: shards, OperatorFlags: []string{"--on-demand-namespaces=*"},
 		Machines: docker, PodNetwork: podNetwork.String(), ClusterDNS: podNetwork.DNSAddress().String(),
 		MachineVolumes: []string{volumes + ":" + volumes},
 		Prepare: func(ctx context.Context) error {

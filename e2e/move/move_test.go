@@ -27,7 +27,7 @@ import (
 )
 
 // operatorFlags are the flags of both operators.
-var operatorFlags = []string{"--resync-period", "10s"}
+var operatorFlags = []string{"--resync-period", "10s", "--on-demand-namespaces=*"}
 
 // Pools of the test. fixed is another one.
 const (

@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	}
 	testcluster.Main(m, &env, testcluster.Options{
 		Shards:        shards,
-		OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-limit", "1000"},
+		OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-limit", "1000", "--on-demand-namespaces=*"},
 	})
 }
 

@@ -37,7 +37,7 @@ func TestTwoOperators(t *testing.T) {
 	from := env.AuditEnd(t)
 	second, err := env.Installation.InstallSecond(t.Context(), otherNamespace, otherTenant)
 	require.NoError(t, err)
-	operator, err := second.StartOperator(t.Context(), installation.Operator{Component: "operator-other"})
+	operator, err := second.StartOperator(t.Context(), installation.Operator{Component: "operator-other", Flags: []string{"--on-demand-namespaces=*"}})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, env.Component(operator.Component).Stop(context.WithoutCancel(t.Context()))) })
 

@@ -27,5 +27,5 @@ func TestMain(m *testing.M) {
 	for i := range shards {
 		shards[i].Groups = map[string]installation.Group{builders: {Template: installation.OnDemandTemplate}}
 	}
-	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: testcluster.ShortLease})
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: append([]string{"--on-demand-namespaces=*"}, testcluster.ShortLease...)})
 }

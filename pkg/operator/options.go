@@ -66,8 +66,8 @@ type Options struct {
 	OnDemandLimit int
 	// OnDemandDrainTimeout is the timeout for the drain of a Pod's machine; 0 for no limit.
 	OnDemandDrainTimeout time.Duration
-	// Only Pods in OnDemandNamespaces may request machines, and only of OnDemandGroups. An
-	// empty list is no restriction.
+	// Only Pods in OnDemandNamespaces may request machines, ondemand.AllNamespaces alone for all,
+	// and only of OnDemandGroups, an empty list for all.
 	OnDemandNamespaces, OnDemandGroups []string
 
 	election.Timing
@@ -124,7 +124,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
 	flags.IntVar(&o.OnDemandLimit, "on-demand-limit", o.OnDemandLimit, "how many machines the Pods of one namespace may have of one group; 0 for any number")
 	flags.DurationVar(&o.OnDemandDrainTimeout, "on-demand-drain-timeout", o.OnDemandDrainTimeout, "how long Cluster API may drain the machine of a Pod; 0 for any time")
-	flags.StringSliceVar(&o.OnDemandNamespaces, "on-demand-namespaces", o.OnDemandNamespaces, "namespaces whose Pods may request machines, separated by commas; empty for all")
+	flags.StringSliceVar(&o.OnDemandNamespaces, "on-demand-namespaces", o.OnDemandNamespaces, "namespaces whose Pods may request machines, separated by commas; empty for none, * for all")
 	flags.StringSliceVar(&o.OnDemandGroups, "on-demand-groups", o.OnDemandGroups, "groups of which Pods may request machines, separated by commas; empty for all")
 	o.Timing.AddFlags(flags)
 	flags.DurationVar(&o.ShardProbeInterval, "shard-probe-interval", o.ShardProbeInterval, "after what time the groups of every shard are listed again, 1s to 30s; a shard that does not respond within the same time, or within 10s, is unreachable")
@@ -197,6 +197,9 @@ func (o *Options) Validate() error {
 		refuse("on-demand-limit", "%d must not be negative", o.OnDemandLimit)
 	}
 	for _, namespace := range o.OnDemandNamespaces {
+		if namespace == ondemand.AllNamespaces && len(o.OnDemandNamespaces) == 1 {
+			continue
+		}
 		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
 			refuse("on-demand-namespaces", "%q: %s", namespace, strings.Join(problems, "; "))
 		}

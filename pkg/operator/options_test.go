@@ -60,6 +60,7 @@ func TestValidate(t *testing.T) {
 		"a negative resync period": {func(o *Options) { o.ResyncPeriod = -1 }, "--resync-period: -1ns must not be negative"},
 		"a negative limit":         {func(o *Options) { o.OnDemandLimit = -1 }, "--on-demand-limit: -1 must not be negative"},
 		"a bad namespace":          {func(o *Options) { o.OnDemandNamespaces = []string{"team", "a_b"} }, `--on-demand-namespaces: "a_b": `},
+		"all namespaces and one":   {func(o *Options) { o.OnDemandNamespaces = []string{"team", "*"} }, `--on-demand-namespaces: "*": `},
 		"a bad group":              {func(o *Options) { o.OnDemandGroups = []string{"GPU"} }, `--on-demand-groups: "GPU": `},
 		"a negative drain timeout": {func(o *Options) { o.OnDemandDrainTimeout = -1 }, "--on-demand-drain-timeout: -1ns must be 0s to 8760h0m0s"},
 	}

@@ -53,8 +53,8 @@ type Options struct {
 	// DrainTimeout is how long the drain of a machine may take, and then the detachment of its
 	// volumes, 0 for no limit.
 	DrainTimeout time.Duration
-	// Only Pods in Namespaces may request machines, and only of Groups. An empty list is no
-	// restriction.
+	// Only Pods in Namespaces may request machines, AllNamespaces alone for all, and only of
+	// Groups, an empty list for all.
 	Namespaces, Groups []string
 }
 

@@ -132,10 +132,11 @@ func (c *Controller) createMachine(ctx context.Context, pod *metav1.PartialObjec
 
 // deletionOf returns how long Cluster API may drain the Node of a Pod's machine, and then wait
 // for the detachment of its volumes. Without a limit, a Pod whose disruption budget allows no
-// eviction would keep the machine for ever.
+// eviction would keep the machine for ever: the annotation of the Pod can only shorten the
+// operator's limit.
 func (c *Controller) deletionOf(pod *metav1.PartialObjectMetadata) clusterv1.MachineDeletionSpec {
 	timeout := c.drainTimeout
-	if own, given, _ := annotatedDrainTimeout(pod); given {
+	if own, given, _ := annotatedDrainTimeout(pod); given && own > 0 && (timeout == 0 || own < timeout) {
 		timeout = own
 	}
 	if timeout == 0 {

@@ -143,7 +143,7 @@ func TestSyncRecordsOnceWhyAPodGetsNoMachine(t *testing.T) {
 	shards := newShards("workers", "cpu")
 	setGroups(shards, "b", "cpu")
 	tests := map[string]struct{ group, want string }{
-		"unknown group":  {"gpu", `Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"; there are: cpu, workers`},
+		"unknown group":  {"gpu", `Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"`},
 		"bad annotation": {"GPU", `Warning InvalidAnnotation annotation on-demand.nstance.dev/group must be the id of a group: lower case letters, digits and single hyphens, at most 32 characters; it is "GPU"`},
 	}
 	for name, test := range tests {
@@ -186,7 +186,7 @@ func TestSyncWaitsForShardsBeforeItCallsAGroupUnknown(t *testing.T) {
 	h.ExpectEvents()
 	setGroups(shards, "b")
 	h.expect(pod)
-	h.ExpectEvents(`Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"; there are: cpu`)
+	h.ExpectEvents(`Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"`)
 	setGroups(shards, "b", "gpu")
 	shards.SetGroup("b", shard.Group{Key: "gpu", Deleting: true})
 	h.expect(pod)
@@ -365,7 +365,9 @@ func TestMachinesHaveADrainTimeout(t *testing.T) {
 		"none":                         {},
 		"of the Pod":                   {timeout: time.Hour, annotation: ptr.To("90s"), want: ptr.To[int32](90)},
 		"of the Pod, in whole seconds": {timeout: time.Hour, annotation: ptr.To("200ms"), want: ptr.To[int32](1)},
-		"none of the Pod":              {timeout: time.Hour, annotation: ptr.To("0s")},
+		"of the Pod, without the flag": {annotation: ptr.To("90s"), want: ptr.To[int32](90)},
+		"longer than the flag":         {timeout: time.Hour, annotation: ptr.To("2h"), want: ptr.To[int32](3600)},
+		"none of the Pod":              {timeout: time.Hour, annotation: ptr.To("0s"), want: ptr.To[int32](3600)},
 	} {
 		for _, crash := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {

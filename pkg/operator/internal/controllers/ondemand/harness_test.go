@@ -64,7 +64,7 @@ func (h *harness) start(limit int, shards *shardtest.Shards) {
 	require.NoError(h.T, err)
 	h.Workload.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
 	h.Informers.Pods = NewPodInformer(podClient, clusterName, 0)
-	h.controller, err = New(h.Dependencies, Options{Limit: limit})
+	h.controller, err = New(h.Dependencies, Options{Limit: limit, Namespaces: []string{AllNamespaces}})
 	require.NoError(h.T, err)
 	assert.Len(h.t, h.controller.HasSynced(), 4, "one handler per informer")
 	h.controller.podsSynced = func() bool { return true }

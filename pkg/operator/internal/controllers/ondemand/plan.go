@@ -6,7 +6,6 @@ package ondemand
 import (
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -47,9 +46,6 @@ type observation struct {
 type groupState struct {
 	// found: a shard has the group. complete: the groups of all shards are known.
 	found, complete bool
-	// others are the names of all groups, sorted. They are set only if the group was not
-	// found.
-	others []string
 }
 
 // step is the action of a sync.
@@ -125,7 +121,7 @@ func planNew(observed observation) decision {
 	case observed.groups.found:
 		return decision{step: createPair, request: wanted}
 	case observed.groups.complete:
-		return decision{rejection: unknownGroup(wanted.group, observed.groups.others)}
+		return decision{rejection: unknownGroup(wanted.group)}
 	default:
 		return decision{}
 	}
@@ -239,13 +235,10 @@ func invalidAnnotation(name, allowed, value string) *rejection {
 		message: fmt.Sprintf("annotation %s must be %s; it is %q", name, allowed, value)}
 }
 
-func unknownGroup(group string, others []string) *rejection {
-	existing := "there are no groups"
-	if len(others) > 0 {
-		existing = "there are: " + strings.Join(others, ", ")
-	}
+// unknownGroup does not list the groups that exist: whoever may create a Pod reads the event.
+func unknownGroup(group string) *rejection {
 	return &rejection{reason: reasonUnknownGroup, subject: group,
-		message: fmt.Sprintf("annotation %s: no shard has a group %q; %s", v1beta1.AnnotationOnDemandGroup, group, existing)}
+		message: fmt.Sprintf("annotation %s: no shard has a group %q", v1beta1.AnnotationOnDemandGroup, group)}
 }
 
 func limitReached(of slot, limit int) *rejection {
@@ -347,19 +340,25 @@ func (l *limiter) release(pod types.UID) (slot, bool) {
 	return of, ok
 }
 
-// allowed restricts which Pods may request machines. An empty set is no restriction.
+// AllNamespaces allows the Pods of all namespaces to request machines.
+const AllNamespaces = "*"
+
+// allowed restricts which Pods may request machines: a machine costs money, and whoever may create
+// a Pod could have it.
 type allowed struct {
-	// namespaces are the namespaces of the Pods; groups are the groups that they may name.
-	namespaces, groups sets.Set[string]
+	// namespaces are the namespaces of the Pods, or AllNamespaces.
+	namespaces sets.Set[string]
+	// groups are the groups that they may name. An empty set is no restriction.
+	groups sets.Set[string]
 }
 
 // refuse returns why a Pod may not request a machine, nil if it may.
 func (a allowed) refuse(pod *metav1.PartialObjectMetadata) *rejection {
 	group := pod.Annotations[v1beta1.AnnotationOnDemandGroup]
 	switch {
-	case a.namespaces.Len() > 0 && !a.namespaces.Has(pod.Namespace):
+	case !a.namespaces.HasAny(pod.Namespace, AllNamespaces):
 		return &rejection{reason: reasonNotAllowed, subject: pod.Namespace,
-			message: fmt.Sprintf("the Pods of namespace %q may not request machines", pod.Namespace)}
+			message: fmt.Sprintf("the Pods of namespace %q may not request machines (--on-demand-namespaces of the operator)", pod.Namespace)}
 	case a.groups.Len() > 0 && !a.groups.Has(group):
 		return &rejection{reason: reasonNotAllowed, subject: group,
 			message: fmt.Sprintf("Pods may not request machines of group %q", group)}

@@ -299,11 +299,12 @@ func TestPodsMayRequestMachinesInSomeNamespacesAndOfSomeGroupsOnly(t *testing.T)
 		want               []string
 		event              string
 	}{
-		"everywhere":           {want: creates},
+		"nowhere":              {event: `Warning OnDemandNotAllowed the Pods of namespace "team" may not request machines (--on-demand-namespaces of the operator)`},
+		"everywhere":           {namespaces: sets.New(AllNamespaces), want: creates},
 		"in this namespace":    {namespaces: sets.New("team", "other"), want: creates},
-		"of this group":        {groups: sets.New("gpu"), want: creates},
-		"in another namespace": {namespaces: sets.New("other"), event: `Warning OnDemandNotAllowed the Pods of namespace "team" may not request machines`},
-		"of another group":     {groups: sets.New("cpu"), event: `Warning OnDemandNotAllowed Pods may not request machines of group "gpu"`},
+		"of this group":        {namespaces: sets.New(AllNamespaces), groups: sets.New("gpu"), want: creates},
+		"in another namespace": {namespaces: sets.New("other"), event: `Warning OnDemandNotAllowed the Pods of namespace "team" may not request machines (--on-demand-namespaces of the operator)`},
+		"of another group":     {namespaces: sets.New(AllNamespaces), groups: sets.New("cpu"), event: `Warning OnDemandNotAllowed Pods may not request machines of group "gpu"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := newPod("requesting", "gpu")

@@ -5,12 +5,9 @@ package ondemand
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -97,14 +94,5 @@ func (c *Controller) observeGroup(key string) groupState {
 		}
 		state.complete = state.complete && c.groups.HasSynced(id)
 	}
-	others := sets.New[string]()
-	for _, id := range shards {
-		for _, group := range c.groups.List(id) {
-			if !group.Deleting {
-				others.Insert(group.Key)
-			}
-		}
-	}
-	state.others = slices.Sorted(maps.Keys(others))
 	return state
 }
