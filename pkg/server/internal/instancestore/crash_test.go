@@ -63,11 +63,12 @@ func runLifecycle(s *shard, reach func(step string)) {
 	reach("removed")
 }
 
-// TestCrashingChild runs in the child process, which kills itself with SIGKILL.
+// TestCrashingChild runs in a child process of TestCrash, which kills itself with SIGKILL. Without
+// a step it is nobody's child, and has nothing to do.
 func TestCrashingChild(t *testing.T) {
 	step := os.Getenv(crashStep)
 	if step == "" {
-		t.Skip("is run by TestCrash")
+		return
 	}
 	s := newShard(t, os.Getenv(crashDir))
 	runLifecycle(s, func(reached string) {

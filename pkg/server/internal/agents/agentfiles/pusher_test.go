@@ -363,6 +363,8 @@ func TestFilesThatCannotBeMadeAreTriedAgain(t *testing.T) {
 		w.setToken("")
 		session, end := w.ReceiveFiles("a")
 		defer end()
+		// Otherwise the stream and the report may each make the files.
+		synctest.Wait()
 		w.report("a", "", nil)
 		assert.Equal(t, failure, w.takeFailures())
 		for _, delay := range []time.Duration{
