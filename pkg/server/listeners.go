@@ -21,9 +21,10 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/connlimit"
+	"nstance.dev/operator/pkg/base/httpserver"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -170,11 +171,8 @@ func (p *process) serveGRPC(ctx context.Context, server *grpc.Server, listener n
 
 // servePeers serves queries for the leader until ctx is done.
 func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, handler http.Handler) error {
-	server := &http.Server{Handler: handler, TLSConfig: config, ReadHeaderTimeout: connectTimeout}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve peers at %s: %w", listener.Addr(), err)
+	if err := httpserver.Serve(ctx, listener, config, handler); err != nil {
+		return fmt.Errorf("serve peers: %w", err)
 	}
 	return nil
 }

@@ -30,6 +30,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/base/httpserver/httpservertest"
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -349,6 +350,20 @@ func TestIdle(t *testing.T) {
 
 		s.Stop()
 		<-watching
+	})
+}
+
+// A host without a certificate must not take the file descriptors of a server.
+func TestHealthAndElectionPortsLimitConnections(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	httpservertest.Connections(t, func() (net.Conn, error) { return s.DialAddress(t.Context(), s.HealthAddr) })
+	httpservertest.Connections(t, func() (net.Conn, error) {
+		conn, err := s.DialAddress(t.Context(), s.ElectionAddr)
+		if err != nil {
+			return nil, err
+		}
+		peer := tls.Client(conn, &tls.Config{ServerName: "localhost", RootCAs: pkitest.Roots(s.Authority)})
+		return peer, peer.HandshakeContext(t.Context())
 	})
 }
 
