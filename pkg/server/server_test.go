@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -364,6 +365,31 @@ func TestHealthAndElectionPortsLimitConnections(t *testing.T) {
 		}
 		peer := tls.Client(conn, &tls.Config{ServerName: "localhost", RootCAs: pkitest.Roots(s.Authority)})
 		return peer, peer.HandshakeContext(t.Context())
+	})
+}
+
+// A host that has no certificate, and sends nothing, keeps no operator out. In a bubble, no
+// silent connection times out before the call of the operator.
+func TestSilentConnectionsKeepNoOperatorOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := servertest.Start(t, servertest.Options{InMemory: true})
+		ctx, cancel := context.WithCancel(t.Context())
+		var silent sync.WaitGroup
+		// More than the port accepts in all.
+		for range 5000 {
+			silent.Go(func() {
+				if conn, err := s.DialAddress(ctx, s.Addr); err == nil {
+					_, _ = io.Copy(io.Discard, conn)
+				}
+			})
+		}
+		synctest.Wait()
+		begin := time.Now()
+		list(t, s.Operator("default"))
+		assert.Less(t, time.Since(begin), time.Second)
+		cancel()
+		s.Stop()
+		silent.Wait()
 	})
 }
 
