@@ -238,6 +238,28 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// A configuration of an earlier version goes on to work, and its validation prints what to change.
+// The server logs the same.
+func TestUserdataWithoutProtectionIsReported(t *testing.T) {
+	s := servertest.Prepare(t, servertest.Options{})
+	data, err := os.ReadFile(s.ConfigPath())
+	require.NoError(t, err)
+	for userdata, want := range map[string]string{
+		`{"url": "http://10.0.0.1/userdata"}`:                                              "warning: defaults.userdata.url begins with http:// and has no sha256 beside it",
+		`{"url": "HTTP://10.0.0.1/userdata"}`:                                              "warning: defaults.userdata.url",
+		`{"url": "https://10.0.0.1/userdata"}`:                                             "",
+		`{"url": "http://10.0.0.1/userdata", "sha256": "` + strings.Repeat("0", 64) + `"}`: "",
+	} {
+		path := filepath.Join(t.TempDir(), "shard.jsonc")
+		changed := strings.Replace(string(data), `"defaults": {}`, `"defaults": {"userdata": `+userdata+`}`, 1)
+		require.NoError(t, os.WriteFile(path, []byte(changed), 0o600))
+		var said strings.Builder
+		require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said), changed)
+		assert.Contains(t, said.String(), want)
+		assert.Equal(t, want != "", strings.Contains(said.String(), "warning"), said.String())
+	}
+}
+
 // TestRegistrationConnections: one address may have 32 connections, and an idle connection is
 // closed.
 func TestRegistrationConnections(t *testing.T) {
