@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/plugin/command"
 )
 
@@ -23,7 +24,7 @@ func main() {
 	err := command.New(streams).ExecuteContext(ctx)
 	stop()
 	if message := command.Message(err); message != "" {
-		fmt.Fprintln(os.Stderr, "error:", message)
+		fmt.Fprintln(terminal.NewWriter(os.Stderr), "error:", message)
 	}
 	os.Exit(command.ExitCode(err))
 }

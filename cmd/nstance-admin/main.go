@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/base/terminal"
 
 	// The CA certificates of public services, because images do not contain them.
 	_ "golang.org/x/crypto/x509roots/fallback"
@@ -20,7 +21,7 @@ func main() {
 	err := admin.NewCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "nstance-admin:", err)
+		fmt.Fprintln(terminal.NewWriter(os.Stderr), "nstance-admin:", err)
 		os.Exit(admin.ExitCode(err))
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/admin/providercheck"
+	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/server/provider/registry"
 )
 
@@ -64,6 +65,9 @@ func NewCommand() *cobra.Command {
 			newTenantAdoptCommand(),
 		),
 	)
+	// Messages of servers must not control the terminal.
+	root.SetOut(terminal.NewWriter(os.Stdout))
+	root.SetErr(terminal.NewWriter(os.Stderr))
 	root.Version = version.Print(root.Name())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SilenceUsage = true
@@ -178,7 +182,11 @@ func newTable(columns ...string) *table {
 }
 
 func (t *table) add(cells ...string) {
-	t.rows = append(t.rows, strings.Join(cells, "\t")+"\n")
+	lines := make([]string, len(cells))
+	for i, cell := range cells {
+		lines[i] = terminal.Line(cell)
+	}
+	t.rows = append(t.rows, strings.Join(lines, "\t")+"\n")
 }
 
 // print writes the table if it has rows besides the header.

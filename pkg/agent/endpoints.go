@@ -19,10 +19,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/agent/internal/identity"
+	"nstance.dev/operator/pkg/base/httpserver"
 )
-
-// readHeaderTimeout closes connections of clients that send no request.
-const readHeaderTimeout = 10 * time.Second
 
 // health serves /healthz (the process runs), /readyz (reports are being sent) and /metrics.
 type health struct {
@@ -64,10 +62,8 @@ func (h *health) serve(ctx context.Context, address string) error {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, h.checkReady()) })
 	mux.Handle("GET /metrics", h.metrics)
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: readHeaderTimeout}
-	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := httpserver.Serve(ctx, listener, nil, mux); err != nil {
 			klog.FromContext(ctx).Error(err, "HTTP server stopped", "address", address)
 		}
 	}()

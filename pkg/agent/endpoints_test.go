@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/base/httpserver/httpservertest"
 	"nstance.dev/operator/pkg/testing/runtest"
 )
 
@@ -38,6 +40,17 @@ func (m *machine) scrape() map[string]float64 {
 		}
 	}
 	return metrics
+}
+
+func TestTheConnectionsOfTheHealthAddressAreLimited(t *testing.T) {
+	t.Parallel()
+	m := newMachine(t, startWithFiles(t, someFiles, "1"))
+	m.Options.HealthAddress = freeAddress(t)
+	m.start()
+	runtest.Eventually(t, "the agent serves its metrics", func() bool { return len(m.scrape()) > 0 })
+	httpservertest.Connections(t, func() (net.Conn, error) {
+		return new(net.Dialer).DialContext(t.Context(), "tcp", m.Options.HealthAddress)
+	})
 }
 
 // The metrics follow an agent from before its registration to a notice.

@@ -62,6 +62,13 @@ func (s *Server) startConfig(ctx context.Context, store storage.Store) (c *confi
 	return accepted, err, nil
 }
 
+// logWarnings logs what the configuration should not have.
+func logWarnings(logger klog.Logger, c *config.Config) {
+	for _, warning := range c.Warnings() {
+		logger.Info("The configuration is valid, but has a warning", "warning", warning)
+	}
+}
+
 func isInvalid(err error) bool {
 	_, invalid := errors.AsType[*config.InvalidError](err)
 	return invalid
@@ -208,6 +215,7 @@ func (r *configReloader) reload(ctx context.Context) error {
 	}
 	r.setInForce()
 	klog.FromContext(ctx).Info("Put a new configuration in force", "etag", source.ETag)
+	logWarnings(klog.FromContext(ctx), next)
 	r.changed()
 	r.accept(ctx)
 	return nil

@@ -88,6 +88,7 @@ func validate(t *testing.T, configuration string) {
 	require.NoError(t, os.WriteFile(path, []byte(configuration), 0o600))
 	var said strings.Builder
 	require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said), configuration)
+	assert.NotContains(t, said.String(), "warning")
 }
 
 // parts returns the parts of configurations in a document, which have no language, except

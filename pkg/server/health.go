@@ -5,14 +5,14 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"nstance.dev/operator/pkg/base/httpserver"
 )
 
 // health serves the health address (docs/server-reference.md#health): /health and / for
@@ -58,12 +58,8 @@ func (h *health) probe(w http.ResponseWriter, _ *http.Request) {
 
 // serve serves until ctx is done.
 func (h *health) serve(ctx context.Context, listener net.Listener) error {
-	server := &http.Server{Handler: h.handler, ReadHeaderTimeout: 5 * time.Second}
-	// Probes and scrapes are repeated: Close does not wait for them.
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve health checks at %s: %w", listener.Addr(), err)
+	if err := httpserver.Serve(ctx, listener, nil, h.handler); err != nil {
+		return fmt.Errorf("serve health checks: %w", err)
 	}
 	return nil
 }

@@ -21,9 +21,10 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/connlimit"
+	"nstance.dev/operator/pkg/base/httpserver"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -70,7 +71,7 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 			return fmt.Errorf("listen for agents (shard.bind.agent_addr): %w", err)
 		}
 		agentServer := p.newAgentServer(klog.FromContext(ctx), certificate)
-		agents = p.guard.Listener(connlimit.Total(agents, maxAgentConnections))
+		agents = p.guard.Listener(agents, handshakeLimits(maxAgentConnections))
 		g.Go(func() error { return p.serveGRPC(ctx, agentServer, agents) })
 	}
 	peers, err := p.server.Listen(ctx, p.bind.ElectionAddr)
@@ -78,7 +79,7 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
 	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
-	operators = p.guard.Listener(connlimit.Total(operators, maxOperatorConnections))
+	operators = p.guard.Listener(operators, handshakeLimits(maxOperatorConnections))
 	registrations = connlimit.Total(connlimit.PerAddress(registrations, maxRegistrationsPerAddress), maxRegistrationConnections)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
 	g.Go(func() error { return p.serveGRPC(ctx, registrationServer, registrations) })
@@ -170,19 +171,23 @@ func (p *process) serveGRPC(ctx context.Context, server *grpc.Server, listener n
 
 // servePeers serves queries for the leader until ctx is done.
 func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, handler http.Handler) error {
-	server := &http.Server{Handler: handler, TLSConfig: config, ReadHeaderTimeout: connectTimeout}
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
-	defer stop()
-	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve peers at %s: %w", listener.Addr(), err)
+	if err := httpserver.Serve(ctx, listener, config, handler); err != nil {
+		return fmt.Errorf("serve peers: %w", err)
 	}
 	return nil
 }
 
 // Limits of clients (docs/server-reference.md#limits).
 const (
+	// maxPendingHandshakes is the maximum number of connections to the port for operators, or to
+	// the port for agents, whose handshake has not finished, and maxPendingPerAddress the maximum
+	// for an address. Many agents may have one address, and connect again when another server
+	// leads.
+	maxPendingHandshakes = 1024
+	maxPendingPerAddress = 256
+
 	// maxOperatorConnections is the maximum number of connections of operators. Further
-	// connections wait. An operator has one connection for each of its processes that leads.
+	// connections are closed. An operator has one connection for each of its processes that leads.
 	maxOperatorConnections = 4096
 	// maxOperatorStreams is the maximum number of calls in progress on one connection.
 	// An operator has three watches and at most some hundred calls at a time.
@@ -191,7 +196,7 @@ const (
 	maxOperatorRequest = 4 << 20
 
 	// maxAgentConnections is the maximum number of connections of agents, each of which has
-	// one. Further connections wait.
+	// one. Further connections are closed.
 	maxAgentConnections = 16384
 	// maxAgentStreams is the maximum number of calls in progress on one connection. An
 	// agent has three streams and few calls.
@@ -217,6 +222,10 @@ const (
 	// maxHeaders is the maximum size of the metadata of a call, in bytes.
 	maxHeaders = 16 << 10
 )
+
+func handshakeLimits(authenticated int) connlimit.Limits {
+	return connlimit.Limits{Pending: maxPendingHandshakes, PendingPerAddress: maxPendingPerAddress, Authenticated: authenticated}
+}
 
 // withHost returns addresses with another host. Empty addresses stay empty. With a leader
 // network the addresses at which others reach the leader keep their host: the listeners must

@@ -109,6 +109,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	logWarnings(klog.FromContext(ctx), c)
 	bind := withHost(c.Shard.Bind, s.Host, c.Shard.LeaderNetwork != nil)
 	sh := &shared{
 		shard:           s.Shard,

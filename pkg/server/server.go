@@ -185,8 +185,15 @@ func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID)
-	return err
+	if _, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID); err != nil {
+		return err
+	}
+	for _, warning := range c.Warnings() {
+		if _, err = fmt.Fprintf(w, "warning: %s\n", warning); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (o Options) config(ctx context.Context, path string) (source config.Source, c *config.Config, err error) {

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/base/httpserver/httpservertest"
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -236,6 +238,28 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// A configuration of an earlier version goes on to work, and its validation prints what to change.
+// The server logs the same.
+func TestUserdataWithoutProtectionIsReported(t *testing.T) {
+	s := servertest.Prepare(t, servertest.Options{})
+	data, err := os.ReadFile(s.ConfigPath())
+	require.NoError(t, err)
+	for userdata, want := range map[string]string{
+		`{"url": "http://10.0.0.1/userdata"}`:                                              "warning: defaults.userdata.url begins with http:// and has no sha256 beside it",
+		`{"url": "HTTP://10.0.0.1/userdata"}`:                                              "warning: defaults.userdata.url",
+		`{"url": "https://10.0.0.1/userdata"}`:                                             "",
+		`{"url": "http://10.0.0.1/userdata", "sha256": "` + strings.Repeat("0", 64) + `"}`: "",
+	} {
+		path := filepath.Join(t.TempDir(), "shard.jsonc")
+		changed := strings.Replace(string(data), `"defaults": {}`, `"defaults": {"userdata": `+userdata+`}`, 1)
+		require.NoError(t, os.WriteFile(path, []byte(changed), 0o600))
+		var said strings.Builder
+		require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said), changed)
+		assert.Contains(t, said.String(), want)
+		assert.Equal(t, want != "", strings.Contains(said.String(), "warning"), said.String())
+	}
+}
+
 // TestRegistrationConnections: one address may have 32 connections, and an idle connection is
 // closed.
 func TestRegistrationConnections(t *testing.T) {
@@ -349,6 +373,45 @@ func TestIdle(t *testing.T) {
 
 		s.Stop()
 		<-watching
+	})
+}
+
+// A host without a certificate must not take the file descriptors of a server.
+func TestHealthAndElectionPortsLimitConnections(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	httpservertest.Connections(t, func() (net.Conn, error) { return s.DialAddress(t.Context(), s.HealthAddr) })
+	httpservertest.Connections(t, func() (net.Conn, error) {
+		conn, err := s.DialAddress(t.Context(), s.ElectionAddr)
+		if err != nil {
+			return nil, err
+		}
+		peer := tls.Client(conn, &tls.Config{ServerName: "localhost", RootCAs: pkitest.Roots(s.Authority)})
+		return peer, peer.HandshakeContext(t.Context())
+	})
+}
+
+// A host that has no certificate, and sends nothing, keeps no operator out. In a bubble, no
+// silent connection times out before the call of the operator.
+func TestSilentConnectionsKeepNoOperatorOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := servertest.Start(t, servertest.Options{InMemory: true})
+		ctx, cancel := context.WithCancel(t.Context())
+		var silent sync.WaitGroup
+		// More than the port accepts in all.
+		for range 5000 {
+			silent.Go(func() {
+				if conn, err := s.DialAddress(ctx, s.Addr); err == nil {
+					_, _ = io.Copy(io.Discard, conn)
+				}
+			})
+		}
+		synctest.Wait()
+		begin := time.Now()
+		list(t, s.Operator("default"))
+		assert.Less(t, time.Since(begin), time.Second)
+		cancel()
+		s.Stop()
+		silent.Wait()
 	})
 }
 

@@ -34,15 +34,12 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection"
 	_ "k8s.io/component-base/metrics/prometheus/restclient"
 	_ "k8s.io/component-base/metrics/prometheus/workqueue"
+
+	"nstance.dev/operator/pkg/base/httpserver"
 )
 
-const (
-	// renewTolerance is the time after the renew deadline after which the liveness probe
-	// fails.
-	renewTolerance = 20 * time.Second
-	// readHeaderTimeout closes connections of clients that send nothing.
-	readHeaderTimeout = 10 * time.Second
-)
+// renewTolerance is the time after the renew deadline after which the liveness probe fails.
+const renewTolerance = 20 * time.Second
 
 // Health serves the liveness and the readiness probe.
 type Health struct {
@@ -81,10 +78,8 @@ func (h *Health) Serve(ctx context.Context, address string, other http.Handler) 
 	if err != nil {
 		return fmt.Errorf("listen on --http-address %s: %w", address, err)
 	}
-	server := &http.Server{Handler: h.handler(other), ReadHeaderTimeout: readHeaderTimeout}
-	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		if err := httpserver.Serve(ctx, listener, nil, h.handler(other)); err != nil {
 			klog.FromContext(ctx).Error(err, "HTTP server stopped", "address", address)
 		}
 	}()

@@ -25,6 +25,8 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"nstance.dev/operator/pkg/base/httpserver/httpservertest"
 )
 
 func ask(t *testing.T, h *Health, path string) (int, string) {
@@ -115,6 +117,15 @@ func TestServeEndsWithItsContext(t *testing.T) {
 		}
 		return err != nil
 	}, 10*time.Second, 10*time.Millisecond, "the listener is closed a moment after the context")
+}
+
+func TestTheConnectionsOfAnAddressAreLimited(t *testing.T) {
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	address := free.Addr().String()
+	_ = free.Close()
+	require.NoError(t, NewHealth().Serve(t.Context(), address, http.NotFoundHandler()))
+	httpservertest.Connections(t, func() (net.Conn, error) { return new(net.Dialer).DialContext(t.Context(), "tcp", address) })
 }
 
 func TestMetrics(t *testing.T) {

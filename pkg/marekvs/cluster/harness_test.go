@@ -129,6 +129,7 @@ func (a *api) claimNames() []string {
 func newPod(set *appsv1.StatefulSet, ordinal int32, uid, address string) *corev1.Pod {
 	labels := children.Labels(set.Name)
 	labels[appsv1.StatefulSetRevisionLabel] = set.Status.UpdateRevision
+	labels[appsv1.StatefulSetPodNameLabel] = podName(ordinal)
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: set.Namespace, Name: podName(ordinal), UID: types.UID(uid), Labels: labels,

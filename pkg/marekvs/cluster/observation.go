@@ -33,13 +33,29 @@ const startDeadline = 10 * time.Minute
 // readPods returns the Pods that the StatefulSet controls. Other Pods with the same labels
 // are not included.
 func (c *Controller) readPods(set *appsv1.StatefulSet) []*corev1.Pod {
-	return controller.Indexed[corev1.Pod](c.Informers.Pods.GetIndexer(), byController, string(set.UID))
+	pods := controller.Indexed[corev1.Pod](c.Informers.Pods.GetIndexer(), byController, string(set.UID))
+	return slices.DeleteFunc(pods, func(pod *corev1.Pod) bool { return !belongsTo(pod, set) })
+}
+
+// belongsTo reports whether a Pod belongs to a StatefulSet. A user can name the StatefulSet as
+// the owner of any Pod; the controller of StatefulSets also sets the label
+// (https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#pod-name-label).
+func belongsTo(pod *corev1.Pod, set *appsv1.StatefulSet) bool {
+	_, ok := podOrdinal(set.Name, pod.Name)
+	return ok && metav1.IsControlledBy(pod, set) && pod.Labels[appsv1.StatefulSetPodNameLabel] == pod.Name
+}
+
+// isNode reports whether a Pod that belongs to a StatefulSet is a node of its present size. The
+// metrics of other Pods decide nothing.
+func isNode(pod *corev1.Pod, set *appsv1.StatefulSet) bool {
+	ordinal, ok := podOrdinal(set.Name, pod.Name)
+	return ok && ordinal < ptr.Deref(set.Spec.Replicas, 1)
 }
 
 // observe reads a cluster whose StatefulSet exists, and scrapes its nodes.
 func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet) (*scale.Observation, *scale.Load) {
 	pods := c.readPods(set)
-	scrapes := c.scrape(ctx, pods)
+	scrapes := c.scrape(ctx, set, pods)
 	now := c.Clock.Now()
 	o := &scale.Observation{
 		Name:              set.Name,
@@ -57,10 +73,7 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 	}
 	nodes, readings := map[int32]observe.Node{}, map[observe.Process]observe.Reading{}
 	for i, pod := range pods {
-		ordinal, ok := podOrdinal(set.Name, pod.Name)
-		if !ok {
-			continue
-		}
+		ordinal, _ := podOrdinal(set.Name, pod.Name)
 		seen := describe(pod, ordinal, now)
 		node := observe.Node{Process: process(pod), Terminating: seen.Terminating}
 		reading := observe.Reading{At: now}
@@ -69,7 +82,7 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 			reading = observe.Reading{At: scrapes[i].At, Total: metrics.Commands}
 		}
 		nodes[ordinal] = node
-		if !seen.Terminating {
+		if !seen.Terminating && isNode(pod, set) {
 			readings[node.Process] = reading
 		}
 		o.Pods = append(o.Pods, seen)
@@ -105,14 +118,14 @@ func (c *Controller) load(
 	return load
 }
 
-// scrape returns the metrics of Pods, in their order. It skips Pods that are being deleted
-// or have no address.
-func (c *Controller) scrape(ctx context.Context, pods []*corev1.Pod) []observe.Scrape {
+// scrape returns the metrics of Pods, in their order. It skips Pods that are being deleted, are
+// no nodes or have no address.
+func (c *Controller) scrape(ctx context.Context, set *appsv1.StatefulSet, pods []*corev1.Pod) []observe.Scrape {
 	results := make([]observe.Scrape, len(pods))
 	var addresses []string
 	var indexes []int
 	for i, pod := range pods {
-		if pod.DeletionTimestamp == nil && pod.Status.PodIP != "" {
+		if pod.DeletionTimestamp == nil && pod.Status.PodIP != "" && isNode(pod, set) {
 			addresses, indexes = append(addresses, pod.Status.PodIP), append(indexes, i)
 		}
 	}

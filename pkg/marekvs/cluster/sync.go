@@ -237,7 +237,7 @@ func (c *Controller) confirm(ctx context.Context, set *appsv1.StatefulSet) (vers
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if !metav1.IsControlledBy(pod, set) {
+		if !belongsTo(pod, set) {
 			continue
 		}
 		if known, ok := cached[pod.UID]; !ok || known != stateOfPod(pod) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -244,6 +245,38 @@ func TestOnlyNodesAreScraped(t *testing.T) {
 	assert.NotContains(t, h.scraped, "10.9.9.9")
 	assert.NotContains(t, h.scraped, ended.Status.PodIP)
 	assert.Equal(t, ptr.To[int32](2), h.cluster().Status.ReadyNodes)
+}
+
+// A user who may create Pods can name the StatefulSet as their owner. Such Pods are not scraped,
+// and add nothing to the load.
+func TestAForgedPodIsNoNode(t *testing.T) {
+	for name, test := range map[string]struct {
+		ordinal int32
+		change  func(*corev1.Pod)
+	}{
+		"without the label of the StatefulSet": {3, func(pod *corev1.Pod) { delete(pod.Labels, appsv1.StatefulSetPodNameLabel) }},
+		"with the label of another Pod":        {3, func(pod *corev1.Pod) { pod.Labels[appsv1.StatefulSetPodNameLabel] = "demo-0" }},
+		"beyond the size":                      {4, func(*corev1.Pod) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, sized(4))
+			h.rate = 24_000
+			h.settle()
+			require.Equal(t, "24000.0", h.cluster().Status.OpsPerSecond)
+			forged := newPod(h.set(), test.ordinal, "forged", "10.9.9.9")
+			test.change(forged)
+			if test.ordinal == 3 {
+				// Before the StatefulSet controller creates the Pod of this name.
+				h.builtIn.Remove(podResource, "ns", podName(3))
+			}
+			h.builtIn.Add(forged)
+			h.show()
+			_, err := h.syncStale(t.Context())
+			require.NoError(t, err)
+			assert.NotContains(t, h.scraped, "10.9.9.9")
+			assert.Equal(t, ptr.To(min(test.ordinal, 4)), h.cluster().Status.ReadyNodes)
+		})
+	}
 }
 
 // While a Pod is being deleted, the published rate is the known rate of the remaining

@@ -9,7 +9,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -17,6 +16,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -65,20 +65,9 @@ const largest = 1 << 53
 // Parse reads metrics in the text format of Prometheus
 // (https://prometheus.io/docs/instrumenting/exposition_formats/).
 func Parse(text io.Reader) (*Metrics, error) {
-	relevant, err := filter(text)
+	all, err := readSamples(text)
 	if err != nil {
 		return nil, err
-	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(relevant)
-	if err != nil {
-		return nil, fmt.Errorf("parse metrics: %w", err)
-	}
-	all := samples{}
-	for name, family := range families {
-		for _, metric := range family.GetMetric() {
-			all[name] = append(all[name], value(metric))
-		}
 	}
 	return &Metrics{
 		Sample: scale.Sample{
@@ -95,24 +84,47 @@ func Parse(text io.Reader) (*Metrics, error) {
 	}, nil
 }
 
-// filter returns the lines of the metrics in names. The format escapes line breaks in label
-// values, so each line is one sample.
-func filter(text io.Reader) (io.Reader, error) {
-	var relevant bytes.Buffer
+// Limits of the metrics of a node. The user of a cluster chooses the program that sends them, and
+// up to --scrape-parallel nodes of each cluster are read at a time.
+const (
+	// maxBody is the maximum size of a response, in bytes.
+	maxBody = 256 << 10
+	// maxLine is the maximum length of a line, in bytes.
+	maxLine = 8 << 10
+	// maxSamples is the maximum number of samples of the metrics in names. There is one for each
+	// kind of command.
+	maxSamples = 1000
+)
+
+// readSamples returns the samples of the metrics in names. The format escapes line breaks in label
+// values, so each line is one sample. A line is parsed when it is read: only its value is kept.
+func readSamples(text io.Reader) (samples, error) {
+	all, count := samples{}, 0
+	parser := expfmt.NewTextParser(model.UTF8Validation)
 	lines := bufio.NewScanner(text)
-	lines.Buffer(nil, maxBody)
+	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
 		line := bytes.TrimLeft(lines.Bytes(), " \t")
-		end := bytes.IndexAny(line, "{ \t")
-		if end > 0 && names[string(line[:end])] {
-			relevant.Write(line)
-			relevant.WriteByte('\n')
+		if end := bytes.IndexAny(line, "{ \t"); end <= 0 || !names[string(line[:end])] {
+			continue
+		}
+		if count++; count > maxSamples {
+			return nil, fmt.Errorf("read metrics: there are more than %d samples of the metrics that the operator reads", maxSamples)
+		}
+		families, err := parser.TextToMetricFamilies(io.MultiReader(bytes.NewReader(line), strings.NewReader("\n")))
+		if err != nil {
+			return nil, fmt.Errorf("parse metrics: %w", err)
+		}
+		for name, family := range families {
+			for _, metric := range family.GetMetric() {
+				all[name] = append(all[name], value(metric))
+			}
 		}
 	}
 	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read metrics: %w", err)
+		return nil, fmt.Errorf("read metrics: %w, at most %d bytes in a line are allowed", err, maxLine)
 	}
-	return &relevant, nil
+	return all, nil
 }
 
 func value(metric *dto.Metric) float64 {
@@ -169,12 +181,6 @@ func larger(a, b *int64) *int64 {
 	}
 	return a
 }
-
-// errTooLong is returned for metrics with more than maxBody bytes.
-var errTooLong = errors.New("the metrics are too long")
-
-// maxBody is the maximum size of the metrics of a node, in bytes.
-const maxBody = 4 << 20
 
 // ScrapeOptions configures a Scraper.
 type ScrapeOptions struct {
@@ -258,7 +264,7 @@ func (s *Scraper) scrape(ctx context.Context, address string) (*Metrics, error) 
 	body := &io.LimitedReader{R: response.Body, N: maxBody + 1}
 	metrics, err := Parse(body)
 	if body.N <= 0 {
-		err = errTooLong
+		err = fmt.Errorf("the metrics are too long, at most %d bytes are allowed", maxBody)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("scrape %s: %w", from.Host, err)

@@ -6,9 +6,11 @@ package observe
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -88,6 +90,63 @@ func TestOtherMetricsAreNotParsed(t *testing.T) {
 	_, err = Parse(strings.NewReader("marekvs_cluster_members {\n"))
 	require.Error(t, err)
 }
+
+// The user of a cluster chooses the program that sends the metrics of its nodes.
+func TestMetricsAreLimited(t *testing.T) {
+	const series = "marekvs_commands_total{cmd=\"%d\"} 1\n"
+	var allowed, tooMany strings.Builder
+	for n := range maxSamples {
+		_, _ = fmt.Fprintf(&allowed, series, n)
+		_, _ = fmt.Fprintf(&tooMany, series, n)
+	}
+	_, _ = fmt.Fprintf(&tooMany, series, maxSamples)
+	got, err := Parse(strings.NewReader(allowed.String()))
+	require.NoError(t, err)
+	assert.Equal(t, ptr.To[float64](maxSamples), got.Commands)
+	_, err = Parse(strings.NewReader(tooMany.String()))
+	require.ErrorContains(t, err, "more than 1000 samples")
+	_, err = Parse(strings.NewReader(`marekvs_commands_total{cmd="` + strings.Repeat("x", maxLine) + "\"} 1\n"))
+	require.ErrorContains(t, err, "at most 8192 bytes in a line")
+}
+
+// Many nodes are read at the same time: a response must not take much more memory than a small
+// one. Only its values are kept.
+func TestALargeResponseTakesLittleMemory(t *testing.T) {
+	page := func(samples, length int) string {
+		var text strings.Builder
+		for n := range samples {
+			_, _ = fmt.Fprintf(&text, "marekvs_commands_total{cmd=\"%0*d\"} 1\n", length, n)
+		}
+		return text.String()
+	}
+	// read returns by how much a response, of which the last byte has not arrived, enlarges the heap.
+	read := func(text string) uint64 {
+		heap := func() uint64 {
+			runtime.GC()
+			var stats runtime.MemStats
+			runtime.ReadMemStats(&stats)
+			return stats.HeapAlloc
+		}
+		before, during := heap(), uint64(0)
+		last := readerFunc(func([]byte) (int, error) {
+			during = heap()
+			return 0, io.EOF
+		})
+		_, err := Parse(io.MultiReader(strings.NewReader(text), last))
+		require.NoError(t, err)
+		runtime.KeepAlive(text)
+		return during - min(before, during)
+	}
+	small, large := page(10, 200), page(maxSamples, 200)
+	require.Greater(t, len(large), maxBody*3/4)
+	ofSmall, ofLarge := read(small), read(large)
+	t.Logf("%d bytes take %d, %d bytes take %d", len(small), ofSmall, len(large), ofLarge)
+	assert.Less(t, ofLarge, uint64(len(large))/4, "the whole response is in memory")
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func FuzzParse(f *testing.F) {
 	f.Add(page)

@@ -175,7 +175,7 @@ type ErrorEvent struct {
 	Group string
 	// InstanceID is the id of the affected instance; empty if no single instance is affected.
 	InstanceID string
-	// Message is the server's text. It may be of any length.
+	// Message is the server's text, cut off at MaxText.
 	Message string
 	// Time is when the error happened, by the server's clock; zero if the server does not
 	// report it.

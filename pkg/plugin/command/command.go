@@ -15,12 +15,15 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/plugin/status"
 	"nstance.dev/operator/pkg/plugin/why"
 )
 
-// New returns the command kubectl-nstance.
+// New returns the command kubectl-nstance. Texts of shards, machines and users in its output do
+// not control the terminal.
 func New(streams genericiooptions.IOStreams) *cobra.Command {
+	streams.Out, streams.ErrOut = terminal.NewWriter(streams.Out), terminal.NewWriter(streams.ErrOut)
 	o := &options{streams: streams, config: genericclioptions.NewConfigFlags(true)}
 	root := &cobra.Command{
 		Use:   "kubectl-nstance",

@@ -5,11 +5,15 @@ package command_test
 
 import (
 	"testing"
+	"unicode"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"sigs.k8s.io/yaml"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/command"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/plugin/plugintest"
@@ -95,6 +99,35 @@ func TestNoPools(t *testing.T) {
 	got := run(t, plugintest.NewServer(t, &objects.Snapshot{}), "status")
 	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found.\n" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Messages of shards, and annotations of Nodes, do not control the terminal.
+func TestOutputDoesNotControlTheTerminal(t *testing.T) {
+	const hostile = "\x1b[2J\x1b]0;title\a gone\rall is well \u009b1A\u202e\x7f"
+	s := drained()
+	plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, "Ready", metav1.ConditionFalse, "Broken", hostile)
+	plugintest.SetCondition(&plugintest.Group(s, "a").Status.Conditions, "ShardReachable", metav1.ConditionFalse, "Broken", hostile)
+	plugintest.AddBlockedDrain(s, "a", v1beta1.BlockedDrain{Instance: "a1", Node: "a1", Reason: "RequestsFailing", Message: hostile})
+	plugintest.AddEvent(s, "a1", "DrainBlocked", hostile)
+	for i := range s.Nodes.Items {
+		for key := range s.Nodes.Items[i].Annotations {
+			s.Nodes.Items[i].Annotations[key] += hostile
+		}
+	}
+	server := plugintest.NewServer(t, s)
+	for _, arguments := range [][]string{
+		{"status"}, {"status", "-o", "wide"}, {"status", "-o", "json"}, {"status", "-o", "yaml"},
+		{"drain-status"}, {"drain-status", "a1"}, {"why", "a1"}, {"why", "a1", "-o", "wide"}, {"status", hostile},
+	} {
+		got := run(t, server, arguments...)
+		assert.Contains(t, got.stdout+got.message, "gone", "%q", arguments)
+		for _, r := range got.stdout + got.stderr {
+			if r != '\n' && !unicode.IsPrint(r) {
+				t.Errorf("%q prints %q:\n%q", arguments, r, got.stdout)
+				break
+			}
+		}
 	}
 }
 

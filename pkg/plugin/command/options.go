@@ -4,6 +4,7 @@
 package command
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
+	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/plugin/gather"
 	"nstance.dev/operator/pkg/plugin/status"
 )
@@ -102,6 +104,21 @@ func (o *options) print(structure any, unknown []string, table func(io.Writer) e
 	return nil
 }
 
+// marshalYAML escapes control characters in JSON first: the conversion to YAML rejects them
+// (https://yaml.org/spec/1.2.2/#51-character-set), and a machine could choose a message that nobody
+// can read.
+func marshalYAML(structure any) ([]byte, error) {
+	data, err := json.Marshal(structure)
+	if err != nil {
+		return nil, err
+	}
+	var escaped bytes.Buffer
+	if _, err := terminal.NewWriter(&escaped).Write(data); err != nil {
+		return nil, err
+	}
+	return yaml.JSONToYAML(escaped.Bytes())
+}
+
 func (o *options) write(structure any, table func(io.Writer) error) error {
 	var data []byte
 	var err error
@@ -111,7 +128,7 @@ func (o *options) write(structure any, table func(io.Writer) error) error {
 			data = append(data, '\n')
 		}
 	case outputYAML:
-		data, err = yaml.Marshal(structure)
+		data, err = marshalYAML(structure)
 	default:
 		return table(o.streams.Out)
 	}

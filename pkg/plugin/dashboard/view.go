@@ -245,6 +245,7 @@ var reasonTones = map[string]tone{
 	v1beta1.ReasonShardUnreachable:           toneBad,
 	v1beta1.ReasonWorkloadClusterUnreachable: toneBad,
 	v1beta1.ReasonWrongShard:                 toneBad,
+	v1beta1.ReasonShardLimitExceeded:         toneBad,
 	v1beta1.ReasonOtherCluster:               toneBad,
 	v1beta1.ReasonDrainBlocked:               toneBad,
 	v1beta1.ReasonServerDeleted:              toneBad,

@@ -11,6 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/cli-runtime/pkg/printers"
+
+	"nstance.dev/operator/pkg/base/terminal"
 )
 
 // PrintOptions are the options of a table, as of kubectl get. A table has no colors and does
@@ -82,7 +84,7 @@ func (t *Table) printRow(w io.Writer, cells []string) {
 	var printed []string
 	for i, cell := range cells {
 		if !t.columns[i].Wide || t.options.Wide {
-			printed = append(printed, strings.ReplaceAll(cell, "\n", " "))
+			printed = append(printed, terminal.Line(cell))
 		}
 	}
 	_, _ = fmt.Fprintln(w, strings.Join(printed, "\t"))

@@ -6,6 +6,7 @@ package clientauth
 import (
 	"context"
 	"crypto/x509"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/base/connlimit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
@@ -129,8 +131,10 @@ func (c *connection) closeStreams(owner *Owner) {
 	}
 }
 
-// Listener returns l for a server with Credentials.
-func (g *Guard) Listener(l net.Listener) net.Listener { return &listener{l, g} }
+// Listener returns l for a server with Credentials. limits limits its connections.
+func (g *Guard) Listener(l net.Listener, limits connlimit.Limits) net.Listener {
+	return &listener{connlimit.Handshakes(l, limits), g}
+}
 
 type listener struct {
 	net.Listener
@@ -142,13 +146,15 @@ func (l *listener) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &trackedConn{Conn: conn, guard: l.guard}, nil
+	return &trackedConn{Conn: conn, handshake: conn.(*connlimit.Handshake), guard: l.guard}, nil
 }
 
 // trackedConn removes its connection from the guard when it is closed.
 type trackedConn struct {
 	net.Conn
-	guard *Guard
+	// handshake is the same connection.
+	handshake *connlimit.Handshake
+	guard     *Guard
 	// The mutex of the guard guards the fields below.
 	closed     bool
 	connection *connection
@@ -183,6 +189,12 @@ func (c *transportCredentials) ServerHandshake(raw net.Conn) (net.Conn, credenti
 	}
 	info, isTLS := auth.(credentials.TLSInfo)
 	tracked, isTracked := raw.(*trackedConn)
+	if isTracked {
+		if err := tracked.handshake.Finish(); err != nil {
+			_ = conn.Close()
+			return nil, nil, fmt.Errorf("accept the connection of a client: %w", err)
+		}
+	}
 	if isTLS && isTracked {
 		if connected := newConnection(tracked, info); connected != nil {
 			c.guard.add(tracked, connected)

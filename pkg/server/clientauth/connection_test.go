@@ -5,7 +5,9 @@ package clientauth
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 
+	"nstance.dev/operator/pkg/base/connlimit"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
 )
@@ -46,11 +49,46 @@ func TestAConnectionThatIsClosedDuringItsHandshakeIsNotKept(t *testing.T) {
 	})
 }
 
+// A client that is not authenticated does not count as one that is.
+func TestTheGuardLimitsConnectionsOfClients(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		limited := &listenerOf{}
+		listener := w.Listener(limited, connlimit.Limits{Pending: 1, PendingPerAddress: 1, Authenticated: 1})
+		accept := func() (client, accepted net.Conn) {
+			client, limited.conn = net.Pipe()
+			accepted, err := listener.Accept()
+			require.NoError(t, err)
+			return client, accepted
+		}
+		handshake := func() (net.Conn, error) {
+			client, accepted := accept()
+			go func() {
+				conn := tls.Client(client, w.tlsConfig(w.operator("default")))
+				_, _ = io.Copy(io.Discard, conn)
+			}()
+			conn, _, err := w.serving.ServerHandshake(accepted)
+			return conn, err
+		}
+		for range 10 {
+			silent, _ := accept()
+			defer func() { _ = silent.Close() }()
+		}
+		first, err := handshake()
+		require.NoError(t, err, "a silent connection is in the way")
+		_, err = handshake()
+		require.ErrorContains(t, err, "at most 1 are allowed")
+		assert.Len(t, w.connected(), 1)
+		require.NoError(t, first.Close())
+		_, err = handshake()
+		require.NoError(t, err)
+	})
+}
+
 func TestAHandshakeThatFailsIsNotKept(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		client, server := net.Pipe()
 		require.NoError(t, client.Close())
-		accepted, err := w.Listener(&listenerOf{conn: server}).Accept()
+		accepted, err := w.listen(server).Accept()
 		require.NoError(t, err)
 		_, auth, err := w.serving.ServerHandshake(accepted)
 		assert.Error(t, err)

@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/connlimit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
@@ -172,25 +173,35 @@ type client struct {
 	closed chan struct{}
 }
 
+// tlsConfig returns the configuration of a client.
+func (w *world) tlsConfig(i identity) *tls.Config {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(w.authority.CertificatePEM())
+	return &tls.Config{
+		Certificates: []tls.Certificate{i.Certificate}, RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
+	}
+}
+
 // connect makes the handshake of a client with the server.
 func (w *world) connect(i identity) *client {
 	w.t.Helper()
 	clientSide, serverSide := net.Pipe()
 	c := &client{w: w, closed: make(chan struct{})}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(w.authority.CertificatePEM())
-	conn := tls.Client(clientSide, &tls.Config{
-		Certificates: []tls.Certificate{i.Certificate}, RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13,
-	})
+	conn := tls.Client(clientSide, w.tlsConfig(i))
 	go func() {
 		defer close(c.closed)
 		_, _ = io.Copy(io.Discard, conn)
 	}()
-	accepted, err := w.Listener(&listenerOf{conn: serverSide}).Accept()
+	accepted, err := w.listen(serverSide).Accept()
 	require.NoError(w.t, err)
 	c.conn, c.auth, err = w.serving.Clone().ServerHandshake(accepted)
 	require.NoError(w.t, err)
 	return c
+}
+
+// listen returns a listener that accepts a connection.
+func (w *world) listen(conn net.Conn) net.Listener {
+	return w.Listener(&listenerOf{conn: conn}, connlimit.Limits{Pending: 1, PendingPerAddress: 1, Authenticated: 1})
 }
 
 // listenerOf accepts a connection.

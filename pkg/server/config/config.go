@@ -130,6 +130,9 @@ type Userdata struct {
 	// Inline is the userdata itself, and URL is where to fetch it. At most one is set.
 	Inline string
 	URL    string
+	// SHA256 is the hash of the content at the URL, in lower case hex, empty if the content is not
+	// checked. The ETag of a group contains this struct: an empty hash must not change it.
+	SHA256 string `json:",omitempty"`
 	// Encoding is the encoding of the inline text or of the content at the URL, empty for
 	// EncodingPlain. The userdata is decoded before it is rendered. The provider gets plain
 	// text and encodes it as it needs.

@@ -236,7 +236,7 @@ func readGroup(o *jsonc.Object) Group {
 	}
 }
 
-// readUserdata reads a string, or an object with the text or its URL and with its encoding.
+// readUserdata reads a string, or an object with the text or its URL, and with its encoding and hash.
 // Both forms of the same userdata are read as equal values, so that a change of the form
 // replaces no instance.
 func readUserdata(o *jsonc.Object) Userdata {
@@ -251,7 +251,7 @@ func readUserdata(o *jsonc.Object) Userdata {
 	}
 	members := o.ConfidentialObject("userdata")
 	defer members.Finish()
-	userdata := Userdata{Inline: members.String("inline"), URL: members.String("url"), Encoding: members.String("encoding")}
+	userdata := Userdata{Inline: members.String("inline"), URL: members.String("url"), SHA256: members.String("sha256"), Encoding: members.String("encoding")}
 	members.ExactlyOneOf("inline", "url")
 	if userdata.Encoding == EncodingPlain {
 		userdata.Encoding = ""

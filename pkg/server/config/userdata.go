@@ -6,12 +6,15 @@ package config
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"text/template"
@@ -76,8 +79,43 @@ func (u Userdata) decode(source []byte) ([]byte, error) {
 	return decoded, nil
 }
 
+// Check returns an error unless content has the hash that the configuration names.
+func (u Userdata) Check(content []byte) error {
+	if u.SHA256 == "" {
+		return nil
+	}
+	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != u.SHA256 {
+		return fmt.Errorf("its SHA-256 is %x, and userdata.sha256 is %s", sum, u.SHA256)
+	}
+	return nil
+}
+
+// Unprotected reports whether others in the network can change the content of the URL on its way.
+func (u Userdata) Unprotected() bool {
+	return u.SHA256 == "" && strings.HasPrefix(strings.ToLower(u.URL), "http://")
+}
+
+// Warnings returns what is allowed, but dangerous.
+func (c *Config) Warnings() []string {
+	var warnings []string
+	warn := func(path string, u Userdata) {
+		if u.Unprotected() {
+			warnings = append(warnings, path+".userdata.url begins with http:// and has no sha256 beside it: "+
+				"a host on the way can change what runs on every new machine; use https:// or a sha256")
+		}
+	}
+	warn("defaults", c.Defaults.Userdata)
+	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
+		warn("templates."+name, c.Templates[name].Userdata)
+	}
+	return warnings
+}
+
 // encodings are all supported encodings.
 var encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
+
+// hash matches a SHA-256.
+var hash = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 func (u Userdata) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
@@ -86,6 +124,13 @@ func (u Userdata) validate(path *field.Path) field.ErrorList {
 		if parsed, err := url.Parse(u.URL); err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https" {
 			errs = append(errs, field.Invalid(path.Child("url"), field.OmitValueType{}, "must be a URL that begins with http:// or https://"))
 		}
+	}
+	switch {
+	case u.SHA256 == "":
+	case u.URL == "":
+		errs = append(errs, field.Forbidden(path.Child("sha256"), "only the content of a url has a hash"))
+	case !hash.MatchString(u.SHA256):
+		errs = append(errs, field.Invalid(path.Child("sha256"), u.SHA256, "must be 64 lower case hexadecimal digits, as sha256sum prints them"))
 	}
 	switch {
 	case u.Encoding != "" && !slices.Contains(encodings, u.Encoding):

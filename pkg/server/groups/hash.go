@@ -50,6 +50,7 @@ type infraConfig struct {
 type infraUserdata struct {
 	Inline   string `json:"inline,omitempty"`
 	URL      string `json:"url,omitempty"`
+	SHA256   string `json:"sha256,omitempty"`
 	Encoding string `json:"encoding"`
 }
 
@@ -71,6 +72,7 @@ func (g *Group) infraConfigHash() (string, error) {
 		Userdata: infraUserdata{
 			Inline: g.Userdata.Inline,
 			URL:    g.Userdata.URL,
+			SHA256: g.Userdata.SHA256,
 			// An unset encoding means plain.
 			Encoding: cmp.Or(g.Userdata.Encoding, config.EncodingPlain),
 		},

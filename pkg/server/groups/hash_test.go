@@ -4,9 +4,11 @@
 package groups
 
 import (
+	"encoding/json"
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,6 +119,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 		reflect.TypeFor[config.Userdata](): {
 			"Inline":   {byInfra, func(g *Group) { g.Userdata.Inline = "other" }},
 			"URL":      {byInfra, func(g *Group) { g.Userdata.URL = "https://example.com" }},
+			"SHA256":   {byInfra, func(g *Group) { g.Userdata.SHA256 = strings.Repeat("0", 64) }},
 			"Encoding": {byInfra, func(g *Group) { g.Userdata.Encoding = config.EncodingGzip }},
 		},
 		reflect.TypeFor[config.File](): {
@@ -147,6 +150,13 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A field of the userdata that is not set must not change the ETag of every group.
+func TestUnsetFieldsOfUserdataAreInNoETag(t *testing.T) {
+	data, err := json.Marshal(config.Userdata{URL: "https://example.com"})
+	require.NoError(t, err)
+	require.JSONEq(t, `{"Inline": "", "URL": "https://example.com", "Encoding": ""}`, string(data))
 }
 
 // TestEqualConfigurationHasEqualHashes compares different forms of equal

@@ -45,7 +45,7 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 	}
 	source := []byte(group.Userdata.Inline)
 	if group.Userdata.URL != "" {
-		if source, err = p.fetch(ctx, group.Userdata.URL); err != nil {
+		if source, err = p.fetch(ctx, group.Userdata); err != nil {
 			return nil, fmt.Errorf("fetch the userdata of template %q: %w", group.Template, err)
 		}
 	}
@@ -128,33 +128,59 @@ func (p *pages) put(url string, content page) {
 	p.urls = append(p.urls, url)
 }
 
-// fetch returns the unchanged content of a URL. It is requested each time, but sent only if
+// fetch returns the unchanged content of the URL. It is requested each time, but sent only if
 // it has changed since the last request. The error contains only the host of the URL, whose
 // other parts may include a password or a signature.
-func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
+func (p *Provisioner) fetch(ctx context.Context, userdata config.Userdata) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, userdata.URL, nil)
 	if err != nil {
 		return nil, withoutURL(err)
 	}
 	// Otherwise the HTTP client would unpack gzip (https://pkg.go.dev/net/http#Transport),
 	// which the configuration declares as the encoding of the userdata.
 	request.Header.Set("Accept-Encoding", "identity")
-	known, found := p.pages.get(address)
+	known, found := p.pages.get(userdata.URL)
 	if found {
 		request.Header.Set("If-None-Match", known.etag)
 	}
-	source, err := p.get(request, known)
+	client := *p.client
+	if userdata.SHA256 == "" {
+		client.CheckRedirect = sameHost
+	}
+	source, err := get(&client, request, known)
+	if err == nil {
+		err = userdata.Check(source.content)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("from %s: %w", request.URL.Host, withoutURL(err))
 	}
-	p.pages.put(address, source)
+	p.pages.put(userdata.URL, source)
 	return source.content, nil
 }
 
-func (p *Provisioner) get(request *http.Request, known page) (page, error) {
-	response, err := p.client.Do(request)
+// maxRedirects is the maximum number of redirects, as of net/http
+// (https://pkg.go.dev/net/http#Client).
+const maxRedirects = 10
+
+// sameHost refuses redirects for content that is not checked: the configuration trusts the host of
+// the URL alone, and over TLS if it begins with https.
+func sameHost(request *http.Request, via []*http.Request) error {
+	first := via[0].URL
+	switch {
+	case len(via) >= maxRedirects:
+		return fmt.Errorf("there are more than %d redirects", maxRedirects)
+	case request.URL.Host != first.Host:
+		return fmt.Errorf("a redirect to another host, %s, is followed only if the configuration has the sha256 of the userdata", request.URL.Host)
+	case first.Scheme == "https" && request.URL.Scheme != "https":
+		return fmt.Errorf("a redirect from https to %s is followed only if the configuration has the sha256 of the userdata", request.URL.Scheme)
+	}
+	return nil
+}
+
+func get(client *http.Client, request *http.Request, known page) (page, error) {
+	response, err := client.Do(request)
 	if err != nil {
 		return page{}, err
 	}

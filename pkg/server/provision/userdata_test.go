@@ -7,7 +7,9 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -31,8 +33,8 @@ type site struct {
 	serve http.HandlerFunc
 	// address is the URL of the userdata, with secrets in it.
 	address string
-	// encoding is the encoding in the group's configuration.
-	encoding string
+	// encoding and sha256 are the values of the group's configuration.
+	encoding, sha256 string
 }
 
 func newSite(t *testing.T) *site {
@@ -50,7 +52,7 @@ func newSite(t *testing.T) *site {
 // userdata returns the userdata of a spec.
 func (s *site) userdata(ctx context.Context) (string, error) {
 	group := s.group
-	group.Userdata = config.Userdata{URL: s.address, Encoding: s.encoding}
+	group.Userdata = config.Userdata{URL: s.address, SHA256: s.sha256, Encoding: s.encoding}
 	spec, err := s.p.Spec(ctx, &group, newRecord(), "subnet-a")
 	return string(spec.Userdata), err
 }
@@ -255,7 +257,7 @@ func TestFetchingFails(t *testing.T) {
 		"a file": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", "file:///etc/hunter2")
 			w.WriteHeader(http.StatusFound)
-		}, "unsupported protocol scheme"},
+		}, "is followed only if the configuration has the sha256"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.serve = tc.serve
@@ -269,6 +271,92 @@ func TestFetchingFails(t *testing.T) {
 	s.address = "http://hunter2\x7f/"
 	_, err = s.userdata(t.Context())
 	s.wants(t, err, "invalid control character in URL")
+}
+
+func sum(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:])
+}
+
+// A host that answers for the address in the URL does not decide what runs on machines.
+func TestFetchedUserdataMustHaveItsHash(t *testing.T) {
+	s := newSite(t)
+	content := "version 1 " + minimal
+	s.serve = func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("ETag", `"1"`)
+		if r.Header.Get("If-None-Match") == `"1"` {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		_, _ = io.WriteString(w, content)
+	}
+	s.sha256 = sum(content)
+	for range 2 { // the second time from the cache
+		got, err := s.userdata(t.Context())
+		require.NoError(t, err)
+		require.True(t, strings.HasPrefix(got, "version 1 "+instanceID))
+	}
+	// The content that is known is checked too, and so is what was not sent again.
+	s.sha256 = sum("version 2 " + minimal)
+	_, err := s.userdata(t.Context())
+	s.wants(t, err, "its SHA-256 is "+sum(content)+", and userdata.sha256 is "+s.sha256)
+	s.address += "&other=1"
+	content = "evil " + minimal
+	_, err = s.userdata(t.Context())
+	s.wants(t, err, "its SHA-256 is "+sum(content))
+	// The hash is the one of the content before it is decoded.
+	content, s.encoding = base64.StdEncoding.EncodeToString([]byte(minimal)), config.EncodingBase64
+	s.sha256, s.address = sum(content), s.address+"&other=2"
+	_, err = s.userdata(t.Context())
+	require.NoError(t, err)
+}
+
+// Without a hash, the host of the URL alone decides.
+func TestRedirectsOfUserdata(t *testing.T) {
+	serve := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, minimal) }
+	other := httptest.NewServer(http.HandlerFunc(serve))
+	t.Cleanup(other.Close)
+	for name, tc := range map[string]struct {
+		to, sha256, want string
+	}{
+		"the same host":                {to: "/v2"},
+		"another host":                 {to: other.URL + "/v2", want: "a redirect to another host, " + strings.TrimPrefix(other.URL, "http://") + ", is followed only if"},
+		"another host, checked":        {to: other.URL + "/v2", sha256: sum(minimal)},
+		"another host, other content":  {to: other.URL + "/v2", sha256: sum("other"), want: "its SHA-256 is " + sum(minimal)},
+		"the same host, other content": {to: "/v2", sha256: sum("other"), want: "its SHA-256 is " + sum(minimal)},
+		"to itself":                    {to: "/userdata", want: "there are more than 10 redirects"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSite(t)
+			s.sha256 = tc.sha256
+			s.serve = func(w http.ResponseWriter, r *http.Request) {
+				if r.URL.Path == "/userdata" {
+					http.Redirect(w, r, tc.to, http.StatusFound)
+					return
+				}
+				serve(w, r)
+			}
+			_, err := s.userdata(t.Context())
+			if tc.want == "" {
+				require.NoError(t, err)
+				return
+			}
+			s.wants(t, err, tc.want)
+		})
+	}
+}
+
+func TestNoRedirectFromHTTPSToHTTP(t *testing.T) {
+	request := func(address string) *http.Request {
+		parsed, err := http.NewRequest(http.MethodGet, address, nil)
+		require.NoError(t, err)
+		return parsed
+	}
+	require.ErrorContains(t, sameHost(request("http://a/"), []*http.Request{request("https://a/")}), "a redirect from https to http")
+	// The second redirect leaves TLS.
+	require.Error(t, sameHost(request("http://a/"), []*http.Request{request("https://a/"), request("https://a/2")}))
+	require.NoError(t, sameHost(request("https://a/2"), []*http.Request{request("https://a/")}))
+	require.NoError(t, sameHost(request("https://a/"), []*http.Request{request("http://a/")}))
 }
 
 func TestFetchingStopsWithItsContext(t *testing.T) {
@@ -298,7 +386,7 @@ func TestFetchingTakesTenSeconds(t *testing.T) {
 	s.p.client.Transport = silence{}
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		_, err := s.p.fetch(t.Context(), s.address)
+		_, err := s.p.fetch(t.Context(), config.Userdata{URL: s.address})
 		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second {
 			t.Errorf("after %s got %v", took, err)
 		}

@@ -126,6 +126,8 @@ type Server struct {
 	RegistrationAddr string
 	// AgentAddr is the address for agents, empty without them.
 	AgentAddr string
+	// ElectionAddr is the address for peers that query the leader.
+	ElectionAddr string
 	// Authority, DataDir and Kubernetes are the values of Options or their defaults.
 	Authority  *pki.Authority
 	DataDir    string
@@ -238,7 +240,7 @@ func (s *Server) UntilListening() {
 	if s.options.Agents {
 		addresses = append(addresses, &s.AgentAddr)
 	}
-	for _, address := range append(addresses, new(string)) {
+	for _, address := range append(addresses, &s.ElectionAddr) {
 		select {
 		case *address = <-s.network.addresses:
 		case <-s.stopped:

@@ -76,6 +76,9 @@ const (
 	ReasonWorkloadClusterUnreachable = "WorkloadClusterUnreachable"
 	// ReasonWrongShard: the server at the address of a shard serves another shard.
 	ReasonWrongShard = "WrongShard"
+	// ReasonShardLimitExceeded: the shard reports more than the operator keeps, so nothing of
+	// the report is used.
+	ReasonShardLimitExceeded = "ShardLimitExceeded"
 	// ReasonOtherCluster: the tenant belongs to another Kubernetes cluster than the
 	// operator's, so the servers reject its calls.
 	ReasonOtherCluster = "OtherCluster"

@@ -21,6 +21,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/base/httpserver"
 )
 
 const (
@@ -39,7 +41,7 @@ type GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
 // Serve serves handler over TLS at address until ctx is done. It returns when the
 // address is bound. There need not be a certificate yet: each handshake calls
-// certificate.
+// certificate. The connections are limited.
 func Serve(ctx context.Context, address string, handler http.Handler, certificate GetCertificate) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -68,7 +70,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, cer
 		}
 	})
 	go func() {
-		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+		if err := server.ServeTLS(httpserver.Limit(listener), "", ""); !errors.Is(err, http.ErrServerClosed) {
 			klog.FromContext(ctx).Error(err, "HTTPS server stopped", "address", listener.Addr())
 		}
 	}()

@@ -26,6 +26,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/httpserver/httpservertest"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
@@ -133,6 +134,14 @@ func TestServerFinishesRequestsInFlight(t *testing.T) {
 	if code := <-codes; code != http.StatusOK {
 		t.Errorf("answered %d", code)
 	}
+}
+
+func TestTheConnectionsOfAnAddressAreLimited(t *testing.T) {
+	pair, client := newCertificate(t, "127.0.0.1")
+	listener := listen(t)
+	serve(t.Context(), listener, http.NotFoundHandler(), func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair, nil })
+	dialer := &tls.Dialer{Config: client.Transport.(*http.Transport).TLSClientConfig}
+	httpservertest.Connections(t, func() (net.Conn, error) { return dialer.DialContext(t.Context(), "tcp", listener.Addr().String()) })
 }
 
 func TestAddressInUse(t *testing.T) {

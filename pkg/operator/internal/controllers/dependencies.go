@@ -169,6 +169,8 @@ func UnreachableReason(err error) string {
 		return v1beta1.ReasonWrongShard
 	case shard.IsOtherCluster(err):
 		return v1beta1.ReasonOtherCluster
+	case shard.Exceeded(err) != "":
+		return v1beta1.ReasonShardLimitExceeded
 	}
 	return v1beta1.ReasonShardUnreachable
 }

@@ -70,7 +70,7 @@ func New(sources Sources) *Collector { return &Collector{sources: sources} }
 // Describe implements prometheus.Collector.
 func (c *Collector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, description := range []*prometheus.Desc{
-		shardConnected, shardSynced, shardVerified, shardLastList, shardLastMessage, shardReconnects,
+		shardConnected, shardSynced, shardVerified, shardLimit, shardLastList, shardLastMessage, shardReconnects,
 		groupDesired, groupActual, groupDraining, groupShortfall, groupNotReady, machines,
 	} {
 		descriptions <- description
@@ -146,6 +146,8 @@ var (
 		"1 once all groups of a shard were read since this leader connected to it, otherwise 0.", "shard")
 	shardVerified = newDesc("shard_identity_verified",
 		"1 while the server at the address of a shard is known to be that of the shard, 0 if it is another one; missing while no server responds.", "shard")
+	shardLimit = newDesc("shard_limit_exceeded",
+		"1 while nothing of a shard is used because it reports more than the operator keeps, by the limit; missing otherwise.", "shard", "limit")
 	shardLastList = newDesc("shard_last_list_timestamp_seconds",
 		"Time of the last list of a shard's groups, in seconds since 1970; 0 before the first.", "shard")
 	shardLastMessage = newDesc("shard_last_stream_message_timestamp_seconds",
@@ -164,6 +166,9 @@ func (c *Collector) collectShards(metrics chan<- prometheus.Metric) {
 			metrics <- gauge(shardVerified, 1, id)
 		case shard.IsWrongServer(reason):
 			metrics <- gauge(shardVerified, 0, id)
+		}
+		if limit := shard.Exceeded(reason); limit != "" {
+			metrics <- gauge(shardLimit, 1, id, string(limit))
 		}
 		link := c.sources.Groups.Link(id)
 		metrics <- gauge(shardLastList, seconds(link.LastList), id)

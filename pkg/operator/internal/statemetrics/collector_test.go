@@ -96,6 +96,19 @@ func TestShards(t *testing.T) {
 	}, metricstest.SeriesOf(t, c))
 }
 
+func TestTheLimitThatAShardExceeds(t *testing.T) {
+	s, c := newSources("a", "b")
+	s.shards.ByID["a"].Reachable = false
+	s.shards.ByID["a"].Lost = fmt.Errorf("list: %w", shard.Exceeds(shard.LimitGroups, "groups", shard.MaxGroups+1, shard.MaxGroups))
+	var got []string
+	for _, series := range metricstest.SeriesOf(t, c) {
+		if strings.Contains(series, "limit") {
+			got = append(got, series)
+		}
+	}
+	assert.Equal(t, []string{`nstance_operator_shard_limit_exceeded{limit="groups",shard="a"} 1`}, got)
+}
+
 func TestGroups(t *testing.T) {
 	s, c := newSources("a", "b", "c")
 	ready := newShardGroup("workers", "a", 3)

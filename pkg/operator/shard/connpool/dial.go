@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -47,16 +48,16 @@ const (
 	connectJitter      = 0.2
 	connectTimeout     = 5 * time.Second
 
-	// maxReceivedBytes is the maximum size of a reply. A list of 10,000 groups with their
+	// maxReceivedBytes is the maximum size of a reply. A list of 20,000 instances with their
 	// provider ids is larger than gRPC's default of 4 MiB
 	// (https://pkg.go.dev/google.golang.org/grpc#MaxCallRecvMsgSize).
-	maxReceivedBytes = 64 << 20
+	maxReceivedBytes = shard.MaxBytes
 )
 
 // dialOptions returns the options of a connection to an address, followed by more.
 func dialOptions(address string, credentials credentials.TransportCredentials, more ...grpc.DialOption) []grpc.DialOption {
 	handshakes := &handshakes{TransportCredentials: credentials, address: address}
-	return append([]grpc.DialOption{
+	options := []grpc.DialOption{
 		grpc.WithTransportCredentials(handshakes),
 		grpc.WithPerRPCCredentials(verifiedOnly{}),
 		grpc.WithChainUnaryInterceptor(handshakes.explain, sendRequestID),
@@ -77,7 +78,8 @@ func dialOptions(address string, credentials credentials.TransportCredentials, m
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceivedBytes)),
-	}, more...)
+	}
+	return slices.Concat(options, more, limitMessages())
 }
 
 // target returns a target whose address the dialer resolves at each attempt. gRPC's own

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -267,11 +268,14 @@ func TestKeepaliveConformsToTheDefaultPolicy(t *testing.T) {
 	})
 }
 
-func TestShardWithTenThousandGroups(t *testing.T) {
-	groups := make([]*nstancev1.GroupStatus, 10_000)
+func TestShardWithManyGroupsAndInstances(t *testing.T) {
+	groups := make([]*nstancev1.GroupStatus, shard.MaxGroups)
 	size := 0
 	for i := range groups {
-		groups[i] = &nstancev1.GroupStatus{Key: fmt.Sprintf("group-%d", i), Tenant: "default", Template: "worker", Size: 10}
+		groups[i] = &nstancev1.GroupStatus{
+			Key: fmt.Sprintf("group-%d", i), Tenant: "default", Template: "worker", Size: 10,
+			Vars: map[string]string{"note": strings.Repeat("x", 2000)},
+		}
 		for j := range 10 {
 			groups[i].ProviderIds = append(groups[i].ProviderIds, fmt.Sprintf("aws:///us-west-2a/i-%017d", i*10+j))
 		}
@@ -285,6 +289,24 @@ func TestShardWithTenThousandGroups(t *testing.T) {
 		b.reachable(t, "a", true, 10*time.Second)
 		if got := len(b.groups.List("a")); got != len(groups) {
 			t.Errorf("%d groups, want %d", got, len(groups))
+		}
+	})
+}
+
+// A small message that takes much memory is not decoded, and its groups are unknown.
+func TestShardWhoseListTakesTooMuchMemory(t *testing.T) {
+	groups := make([]*nstancev1.GroupStatus, 300_000)
+	for i := range groups {
+		groups[i] = &nstancev1.GroupStatus{}
+	}
+	inBubble(t, setup{shards: []string{"a"}, groups: groups}, func(t *testing.T, b *bubble) {
+		<-time.After(time.Minute)
+		reachable, reason := b.groups.Reachable("a")
+		if reachable || shard.Exceeded(reason) != shard.LimitMessage {
+			t.Errorf("reachable %t with reason %v", reachable, reason)
+		}
+		if b.groups.HasSynced("a") {
+			t.Error("the groups are known")
 		}
 	})
 }

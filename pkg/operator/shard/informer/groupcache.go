@@ -13,6 +13,9 @@ import (
 type groupCache struct {
 	// groups are the groups by key. A group is replaced as a whole, never modified.
 	groups map[string]shard.Group
+	// sizes are the sizes of the groups by key, and size is their sum.
+	sizes map[string]shard.Size
+	size  shard.Size
 	// touched are the keys that an event or Observe has set or removed since the last list was
 	// started. The reply to the list may be older than these changes.
 	touched map[string]struct{}
@@ -52,6 +55,7 @@ type shardStatus struct {
 func newGroupCache() *groupCache {
 	return &groupCache{
 		groups:     map[string]shard.Group{},
+		sizes:      map[string]shard.Size{},
 		touched:    map[string]struct{}{},
 		capacities: map[string]map[string]string{},
 	}
@@ -66,17 +70,33 @@ func (c *groupCache) status() any {
 
 // restart resets the state of the connection and keeps the groups.
 func (c *groupCache) restart() {
-	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link}
+	*c = groupCache{
+		groups: c.groups, sizes: c.sizes, size: c.size, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link,
+	}
 }
 
 // droppedKeys returns nil, because shardChanged covers all groups of a removed shard.
 func (c *groupCache) droppedKeys() []string { return nil }
 
 // put stores a group from an event or from Observe, and returns its key if the cache has
-// changed.
-func (c *groupCache) put(group shard.Group) []string {
+// changed. If the shard would have more than allowed, it returns an error and changes nothing.
+func (c *groupCache) put(group shard.Group) ([]string, error) {
+	size, err := shard.Measure(group)
+	if err != nil {
+		return nil, err
+	}
+	number := len(c.groups)
+	if _, ok := c.groups[group.Key]; !ok {
+		number++
+	}
+	if err := shard.Exceeds(shard.LimitGroups, "groups", number, shard.MaxGroups); err != nil {
+		return nil, err
+	}
+	if err := c.size.Sub(c.sizes[group.Key]).Add(size).Check(); err != nil {
+		return nil, err
+	}
 	c.touched[group.Key] = struct{}{}
-	return c.set(group)
+	return c.set(group), nil
 }
 
 // remove removes the group of a deletion event, and returns its key if the cache has changed.
@@ -150,7 +170,8 @@ func (c *groupCache) setReason(err error) {
 
 func sameKind(a, b error) bool {
 	return shard.IsUnreachable(a) == shard.IsUnreachable(b) && shard.IsWrongServer(a) == shard.IsWrongServer(b) &&
-		shard.IsOtherCluster(a) == shard.IsOtherCluster(b) && shard.IsNotServing(a) == shard.IsNotServing(b)
+		shard.IsOtherCluster(a) == shard.IsOtherCluster(b) && shard.IsNotServing(a) == shard.IsNotServing(b) &&
+		shard.Exceeded(a) == shard.Exceeded(b)
 }
 
 func (c *groupCache) set(group shard.Group) []string {
@@ -165,6 +186,10 @@ func (c *groupCache) set(group shard.Group) []string {
 		group.Node = c.shareCapacity(group.InstanceType, group.Node)
 	}
 	c.groups[group.Key] = group
+	// Only put and checkList, which come before, need the error.
+	size, _ := shard.Measure(group)
+	c.size = c.size.Sub(c.sizes[group.Key]).Add(size)
+	c.sizes[group.Key] = size
 	return []string{group.Key}
 }
 
@@ -189,5 +214,7 @@ func (c *groupCache) unset(key string) []string {
 		return nil
 	}
 	delete(c.groups, key)
+	c.size = c.size.Sub(c.sizes[key])
+	delete(c.sizes, key)
 	return []string{key}
 }

@@ -77,7 +77,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 		name:   "an event without a change protects the group too",
 		cached: []shard.Group{group("a", 2)},
 		meanwhile: func(c *groupCache) {
-			if keys := c.put(group("a", 2)); keys != nil {
+			if keys, err := c.put(group("a", 2)); keys != nil || err != nil {
 				panic("an event without a change changed something")
 			}
 		},
@@ -129,7 +129,11 @@ func TestObserve(t *testing.T) {
 	}
 	running := shard.Group{Key: "workers", Size: 1, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"},
 		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1", State: shard.InstanceRunning}, {ID: "knd2", State: shard.InstancePending}}}
-	g.update("a", func(c *groupCache) []string { return c.put(running) })
+	g.update("a", func(c *groupCache) []string {
+		changed, err := c.put(running)
+		require.NoError(t, err)
+		return changed
+	})
 	handled = nil
 	reply := group("workers", 3)
 	reply.RemoveFirst, reply.Node = []string{"knd1"}, &shard.NodeShape{Architecture: "arm64"}

@@ -23,6 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
 	"nstance.dev/operator/pkg/operator/shard/internal/wire"
@@ -95,8 +96,8 @@ func (g *Groups) Synced(shards []string) bool {
 // Reachable reports whether the watch of a shard is open and the last list since its opening
 // has succeeded, and if not the reason. The reason is the first error since the shard was last
 // reachable. Only an error of another kind (shard.IsUnreachable, shard.IsWrongServer,
-// shard.IsOtherCluster or shard.IsNotServing) replaces it, so that it can be the message of a
-// condition. The reason is nil while the first connection is being established.
+// shard.IsOtherCluster, shard.IsNotServing or shard.Exceeded) replaces it, so that it can be the
+// message of a condition. The reason is nil while the first connection is being established.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -171,7 +172,8 @@ func (g *Groups) Observe(shardID string, group shard.Group) {
 			group.ActualSize, group.ProviderIDs = cached.ActualSize, cached.ProviderIDs
 			group.ListsInstances, group.Instances = cached.ListsInstances, cached.Instances
 		}
-		c.put(group)
+		// A group that is too large is not cached: the next list reports it.
+		_, _ = c.put(group)
 		return nil
 	})
 }
@@ -223,6 +225,8 @@ type groupReader struct {
 	// relist contains a token if the watch of groups was opened or Relist was called since the
 	// last list was started.
 	relist chan struct{}
+	// invalid is the number of groups with an invalid name in the last list.
+	invalid int
 }
 
 // listPeriodically lists the groups after each opening of the watch, after each call of
@@ -260,7 +264,10 @@ func (r *groupReader) list(ctx context.Context) bool {
 	defer cancel()
 	var server grpcpeer.Peer
 	reply, err := r.client.ListGroups(limited, &emptypb.Empty{}, grpc.Peer(&server))
-	groups := convert(reply)
+	groups, invalid, limitErr := convert(reply)
+	if err == nil {
+		err = limitErr
+	}
 	if err == nil {
 		err = r.verify(ctx, conninfo.Of(&server), groups)
 	}
@@ -276,6 +283,10 @@ func (r *groupReader) list(ctx context.Context) bool {
 		})
 		return false
 	}
+	if len(invalid) != r.invalid {
+		klog.FromContext(ctx).Info("Ignored groups whose names are not valid", "number", len(invalid), "first", first(invalid))
+		r.invalid = len(invalid)
+	}
 	r.update(func(c *groupCache) []string {
 		c.link.lastList = time.Now()
 		return c.finishList(groups)
@@ -286,12 +297,36 @@ func (r *groupReader) list(ctx context.Context) bool {
 	return true
 }
 
-func convert(reply *nstancev1.ListGroupsResponse) []shard.Group {
-	groups := make([]shard.Group, 0, len(reply.GetGroups()))
-	for _, group := range reply.GetGroups() {
-		groups = append(groups, wire.Group(group))
+// convert returns the groups of a reply, and the keys that are no names of groups. Such a group
+// cannot be a group of a pool, so it is ignored. The error is a *shard.LimitError.
+func convert(reply *nstancev1.ListGroupsResponse) (groups []shard.Group, invalid []string, err error) {
+	if err := shard.Exceeds(shard.LimitGroups, "groups", len(reply.GetGroups()), shard.MaxGroups); err != nil {
+		return nil, nil, err
 	}
-	return groups
+	groups = make([]shard.Group, 0, len(reply.GetGroups()))
+	var total shard.Size
+	for _, message := range reply.GetGroups() {
+		if identifier.Validate(message.GetKey()) != nil {
+			invalid = append(invalid, message.GetKey())
+			continue
+		}
+		group := wire.Group(message)
+		size, err := shard.Measure(group)
+		if err != nil {
+			return nil, nil, err
+		}
+		total = total.Add(size)
+		groups = append(groups, group)
+	}
+	return groups, invalid, total.Check()
+}
+
+// first returns the beginning of the first key, "" if there are no keys.
+func first(keys []string) string {
+	if len(keys) == 0 {
+		return ""
+	}
+	return keys[0][:min(len(keys[0]), identifier.MaxLength)]
 }
 
 func (r *groupReader) update(change func(*groupCache) []string) {
@@ -318,7 +353,7 @@ func (r *groupReader) watchGroups(ctx context.Context) {
 			})
 			requestList()
 		},
-		received: func(event *nstancev1.GroupEvent) { r.apply(ctx, event) },
+		received: func(event *nstancev1.GroupEvent) error { return r.apply(ctx, event) },
 		lost: func(err error) time.Duration {
 			logger.Info("Lost the watch of groups", "err", err)
 			err = fmt.Errorf("watch the groups of shard %q: %w", r.shard, err)
@@ -333,21 +368,29 @@ func (r *groupReader) watchGroups(ctx context.Context) {
 }
 
 // apply puts an event into the cache. A deletion event may contain only the key and the
-// tenant.
-func (r *groupReader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
+// tenant. The error is a *shard.LimitError.
+func (r *groupReader) apply(ctx context.Context, event *nstancev1.GroupEvent) (err error) {
 	r.update(func(c *groupCache) []string {
 		c.link.lastMessage = time.Now()
 		return nil
 	})
 	group := wire.Group(event.GetGroup())
+	if identifier.Validate(group.Key) != nil {
+		klog.FromContext(ctx).V(2).Info("Ignored an event of a group whose name is not valid", "group", first([]string{group.Key}))
+		return nil
+	}
 	switch event.GetType() {
 	case nstancev1.GroupEvent_TYPE_UPSERT:
-		r.update(func(c *groupCache) []string { return c.put(group) })
+		r.update(func(c *groupCache) (changed []string) {
+			changed, err = c.put(group)
+			return changed
+		})
 	case nstancev1.GroupEvent_TYPE_DELETE:
 		r.update(func(c *groupCache) []string { return c.remove(group.Key) })
 	default:
 		klog.FromContext(ctx).Info("Ignored a group event of unknown type", "type", event.GetType(), "group", group.Key)
 	}
+	return err
 }
 
 // watchErrors watches errors until ctx is done, and calls the handlers. It does not affect the
@@ -358,8 +401,11 @@ func (r *groupReader) watchErrors(ctx context.Context) {
 		open:       r.client.WatchErrors,
 		unverified: func() {},
 		opened:     func() {},
-		received: func(event *nstancev1.ErrorEvent) {
-			r.groups.report(r.shard, wire.ErrorEvent(event))
+		received: func(event *nstancev1.ErrorEvent) error {
+			if reported := wire.ErrorEvent(event); len(reported.Group) <= shard.MaxString && len(reported.InstanceID) <= shard.MaxString {
+				r.groups.report(r.shard, reported)
+			}
+			return nil
 		},
 		lost: func(err error) time.Duration {
 			// The watch of groups logs the loss of a connection.

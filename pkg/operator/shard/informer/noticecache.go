@@ -58,6 +58,14 @@ func (c *noticeCache) watchLost() {
 	c.open, c.settled = false, false
 }
 
+// fits returns a *shard.LimitError if there would be too many notices.
+func (c *noticeCache) fits(received shard.DeletionNotice) error {
+	if _, ok := c.byID[received.InstanceID]; ok {
+		return nil
+	}
+	return shard.Exceeds(shard.LimitNotices, "deletion notices", len(c.byID)+1, shard.MaxNotices)
+}
+
 // put stores a received notice, and returns the instance's id unless the notice is stale.
 // number must be larger than all numbers before.
 func (c *noticeCache) put(received shard.DeletionNotice, number int64, now time.Time) []string {

@@ -165,7 +165,7 @@ func (r *noticeReader) watch(ctx context.Context) {
 			})
 			r.settleTimer.Reset(r.notices.timing.settleQuiet)
 		},
-		received: func(event *nstancev1.InstanceEvent) { r.apply(ctx, wire.Notice(event)) },
+		received: func(event *nstancev1.InstanceEvent) error { return r.apply(ctx, wire.Notice(event)) },
 		lost: func(err error) time.Duration {
 			logger.Info("Lost the watch of instances", "err", err)
 			r.update(func(c *noticeCache) []string {
@@ -183,16 +183,42 @@ func (r *noticeReader) watch(ctx context.Context) {
 	watch.keepOpen(ctx, r.notices.timing)
 }
 
-func (r *noticeReader) apply(ctx context.Context, notice shard.DeletionNotice) {
+// apply puts a notice into the cache. The error is a *shard.LimitError.
+func (r *noticeReader) apply(ctx context.Context, notice shard.DeletionNotice) (err error) {
+	if err := checkNotice(notice); err != nil {
+		return err
+	}
 	switch {
 	case notice.InstanceID == "":
 		klog.FromContext(ctx).Info("Ignored an event without an instance id", "state", notice.State, "group", notice.Group)
-		return
+		return nil
 	case notice.State != shard.Draining && notice.State != shard.Deleting && notice.State != shard.Deleted:
 		klog.FromContext(ctx).Info("Ignored an instance event of unknown state", "state", notice.State, "instance", notice.InstanceID)
-		return
+		return nil
 	}
-	r.update(func(c *noticeCache) []string { return c.put(notice, r.notices.next(), time.Now()) })
+	r.update(func(c *noticeCache) (changed []string) {
+		if err = c.fits(notice); err == nil {
+			changed = c.put(notice, r.notices.next(), time.Now())
+		}
+		return changed
+	})
+	return err
+}
+
+// maxAddresses is the maximum number of IP addresses of an instance.
+const maxAddresses = 64
+
+// checkNotice returns a *shard.LimitError if a value of a notice is too long.
+func checkNotice(notice shard.DeletionNotice) error {
+	if err := shard.Exceeds(shard.LimitString, "addresses of an instance", len(notice.Addresses), maxAddresses); err != nil {
+		return err
+	}
+	for _, value := range append([]string{notice.InstanceID, notice.ProviderID, notice.Group, string(notice.State)}, notice.Addresses...) {
+		if err := shard.Exceeds(shard.LimitString, "bytes in a value of a notice", len(value), shard.MaxString); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // settleAndExpire settles the watch when its snapshot is complete, and removes expired

@@ -29,8 +29,9 @@ type stream[Event any] struct {
 	unverified func()
 	// opened is called after each opening of the stream on a verified server.
 	opened func()
-	// received is called for each event, in the order of arrival.
-	received func(*Event)
+	// received is called for each event, in the order of arrival. After an error the stream is
+	// closed, and lost is called with the error.
+	received func(*Event) error
 	// lost is called with the error each time the stream could not be opened or was
 	// closed. It returns the minimum delay before the next opening.
 	lost func(error) time.Duration
@@ -124,7 +125,7 @@ func receiveUntilVerified[Event any](current *opening[Event]) error {
 		}
 		current.close()
 	})
-	err := receiveAll(current, func(*Event) {})
+	err := receiveAll(current, func(*Event) error { return nil })
 	close(closed)
 	closing.Wait()
 	if current.server.Verified() {
@@ -179,8 +180,9 @@ func (s *stream[Event]) reopen(ctx, waiting context.Context) *opening[Event] {
 	}
 }
 
-// receiveAll calls received with the events of a stream until it is closed.
-func receiveAll[Event any](current *opening[Event], received func(*Event)) error {
+// receiveAll calls received with the events of a stream until it is closed, or until received
+// returns an error.
+func receiveAll[Event any](current *opening[Event], received func(*Event) error) error {
 	for {
 		event, err := current.events.Recv()
 		if errors.Is(err, io.EOF) {
@@ -189,7 +191,9 @@ func receiveAll[Event any](current *opening[Event], received func(*Event)) error
 		if err != nil {
 			return err
 		}
-		received(event)
+		if err := received(event); err != nil {
+			return err
+		}
 	}
 }
 

@@ -28,8 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/connlimit"
 	"nstance.dev/operator/pkg/base/identifier"
-	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -35,6 +36,13 @@ const (
 	// read their configuration every few seconds, each at its own time; the delay
 	// lets one sync see the same change of all servers.
 	settleTime = 5 * time.Second
+	// importBurst is the number of groups that are imported at once, and importInterval the time
+	// after which each further group is: a server that names ever new groups must not fill the
+	// API server with pools. All groups of a shard are imported at once.
+	importBurst    = shard.MaxGroups
+	importInterval = 2 * time.Second
+	// importRetry is after what time an import that was too many is tried again.
+	importRetry = 20 * time.Second
 )
 
 // allGroups is in place of a group in the key for which a sync enqueues every group that the
@@ -62,6 +70,8 @@ type Controller struct {
 	queue    *controller.Queue[cache.ObjectName]
 	writes   *controller.WriteTracker
 	metrics  *metrics
+	// limiter limits the imports.
+	limiter *rate.Limiter
 
 	// invalidNames are the groups whose invalid names were logged already.
 	invalidNames sync.Map
@@ -90,6 +100,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		recorder:         d.Recorder,
 		writes:           controller.NewWriteTracker(pools.Informer().GetStore()),
 		metrics:          newMetrics(d.Metrics),
+		limiter:          rate.NewLimiter(rate.Every(importInterval), importBurst),
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
 	c.queue.SeedWith(c.keys)
@@ -191,14 +202,17 @@ func (c *Controller) hasDeletedMachinePool(pool string) bool {
 }
 
 type metrics struct {
-	imports prometheus.Counter
+	imports, delayed prometheus.Counter
 }
 
 func newMetrics(registry prometheus.Registerer) *metrics {
 	m := &metrics{imports: prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "nstance_operator_imports_total",
 		Help: "Pools that were created for groups that were on shards.",
+	}), delayed: prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "nstance_operator_imports_delayed_total",
+		Help: "Attempts to import a group that were delayed, because too many groups were imported before.",
 	})}
-	registry.MustRegister(m.imports)
+	registry.MustRegister(m.imports, m.delayed)
 	return m
 }

@@ -41,6 +41,13 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	decision := plan(observed)
 	c.warn(decision.warning)
+	if decision.create == nil {
+		return 0, nil
+	}
+	if !c.limiter.Allow() {
+		c.metrics.delayed.Inc()
+		return importRetry, nil
+	}
 	return 0, c.create(ctx, key, decision)
 }
 
@@ -87,9 +94,6 @@ func (c *Controller) observeShard(id, key string) (shardState, error) {
 // finalizer, which saves its controller a write.
 func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided decision) error {
 	spec := decided.create
-	if spec == nil {
-		return nil
-	}
 	created, err := c.pools.Create(ctx, &v1beta1.NstanceMachinePool{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace:  key.Namespace,

@@ -60,7 +60,26 @@ func TestSyncCreatesThePoolOnce(t *testing.T) {
 	if got, want := h.Events(), []string{`Normal Imported group "main" was imported: 5 instances on 2 shards`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
-	h.ExpectSeries("nstance_operator_imports_total 1")
+	h.ExpectSeries("nstance_operator_imports_delayed_total 0", "nstance_operator_imports_total 1")
+}
+
+// A server that names ever new groups does not fill the API server with pools.
+func TestImportsHaveARate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
+		for range importBurst {
+			require.True(t, h.controller.limiter.Allow())
+		}
+		for range 3 {
+			writes, requeue, err := h.SyncStale()
+			require.NoError(t, err)
+			assert.Empty(t, writes)
+			assert.Equal(t, importRetry, requeue)
+		}
+		h.ExpectSeries("nstance_operator_imports_delayed_total 3", "nstance_operator_imports_total 0")
+		<-time.After(importInterval)
+		h.expect(create)
+	})
 }
 
 func TestSyncCreatesAsTheOperator(t *testing.T) {

@@ -35,7 +35,7 @@ const (
 type rejection struct{ reason, subject, message string }
 
 // rejections are the last rejections for which Pods got an event, so that a rejection is
-// recorded once and not in each sync.
+// recorded once and not in each sync. They are kept without their messages.
 type rejections struct {
 	mu   sync.Mutex
 	last map[types.UID]rejection
@@ -51,6 +51,7 @@ func (r *rejections) isNew(pod types.UID, latest rejection) bool {
 	if r.last == nil {
 		r.last = make(map[types.UID]rejection)
 	}
+	latest.message = ""
 	r.last[pod] = latest
 	return true
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metainternalscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -24,6 +25,7 @@ import (
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/testing/tier"
@@ -85,6 +87,79 @@ func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
 				t.Errorf("the heap grew by %.1f MiB", mebi(pods.most-before))
 			}
 		})
+	}
+}
+
+// A Pod of any user must not take more memory because its annotations, or the name of its owner,
+// are long. The API server allows 256 KiB of annotations.
+func TestALongAnnotationTakesLittleMemory(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(100))
+	const pods = 300
+	for name, change := range map[string]func(pod *metav1.PartialObjectMetadata, value string){
+		"group": func(pod *metav1.PartialObjectMetadata, value string) {
+			pod.Annotations[v1beta1.AnnotationOnDemandGroup] = value
+		},
+		"instance type": func(pod *metav1.PartialObjectMetadata, value string) {
+			pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = value
+		},
+		"drain timeout": func(pod *metav1.PartialObjectMetadata, value string) {
+			pod.Annotations[v1beta1.AnnotationOnDemandDrainTimeout] = value
+		},
+		"owner": func(pod *metav1.PartialObjectMetadata, value string) {
+			pod.OwnerReferences = []metav1.OwnerReference{{APIVersion: value, Kind: kindDaemonSet, Name: value, UID: types.UID(value), Controller: ptr.To(true)}}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			// grown returns by how much Pods with values of a length enlarge the heap.
+			grown := func(length int) uint64 {
+				cached := make([]*metav1.PartialObjectMetadata, pods)
+				var recorded rejections
+				before := heap(true)
+				for n := range cached {
+					pod := newPodMetadata(strconv.Itoa(n), "gpu")
+					// %q writes this character in ten.
+					change(pod, strconv.Itoa(n)+strings.Repeat("\U000e0001", length/4))
+					cached[n] = essentials(pod)
+					_, rejected := requestOf(cached[n])
+					require.NotNil(t, rejected)
+					recorded.isNew(pod.UID, *rejected)
+				}
+				after := heap(true)
+				runtime.KeepAlive(cached)
+				runtime.KeepAlive(&recorded)
+				return after - before
+			}
+			short, long := grown(1<<10), grown(200<<10)
+			t.Logf("%d Pods: %.2f MiB, with values 200 times as long %.2f MiB", pods, mebi(short), mebi(long))
+			// Without a limit it would be 200 times as much.
+			assert.Less(t, float64(long), 2*float64(short))
+			assert.Less(t, short, uint64(pods*4<<10), "a Pod takes at most 4 KiB")
+		})
+	}
+}
+
+func newPodMetadata(name, group string) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "team", Name: name, UID: types.UID(name), Annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: group},
+	}}
+}
+
+// A value that was cut off is not taken for the value of the user.
+func TestALongValueIsInvalid(t *testing.T) {
+	for name, value := range map[string]string{
+		// Valid without the limit, and valid after the first 256 bytes.
+		v1beta1.AnnotationOnDemandDrainTimeout: strings.Repeat("0h", 150) + "90s",
+		v1beta1.AnnotationOnDemandInstanceType: strings.Repeat("\U0001f680", 100),
+	} {
+		pod := newPodMetadata("requesting", "gpu")
+		pod.Annotations[name] = value
+		_, rejected := requestOf(essentials(pod))
+		if assert.NotNil(t, rejected, name) {
+			assert.Equal(t, reasonInvalidAnnotation, rejected.reason)
+			assert.Contains(t, rejected.message, name)
+		}
+		_, live := requestOf(pod)
+		assert.NotNil(t, live, "%s, read from the API server", name)
 	}
 }
 

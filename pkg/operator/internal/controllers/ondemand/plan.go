@@ -179,7 +179,7 @@ func requestOf(pod *metav1.PartialObjectMetadata) (request, *rejection) {
 			"the id of a group: lower case letters, digits and single hyphens, at most 32 characters", group)
 	}
 	instanceType, given := pod.Annotations[v1beta1.AnnotationOnDemandInstanceType]
-	if given && (instanceType == "" || utf8.RuneCountInString(instanceType) > maxInstanceType) {
+	if given && (instanceType == "" || utf8.RuneCountInString(instanceType) > maxInstanceType || len(instanceType) > maxValue) {
 		return request{}, invalidAnnotation(v1beta1.AnnotationOnDemandInstanceType,
 			fmt.Sprintf("an instance type: 1 to %d characters", maxInstanceType), instanceType)
 	}
@@ -196,7 +196,7 @@ func annotatedDrainTimeout(pod *metav1.PartialObjectMetadata) (timeout time.Dura
 		return 0, false, nil
 	}
 	timeout, err := time.ParseDuration(value)
-	if err != nil || timeout < 0 || timeout > MaxDrainTimeout {
+	if err != nil || timeout < 0 || timeout > MaxDrainTimeout || len(value) > maxValue {
 		return 0, false, invalidAnnotation(v1beta1.AnnotationOnDemandDrainTimeout,
 			fmt.Sprintf("a duration, such as 90s or 1h30m, of 0s to %s", MaxDrainTimeout), value)
 	}

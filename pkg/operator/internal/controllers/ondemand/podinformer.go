@@ -5,6 +5,7 @@ package ondemand
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -88,14 +89,26 @@ func essentials(pod *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata
 	}
 	for _, name := range []string{v1beta1.AnnotationOnDemandGroup, v1beta1.AnnotationOnDemandInstanceType, v1beta1.AnnotationOnDemandDrainTimeout} {
 		if value, ok := pod.Annotations[name]; ok {
-			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
+			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, cut(value))
 		}
 	}
-	// The controller reads an owner only to reject the Pod.
+	// The controller reads an owner only to reject the Pod, and writes its name into the event.
 	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && excluded(controller) {
-		kept.OwnerReferences = []metav1.OwnerReference{*controller.DeepCopy()}
+		kept.OwnerReferences = []metav1.OwnerReference{{Kind: controller.Kind, Name: cut(controller.Name), Controller: ptr.To(true)}}
 	}
 	return kept
+}
+
+// maxValue is the maximum length of a value in bytes. A longer value is cut off, and is invalid. The
+// annotations of a Pod may have 256 KiB
+// (https://github.com/kubernetes/apimachinery/blob/v0.36.0/pkg/api/validation/objectmeta.go#L36), and
+// the name of an owner more: the Pods of a user could end the operator.
+const maxValue = 256
+
+// cut returns the beginning of a value, in memory of its own. If the value is longer than maxValue,
+// its beginning is too.
+func cut(value string) string {
+	return strings.Clone(value[:min(len(value), maxValue+1)])
 }
 
 // pageSize is how many Pods of a list are in memory at a time.

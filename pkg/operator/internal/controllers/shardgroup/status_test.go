@@ -81,6 +81,9 @@ func TestStatusConditions(t *testing.T) {
 		"the server of another shard answers": {newObject(), observation{configured: true, lost: fmt.Errorf("list: %w", &shard.WrongServerError{Want: "us", Got: "them"})}, outcome{}, nil, []string{
 			"ShardReachable=False WrongShard: the server at the address of the shard is them, not us",
 			"Ready=False WrongShard: the server at the address of the shard is them, not us"}},
+		"the shard reports too much": {newObject(), observation{configured: true, synced: true, lost: fmt.Errorf("list: %w", shard.Exceeds(shard.LimitGroups, "groups", 2001, 2000))}, outcome{}, nil, []string{
+			"ShardReachable=False ShardLimitExceeded: the shard reports 2001 groups, at most 2000 are allowed",
+			"Ready=False ShardLimitExceeded: the shard reports 2001 groups, at most 2000 are allowed"}},
 		"the tenant belongs to another cluster": {newObject(), observation{configured: true, synced: true, lost: fmt.Errorf("list: %w", otherCluster(t))}, outcome{}, nil, []string{
 			"ShardReachable=False OtherCluster: not yours", "Ready=False OtherCluster: not yours"}},
 		"the shard did not answer": {newObject(), connected(smaller), outcome{step: upsert, err: fmt.Errorf("upserting: %w", lost)}, nil, []string{

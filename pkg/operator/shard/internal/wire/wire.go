@@ -37,8 +37,17 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
 		MinSize:        status.GetLimits().GetMinSize(),
-		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: status.GetShortfall().GetMessage()},
+		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: text(status.GetShortfall().GetMessage())},
 	}
+}
+
+// text returns the beginning of a text for people, as a copy if it is too long: a part of a string
+// keeps the memory of the whole.
+func text(s string) string {
+	if len(s) <= shard.MaxText {
+		return s
+	}
+	return strings.ToValidUTF8(strings.Clone(s[:shard.MaxText]), "")
 }
 
 // instances converts managed instances, and sorts them by id: callers rely on the order, and
@@ -167,7 +176,7 @@ func Notice(event *nstancev1.InstanceEvent) shard.DeletionNotice {
 		ProviderID: event.GetProviderInstanceId(),
 		Group:      event.GetGroup(),
 		State:      shard.NoticeState(event.GetStatus()),
-		Reason:     event.GetReason(),
+		Reason:     text(event.GetReason()),
 		Since:      timeOrZero(event.GetUnhealthyAt()),
 		DeleteAt:   timeOrZero(event.GetDeleteAt()),
 		Addresses:  event.GetAddresses(),
@@ -179,7 +188,7 @@ func ErrorEvent(event *nstancev1.ErrorEvent) shard.ErrorEvent {
 	return shard.ErrorEvent{
 		Group:      event.GetGroup(),
 		InstanceID: event.GetInstanceId(),
-		Message:    event.GetError(),
+		Message:    text(event.GetError()),
 		Time:       timeOrZero(event.GetTimestamp()),
 	}
 }
