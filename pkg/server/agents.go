@@ -49,6 +49,8 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 			Facts:  specs.FileFacts,
 			Secret: t.shared.readSecret,
 			Object: t.shared.readObject,
+
+			HasClusterKey: t.shared.keys.In,
 			Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
 				certificate, err := t.shared.keys.Authority.SignWorkload(w, key, reserved)
 				if err != nil {

@@ -108,6 +108,8 @@ func (s *shard) renderer() *Renderer {
 		Facts:  provision.New(provision.Options{Config: func() *config.Config { return s.config }}).FileFacts,
 		Secret: read(s.secrets),
 		Object: read(s.objects),
+
+		HasClusterKey: func(content []byte) bool { return strings.Contains(string(content), "key of the authority") },
 		Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
 			s.lock.Lock()
 			defer s.lock.Unlock()

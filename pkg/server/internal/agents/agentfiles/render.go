@@ -54,6 +54,8 @@ type Renderer struct {
 	// Secret and Object read a secret and an object of the storage.
 	Secret func(ctx context.Context, name string) ([]byte, error)
 	Object func(ctx context.Context, key string) ([]byte, error)
+	// HasClusterKey reports whether a content has a private key of the cluster.
+	HasClusterKey func(content []byte) bool
 	// Sign signs a certificate for the key of an instance.
 	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
 }
@@ -67,6 +69,11 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *insta
 		content, err := r.content(ctx, group.Files[name], facts, keys)
 		if err == nil && len(content) > maxFile {
 			err = fmt.Errorf("it has %d bytes, at most %d are allowed", len(content), maxFile)
+		}
+		// The names of these keys are reserved, but who writes the configuration and the
+		// secrets may have stored a copy under another name.
+		if err == nil && r.HasClusterKey(content) {
+			err = errors.New("it has a private key of the cluster, which no machine may get")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("make file %s: %w", name, err)
