@@ -31,3 +31,8 @@ func TestMinSize(t *testing.T) {
 	}
 	assert.Zero(t, c.MinSize("other", "three"), "a group of another tenant")
 }
+
+func TestMaxOnDemand(t *testing.T) {
+	assert.Equal(t, 10000, (&Config{}).MaxOnDemand())
+	assert.Zero(t, (&Config{Shard: Shard{MaxOnDemand: ptr.To[int32](0)}}).MaxOnDemand())
+}

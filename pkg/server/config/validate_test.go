@@ -36,6 +36,8 @@ func TestInvalid(t *testing.T) {
 		{"minimum above the size", `"size": 3`, `"size": 3, "limits": {"min_size": 4}`, `groups.default.arm.limits.min_size: Invalid value: 4: must be at most the size of the group, 3`},
 		{"minimum above the maximum", `"size": 3`, `"size": 3, "limits": {"min_size": 3, "max_size": 2}`, `groups.default.arm.limits.min_size: Invalid value: 3: must be at most 2 (max_size of the group or the shard)`},
 		{"maximum of 0", `"size": 3`, `"size": 3, "limits": {"max_size": 0}`, `groups.default.arm.limits.max_size: Invalid value: 0: must be from 1 to 10000`},
+		{"negative number of on-demand instances", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand": -1`, `shard.max_on_demand: Invalid value: -1: must be from 0 to 10000`},
+		{"too many on-demand instances", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand": 10001`, `shard.max_on_demand: Invalid value: 10001: must be from 0 to 10000`},
 		{"fraction", `"size": 3`, `"size": 3.5`, `groups.default.arm.size: Invalid value: 3.5: must be an integer of at most 32 bits`},
 		{"number too large", `"size": 3`, `"size": 2147483648`, `groups.default.arm.size: Invalid value: 2147483648: must be an integer of at most 32 bits`},
 		{"var that is no text", `{"a": "b"}`, `{"a": true}`, `groups.default.arm.vars.a: Invalid value: true: must be a string`},
