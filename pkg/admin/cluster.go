@@ -57,6 +57,9 @@ func newNonceCommand() *cobra.Command {
 			if expiry <= 0 {
 				wrong.addf("expiry", "%s must be greater than zero", expiry)
 			}
+			if expiry > registration.MaxNonceLifetime {
+				wrong.addf("expiry", "%s must be at most %s", expiry, registration.MaxNonceLifetime)
+			}
 			validateOutput(&wrong, output)
 			if err := wrong.join(); err != nil {
 				return err
@@ -84,7 +87,7 @@ func newNonceCommand() *cobra.Command {
 		},
 	}
 	options.addFlags(command.Flags())
-	command.Flags().DurationVar(&expiry, "expiry", registration.DefaultNonceLifetime, "how long the nonce is good")
+	command.Flags().DurationVar(&expiry, "expiry", registration.DefaultNonceLifetime, "how long the nonce is valid, at most "+registration.MaxNonceLifetime.String())
 	addOutputFlag(command.Flags(), &output)
 	return command
 }
@@ -159,7 +162,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
 		ClusterID: o.cluster.clusterID,
 		Tenant:    o.cluster.tenant,
-		Lifetime:  o.timeout + time.Minute,
+		Lifetime:  min(o.timeout+time.Minute, registration.MaxNonceLifetime),
 	})
 	if err != nil {
 		return time.Time{}, err
