@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
@@ -54,6 +56,9 @@ func newSecretSetCommand() *cobra.Command {
 			if loaded.In(value) {
 				return fmt.Errorf("--%s: the value has %w", fromFileFlag, errClusterKey)
 			}
+			if err := options.auditSecret(command.Context(), audit.SetSecret, name, "command"); err != nil {
+				return err
+			}
 			if err := store.Set(command.Context(), name, value); err != nil {
 				return err
 			}
@@ -64,6 +69,12 @@ func newSecretSetCommand() *cobra.Command {
 	options.addFlags(command.Flags())
 	command.Flags().StringVar(&path, fromFileFlag, "", "path of the file with the value, - for the standard input (required)")
 	return command
+}
+
+// auditSecret stores an entry of the audit log about a secret, before it is changed: no change is
+// without an entry, and the change of an entry may have failed.
+func (o *secretOptions) auditSecret(ctx context.Context, action audit.Action, name, reason string) error {
+	return o.audit(ctx, auditlog.Entry{Action: action, Name: name, Reason: reason})
 }
 
 // readSecret reads a secret. The error contains no part of it.
@@ -142,6 +153,9 @@ func newSecretDeleteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := options.auditSecret(command.Context(), audit.DeleteSecret, name, "command"); err != nil {
+				return err
+			}
 			if err := store.Delete(command.Context(), name); err != nil {
 				return err
 			}
@@ -202,7 +216,7 @@ func (o *keyOptions) reencrypt(ctx context.Context, output io.Writer) error {
 			if !storage.IsReservedSecret(name) && loaded.In(data) {
 				return fmt.Errorf("it has %w: delete it, and find out who has stored it", errClusterKey)
 			}
-			return nil
+			return o.auditSecret(ctx, audit.SetSecret, name, "encrypted again")
 		})
 		failures = append(failures, err)
 		if replaced {

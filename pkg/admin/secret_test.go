@@ -59,6 +59,11 @@ func TestSecrets(t *testing.T) {
 	assert.Equal(t, "tokens/database.json\n", mustRun(t, list...))
 	_, err = run(t, append([]string{"secret", "delete", "another.env"}, bucket...)...)
 	require.ErrorIs(t, err, storage.ErrNotFound)
+	const stored = `Audit: set secret "tokens/database.json" of /: command`
+	assert.Equal(t, []string{
+		stored, stored, `Audit: set secret "another.env" of /: command`, `Audit: delete secret "another.env" of /: command`,
+		`Audit: delete secret "another.env" of /: command`,
+	}, auditLog(t, s.Storage))
 
 	// With another key than the key of the cluster, servers could not read the secret.
 	other := filepath.Join(t.TempDir(), "key")
@@ -95,6 +100,7 @@ func TestReencryptSecrets(t *testing.T) {
 	assert.Equal(t, "hunter2", string(stored))
 	_, err = s.Secrets.Get(t.Context(), "app.key")
 	require.ErrorIs(t, err, secrets.ErrUnbound)
+	assert.Equal(t, []string{`Audit: set secret "token" of /: encrypted again`}, auditLog(t, s.Storage))
 
 	mustRun(t, "secret", "delete", "app.key", "--storage", "file", "--storage-bucket", s.Bucket())
 	assert.Empty(t, mustRun(t, append([]string{"secret", "reencrypt"}, clusterFlags(s)...)...))

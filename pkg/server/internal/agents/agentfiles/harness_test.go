@@ -65,8 +65,11 @@ type shard struct {
 	secrets, objects map[string]string
 	// reading is called before each read of a secret or an object, unless it is nil.
 	reading func()
-	// signed are the certificates that were signed.
-	signed []pki.Workload
+	// signed are the certificates that were signed, and issued those that were issued, with their
+	// instance. issuing is the error of that.
+	signed  []pki.Workload
+	issued  []string
+	issuing error
 }
 
 func newShard() *shard {
@@ -115,6 +118,14 @@ func (s *shard) renderer() *Renderer {
 			defer s.lock.Unlock()
 			s.signed = append(s.signed, w)
 			return fmt.Appendf(nil, "certificate for %s", key), nil
+		},
+		Issue: func(_ context.Context, record *instance.Record, certificates [][]byte) error {
+			s.lock.Lock()
+			defer s.lock.Unlock()
+			for _, certificate := range certificates {
+				s.issued = append(s.issued, record.ID+": "+string(certificate))
+			}
+			return s.issuing
 		},
 	}
 }

@@ -58,6 +58,9 @@ type Renderer struct {
 	HasClusterKey func(content []byte) bool
 	// Sign signs a certificate for the key of an instance.
 	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
+	// Issue is called with the certificates of a patch that has some. The patch is sent only if
+	// it returns no error.
+	Issue func(ctx context.Context, record *instance.Record, certificates [][]byte) error
 }
 
 // patch returns the files of an instance of a group, which provision.Effective returned. keys
@@ -65,6 +68,7 @@ type Renderer struct {
 func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *instance.Record, keys map[string]ed25519.PublicKey) (*Patch, error) {
 	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
 	facts := r.Facts(group, record)
+	var certificates [][]byte
 	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
 		content, err := r.content(ctx, group.Files[name], facts, keys)
 		if err == nil && len(content) > maxFile {
@@ -79,6 +83,14 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *insta
 			return nil, fmt.Errorf("make file %s: %w", name, err)
 		}
 		patch.Files = append(patch.Files, File{Name: name, Content: content})
+		if group.Files[name].Kind == config.FileCertificate {
+			certificates = append(certificates, content)
+		}
+	}
+	if len(certificates) > 0 {
+		if err := r.Issue(ctx, record, certificates); err != nil {
+			return nil, err
+		}
 	}
 	return patch, nil
 }

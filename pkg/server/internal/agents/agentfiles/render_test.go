@@ -47,7 +47,20 @@ func TestFilesOfEachKind(t *testing.T) {
 			Server: true, CommonName: "system:node:a", Organizations: []string{"system:nodes"}, DNS: []string{"machine"},
 			IP: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, URI: []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/a"}}, TTL: 30 * time.Hour,
 		}}, s.signed)
+		assert.Equal(t, []string{"a: certificate for " + string(key("kubelet"))}, s.issued)
 	})
+}
+
+// Certificates that cannot be issued are not sent.
+func TestCertificatesThatAreNotIssued(t *testing.T) {
+	s := newShard()
+	s.issuing = errors.New("no space left on device")
+	patch, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	assert.Nil(t, patch)
+	require.ErrorIs(t, err, s.issuing)
+	delete(s.groups[workersKey].Files, "kubelet.crt")
+	_, err = s.render(t, nil)
+	require.NoError(t, err, "without certificates")
 }
 
 func TestACertificateOfAClient(t *testing.T) {
