@@ -12,8 +12,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/server/auditlog"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -57,6 +61,9 @@ func newNonceCommand() *cobra.Command {
 			if expiry <= 0 {
 				wrong.addf("expiry", "%s must be greater than zero", expiry)
 			}
+			if expiry > registration.MaxNonceLifetime {
+				wrong.addf("expiry", "%s must be at most %s", expiry, registration.MaxNonceLifetime)
+			}
 			validateOutput(&wrong, output)
 			if err := wrong.join(); err != nil {
 				return err
@@ -65,11 +72,7 @@ func newNonceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
-				ClusterID: options.clusterID,
-				Tenant:    options.tenant,
-				Lifetime:  expiry,
-			})
+			token, err := options.nonce(command.Context(), loaded, expiry)
 			if err != nil {
 				return err
 			}
@@ -84,9 +87,29 @@ func newNonceCommand() *cobra.Command {
 		},
 	}
 	options.addFlags(command.Flags())
-	command.Flags().DurationVar(&expiry, "expiry", registration.DefaultNonceLifetime, "how long the nonce is good")
+	command.Flags().DurationVar(&expiry, "expiry", registration.DefaultNonceLifetime, "how long the nonce is valid, at most "+registration.MaxNonceLifetime.String())
 	addOutputFlag(command.Flags(), &output)
 	return command
+}
+
+// nonce returns a nonce that the audit log has.
+func (o *clusterOptions) nonce(ctx context.Context, loaded *clusterkeys.Keys, lifetime time.Duration) (string, error) {
+	expires := time.Now().Add(lifetime)
+	token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
+		ClusterID: o.clusterID,
+		Tenant:    o.tenant,
+		Lifetime:  lifetime,
+	})
+	if err != nil {
+		return "", err
+	}
+	err = o.audit(ctx, auditlog.Entry{
+		Action: audit.IssueNonce, Name: storage.OperatorNonceKey(token), Tenant: o.tenant, Client: o.clusterID, ExpiresAt: expires.UTC(), Reason: "command",
+	})
+	if err != nil {
+		return "", err
+	}
+	return token, nil
 }
 
 // registerOptions has the flags of cluster register-operator.
@@ -156,11 +179,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
 	}
 	// The nonce is used at once, so a short lifetime is enough.
-	token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
-		ClusterID: o.cluster.clusterID,
-		Tenant:    o.cluster.tenant,
-		Lifetime:  o.timeout + time.Minute,
-	})
+	token, err := o.cluster.nonce(ctx, loaded, min(o.timeout+time.Minute, registration.MaxNonceLifetime))
 	if err != nil {
 		return time.Time{}, err
 	}

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"encoding/base64"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -48,6 +49,8 @@ func makeKeys(t *testing.T, store storage.Store) (key string, made *clusterkeys.
 
 func TestNonce(t *testing.T) {
 	bucket, key, made := newBucket(t, "nstance")
+	store, err := backend.Open(t.Context(), backend.File, bucket, "nstance")
+	require.NoError(t, err)
 	keyFile := filepath.Join(t.TempDir(), "key")
 	require.NoError(t, os.WriteFile(keyFile, []byte(key+"\n"), 0o600))
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
@@ -81,6 +84,9 @@ func TestNonce(t *testing.T) {
 			if claims != want {
 				t.Errorf("got  %+v\nwant %+v", claims, want)
 			}
+			entries := auditLog(t, store)
+			require.NotEmpty(t, entries)
+			assert.Equal(t, fmt.Sprintf("Audit: issue nonce %q of %s/%s: command", storage.OperatorNonceKey(token), tc.tenant, tc.clusterID), entries[len(entries)-1])
 			if lifetime := claims.ExpiresAt.Sub(before); lifetime < tc.lifetime-time.Second || lifetime > tc.lifetime+time.Minute {
 				t.Errorf("it is valid for %s, want %s", lifetime, tc.lifetime)
 			}

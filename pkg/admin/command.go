@@ -55,6 +55,7 @@ func NewCommand() *cobra.Command {
 		newFamily("secret", "Store the secrets that files of instances have",
 			newSecretDeleteCommand(),
 			newSecretListCommand(),
+			newSecretReencryptCommand(),
 			newSecretSetCommand(),
 		),
 		newFamily("shard", "Decide about a shard whose storage was lost",

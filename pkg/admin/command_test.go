@@ -69,6 +69,7 @@ func TestWrongFlags(t *testing.T) {
 		{"ill-formed cluster", nil, nonce("--cluster-id", "a--b"), []string{`--cluster-id: "a--b" must not contain consecutive hyphens`}},
 		{"no tenant", nil, nonce("--tenant", ""), []string{"--tenant: must not be empty"}},
 		{"no time", nil, nonce("--expiry", "0s"), []string{"--expiry: 0s must be greater than zero"}},
+		{"too much time", nil, nonce("--expiry", "168h1s"), []string{"--expiry: 168h0m1s must be at most 168h0m0s"}},
 		{"no output", nil, nonce("--output", ""), []string{`--output: must be a path, or "-"`}},
 		{"nowhere to register", nil, register("--identity-dir", "x"), []string{`--registration: address "" must be host:port`}},
 		{"no place for the identity", nil, register("--registration", "h:1"), []string{"--identity-dir: must be the folder for the identity"}},

@@ -5,14 +5,19 @@ package admin_test
 
 import (
 	"bytes"
+	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // run runs the command as main does, and returns its output.
@@ -53,6 +58,27 @@ func register(t *testing.T, s *servertest.Server) string {
 // shardFlags returns the flags for calling servers, each "shard=host:port".
 func shardFlags(identity string, servers ...string) []string {
 	return []string{"--identity-dir", identity, "--servers", strings.Join(servers, ",")}
+}
+
+// auditLog returns what the audit log has about a command, without the times: action, name,
+// tenant, client and reason.
+func auditLog(t *testing.T, store storage.Store) []string {
+	t.Helper()
+	infos, err := store.List(t.Context(), "audit-log/cluster/")
+	require.NoError(t, err)
+	var lines []string
+	for _, info := range infos {
+		object, err := store.Get(t.Context(), info.Key)
+		require.NoError(t, err)
+		var entry auditlog.Entry
+		require.NoError(t, json.Unmarshal(object.Data, &entry))
+		if entry.Reason == "registration" {
+			continue // of the server
+		}
+		assert.Regexp(t, "^nstance-admin, .+@.+$", entry.Writer)
+		lines = append(lines, fmt.Sprintf("%s %q of %s/%s: %s", entry.Action, entry.Name, entry.Tenant, entry.Client, entry.Reason))
+	}
+	return lines
 }
 
 func wantError(t *testing.T, err error, wants ...string) {

@@ -16,7 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -175,14 +177,25 @@ func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) 
 	if err != nil {
 		return "", err
 	}
+	entry := auditlog.Entry{Action: audit.RevokeCertificates, Name: o.serial, Tenant: o.tenant, Client: client, Reason: "command"}
 	if o.serial != "" {
-		return "certificate " + o.serial, registration.Revoke(ctx, store, o.tenant, client, o.serial)
+		revoked, err = "certificate "+o.serial, registration.Revoke(ctx, store, o.tenant, client, o.serial)
+	} else {
+		var registered []string
+		registered, err = registration.RevokeAll(ctx, store, o.tenant, client)
+		revoked = "all certificates, none of them registered,"
+		if len(registered) > 0 {
+			revoked = fmt.Sprintf("all certificates (registered: %s)", strings.Join(registered, ", "))
+		}
 	}
-	registered, err := registration.RevokeAll(ctx, store, o.tenant, client)
-	if len(registered) == 0 {
-		return "all certificates, none of them registered,", err
+	if err != nil {
+		return "", err
 	}
-	return fmt.Sprintf("all certificates (registered: %s)", strings.Join(registered, ", ")), err
+	// A revocation is urgent: it does not depend on the audit log.
+	if err := o.audit(ctx, entry); err != nil {
+		return "", fmt.Errorf("revoked %s, but: %w", revoked, err)
+	}
+	return revoked, nil
 }
 
 // clientID returns the client id of the certificates to revoke. The client id of an operator is
@@ -287,6 +300,13 @@ func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x
 	}
 	if err := registration.RecordIssued(ctx, store, identity, certificate); err != nil {
 		return "", nil, fmt.Errorf("record the certificate of client %s: %w", identity.ID, err)
+	}
+	err = o.audit(ctx, auditlog.Entry{
+		Action: audit.IssueCertificate, Name: certificate.SerialNumber.Text(16), Tenant: o.tenant, Client: identity.ID,
+		ExpiresAt: certificate.NotAfter, Reason: "command",
+	})
+	if err != nil {
+		return "", nil, err
 	}
 	return identity.ID, certificate, writeCertificate(o.identity, loaded.Authority.CertificatePEM(), pki.EncodeCertificate(certificate))
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -72,6 +73,12 @@ func TestRevokeOperator(t *testing.T) {
 	assert.Equal(t, "valid", rows(mustRun(t, list...))[0][3])
 	assert.Contains(t, mustRun(t, append(revoke, "--all")...), "Revoked all certificates (registered: ")
 	assert.Contains(t, mustRun(t, append(revoke, "--all", "--tenant", "other")...), "none of them registered")
+	entries := slices.DeleteFunc(auditLog(t, s.Storage), func(entry string) bool { return strings.HasPrefix(entry, string(audit.IssueNonce)) })
+	assert.Equal(t, []string{
+		`Audit: revoke certificates "` + serial + `" of default/` + servertest.ClusterID + `: command`,
+		`Audit: revoke certificates "" of default/` + servertest.ClusterID + `: command`,
+		`Audit: revoke certificates "" of other/` + servertest.ClusterID + `: command`,
+	}, entries)
 }
 
 // The certificate of an administrator does not replace the certificate of the operator, and
@@ -99,6 +106,12 @@ func TestIssue(t *testing.T) {
 		states[row[1]] = row[3]
 	}
 	assert.Equal(t, map[string]string{listed[index][1]: "revoked", servertest.ClusterID: "valid"}, states)
+	client, entries := listed[index][1], auditLog(t, s.Storage)
+	require.NotEmpty(t, entries)
+	assert.Equal(t, []string{
+		`Audit: issue certificate "` + listed[index][2] + `" of default/` + client + `: command`,
+		`Audit: revoke certificates "" of default/` + client + `: command`,
+	}, entries[1:], "after the nonce of the operator")
 
 	_, err = run(t, append([]string{"operator", "issue", "--identity-dir", "", "--expiry", "0s"}, clusterFlags(s)...)...)
 	wantError(t, err, "--identity-dir: must be the folder", "--expiry: 0s must be greater than zero")

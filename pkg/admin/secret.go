@@ -4,24 +4,18 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
-	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/pki"
-	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
-	"nstance.dev/operator/pkg/server/secrets/backend"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -55,8 +49,14 @@ func newSecretSetCommand() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("--%s: %w", fromFileFlag, err)
 			}
-			store, _, err := options.openSecrets(command.Context())
+			store, loaded, err := options.openSecrets(command.Context())
 			if err != nil {
+				return err
+			}
+			if loaded.In(value) {
+				return fmt.Errorf("--%s: the value has %w", fromFileFlag, errClusterKey)
+			}
+			if err := options.auditSecret(command.Context(), audit.SetSecret, name, "command"); err != nil {
 				return err
 			}
 			if err := store.Set(command.Context(), name, value); err != nil {
@@ -69,6 +69,12 @@ func newSecretSetCommand() *cobra.Command {
 	options.addFlags(command.Flags())
 	command.Flags().StringVar(&path, fromFileFlag, "", "path of the file with the value, - for the standard input (required)")
 	return command
+}
+
+// auditSecret stores an entry of the audit log about a secret, before it is changed: no change is
+// without an entry, and the change of an entry may have failed.
+func (o *secretOptions) auditSecret(ctx context.Context, action audit.Action, name, reason string) error {
+	return o.audit(ctx, auditlog.Entry{Action: action, Name: name, Reason: reason})
 }
 
 // readSecret reads a secret. The error contains no part of it.
@@ -147,6 +153,9 @@ func newSecretDeleteCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := options.auditSecret(command.Context(), audit.DeleteSecret, name, "command"); err != nil {
+				return err
+			}
 			if err := store.Delete(command.Context(), name); err != nil {
 				return err
 			}
@@ -158,6 +167,66 @@ func newSecretDeleteCommand() *cobra.Command {
 	return command
 }
 
+// errClusterKey means that a secret has the key of the certificate authority or of the nonces.
+var errClusterKey = errors.New("a private key of the cluster, which no file of an instance may have")
+
+func newSecretReencryptCommand() *cobra.Command {
+	var options keyOptions
+	command := &cobra.Command{
+		Use:   "reencrypt --storage-bucket BUCKET",
+		Short: "Encrypt all secrets in the storage again, with the current key",
+		Long: "Encrypt all secrets in the storage again, with the current key, and bind each to its name. " +
+			"Run it after an upgrade from a version that did not bind secrets to their names, because servers no longer read those, and after " +
+			"the encryption key has changed, with --old-key. Secrets that need neither are left alone.",
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			if options.provider != config.SecretsInStorage {
+				wrong.addf("secrets-provider", "must be %s: the services encrypt secrets themselves", config.SecretsInStorage)
+			}
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			return options.reencrypt(command.Context(), command.OutOrStdout())
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+// reencrypt encrypts all secrets again. A secret that cannot be encrypted does not keep the
+// others, because servers cannot read those meanwhile.
+func (o *keyOptions) reencrypt(ctx context.Context, output io.Writer) error {
+	store, loaded, err := o.openSecrets(ctx)
+	if err != nil {
+		return err
+	}
+	encrypted, ok := store.(*secrets.Encrypted)
+	if !ok {
+		return fmt.Errorf("secrets of type %T are not encrypted in the storage", store)
+	}
+	names, err := encrypted.List(ctx)
+	if err != nil {
+		return err
+	}
+	var failures []error
+	for _, name := range names {
+		replaced, err := encrypted.Reencrypt(ctx, name, func(data []byte) error {
+			if !storage.IsReservedSecret(name) && loaded.In(data) {
+				return fmt.Errorf("it has %w: delete it, and find out who has stored it", errClusterKey)
+			}
+			return o.auditSecret(ctx, audit.SetSecret, name, "encrypted again")
+		})
+		failures = append(failures, err)
+		if replaced {
+			_, err = fmt.Fprintf(output, "Secret %s is encrypted again.\n", name)
+			failures = append(failures, err)
+		}
+	}
+	return errors.Join(failures...)
+}
+
 // checkSecretName returns an error unless files of instances may use the secret.
 func checkSecretName(name string) error {
 	if err := storage.CheckKey(name); err != nil {
@@ -167,217 +236,4 @@ func checkSecretName(name string) error {
 		return fmt.Errorf("NAME: %q is a key of the servers", name)
 	}
 	return nil
-}
-
-const (
-	keyProviderEnv  = "env"
-	keyProviderFile = "file"
-	// keyProviderKMS is AWS KMS. --key is the value of aws_kms in the configuration.
-	keyProviderKMS = "aws-kms"
-	// defaultKey is the default environment variable of the encryption key.
-	defaultKey = "NSTANCE_ENCRYPTION_KEY"
-)
-
-// keyProviders lists the values of --key-provider.
-var keyProviders = []string{
-	keyProviderEnv, keyProviderFile, config.SecretsInSecretsManager, config.SecretsInParameterStore, config.SecretsInGoogle, keyProviderKMS,
-}
-
-// secretOptions has the flags that select the secrets of a cluster, to list or delete them.
-type secretOptions struct {
-	storageOptions
-	// provider, secretsPrefix and project are fields of config.Secrets.
-	provider, secretsPrefix, project string
-}
-
-func (o *secretOptions) addFlags(flags *pflag.FlagSet) {
-	o.storageOptions.addFlags(flags)
-	flags.StringVar(&o.provider, "secrets-provider", config.SecretsInStorage, "where secrets are: "+strings.Join(config.SecretsProviders, ", "))
-	flags.StringVar(&o.secretsPrefix, "secrets-prefix", "", "prefix of the names of secrets in a service (default: that of the servers, with the id of the cluster)")
-	flags.StringVar(&o.project, "secrets-project", "", "project of Google Secret Manager")
-}
-
-func (o *secretOptions) validate(wrong *mistakes) {
-	o.storageOptions.validate(wrong)
-	switch {
-	case !slices.Contains(config.SecretsProviders, o.provider):
-		wrong.addf("secrets-provider", "%q is unknown, known are %q", o.provider, config.SecretsProviders)
-		return
-	case o.secretsPrefix != "":
-		if rule := config.ValidateSecretsPrefix(o.provider, o.secretsPrefix); rule != "" {
-			wrong.addf("secrets-prefix", "%q %s", o.secretsPrefix, rule)
-		}
-	}
-	switch isGoogle := o.provider == config.SecretsInGoogle; {
-	case isGoogle && !config.ValidateSecretsProject(o.project):
-		wrong.addf("secrets-project", "%q must be the id of a project", o.project)
-	case !isGoogle && o.project != "":
-		wrong.addf("secrets-project", "is for --secrets-provider %s only", config.SecretsInGoogle)
-	}
-}
-
-// location returns the location of the secrets, without keys. The default prefix has the id
-// of the cluster, which is read from the certificate of its authority.
-func (o *secretOptions) location(ctx context.Context, store storage.Store) (config.Secrets, error) {
-	location := config.Secrets{Provider: o.provider, Prefix: o.secretsPrefix, Project: o.project}
-	if location.Provider == config.SecretsInStorage || location.Prefix != "" {
-		return location, nil
-	}
-	cluster, err := authorityName(ctx, store)
-	if err != nil {
-		return config.Secrets{}, fmt.Errorf("--secrets-prefix: must be given, because the id of the cluster is not known: %w", err)
-	}
-	location.Prefix = config.DefaultSecretsPrefix(location.Provider, cluster)
-	return location, nil
-}
-
-// authorityName returns the name of the authority, which is the id of the cluster.
-func authorityName(ctx context.Context, store storage.Store) (string, error) {
-	object, err := store.Get(ctx, storage.AuthorityKey)
-	if err != nil {
-		return "", err
-	}
-	certificate, err := pki.ParseCertificate(object.Data)
-	if err != nil {
-		return "", fmt.Errorf("object %s: %w", storage.AuthorityKey, err)
-	}
-	return certificate.Subject.CommonName, identifier.Validate(certificate.Subject.CommonName)
-}
-
-// openWithoutKeys opens the secrets for listing and deleting, which need no encryption key.
-func (o *secretOptions) openWithoutKeys(ctx context.Context) (secrets.Store, error) {
-	store, err := o.open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	location, err := o.location(ctx, store)
-	if err != nil {
-		return nil, err
-	}
-	return backend.OpenWithoutKeys(ctx, location, store)
-}
-
-// keyOptions has the flags that select the secrets of a cluster and their encryption key.
-type keyOptions struct {
-	secretOptions
-	keyProvider, key string
-	oldKeys          []string
-}
-
-func (o *keyOptions) addFlags(flags *pflag.FlagSet) {
-	o.secretOptions.addFlags(flags)
-	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets in the storage are encrypted with: "+strings.Join(keyProviders, ", "))
-	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+"), path of the file, or name in the service that holds the key; for "+keyProviderKMS+" the value of aws_kms in the configuration")
-	flags.StringArrayVar(&o.oldKeys, "old-key", nil, "like --key, a key that secrets were encrypted with before; may be repeated")
-}
-
-func (o *keyOptions) validate(wrong *mistakes) {
-	o.secretOptions.validate(wrong)
-	switch {
-	case o.provider != config.SecretsInStorage:
-		if o.key != "" || len(o.oldKeys) > 0 {
-			wrong.addf("key", "is for --secrets-provider %s only: the service encrypts", config.SecretsInStorage)
-		}
-	case !slices.Contains(keyProviders, o.keyProvider):
-		wrong.addf("key-provider", "%q is unknown, known are %q", o.keyProvider, keyProviders)
-	case o.keyProvider == keyProviderFile && o.key == "":
-		wrong.addf("key", "must be the path of the file with the key when --key-provider is %q", keyProviderFile)
-	case o.keyProvider == keyProviderKMS && o.key == "":
-		wrong.addf("key", "must be the value of aws_kms in the configuration when --key-provider is %q", keyProviderKMS)
-	case o.keyProvider != keyProviderEnv && o.key == "":
-		wrong.addf("key", "must be the name of the key in the service when --key-provider is %q", o.keyProvider)
-	}
-}
-
-// source returns the location of the key with the value of --key. The encryption context of
-// KMS contains the id of the cluster, which is read from the certificate of its authority.
-func (o *keyOptions) source(ctx context.Context, store storage.Store, name string) (config.KeySource, error) {
-	if o.keyProvider != keyProviderKMS {
-		return o.named(name), nil
-	}
-	cluster, err := authorityName(ctx, store)
-	if err != nil {
-		return config.KeySource{}, fmt.Errorf("the id of the cluster is not known: %w", err)
-	}
-	key, err := config.ParseKMSKey(name, cluster)
-	if err != nil {
-		return config.KeySource{}, fmt.Errorf("must be the value of aws_kms in the configuration: %w", err)
-	}
-	return config.KeySource{KMS: key}, nil
-}
-
-// readKey reads the key with a value of --key or --old-key.
-func (o *keyOptions) readKey(ctx context.Context, store storage.Store, name string) ([]byte, error) {
-	source, err := o.source(ctx, store, name)
-	if err != nil {
-		return nil, err
-	}
-	return backend.ReadKey(ctx, source)
-}
-
-// named returns the location of a key that is not in KMS.
-func (o *keyOptions) named(name string) config.KeySource {
-	switch o.keyProvider {
-	case keyProviderFile:
-		return config.KeySource{File: name}
-	case config.SecretsInSecretsManager:
-		return config.KeySource{SecretsManager: name}
-	case config.SecretsInParameterStore:
-		return config.KeySource{ParameterStore: name}
-	case config.SecretsInGoogle:
-		return config.KeySource{GoogleSecret: name}
-	}
-	return config.KeySource{Env: name}
-}
-
-// openSecrets opens the secrets of the cluster and reads its keys. Reading them fails if
-// the encryption key is wrong.
-func (o *keyOptions) openSecrets(ctx context.Context) (secrets.Store, *clusterkeys.Keys, error) {
-	store, opened, err := o.openStores(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	loaded, err := clusterkeys.Load(ctx, store, opened)
-	if errors.Is(err, storage.ErrNotFound) {
-		return nil, nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the keys of the cluster: %w", err)
-	}
-	return opened, loaded, nil
-}
-
-// openStores opens the storage and the secrets.
-func (o *keyOptions) openStores(ctx context.Context) (storage.Store, secrets.Store, error) {
-	if o.provider != config.SecretsInStorage {
-		store, err := o.open(ctx)
-		if err != nil {
-			return nil, nil, err
-		}
-		location, err := o.location(ctx, store)
-		if err != nil {
-			return nil, nil, err
-		}
-		opened, err := backend.Open(ctx, location, store)
-		return store, opened, err
-	}
-	store, err := o.open(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	key, err := o.readKey(ctx, store, cmp.Or(o.key, defaultKey))
-	if err != nil {
-		return nil, nil, fmt.Errorf("--key: %w", err)
-	}
-	old := make([][]byte, len(o.oldKeys))
-	for i, name := range o.oldKeys {
-		if old[i], err = o.readKey(ctx, store, name); err != nil {
-			return nil, nil, fmt.Errorf("--old-key: %w", err)
-		}
-	}
-	encrypted, err := secrets.New(store, key, old...)
-	if err != nil {
-		return nil, nil, fmt.Errorf("--key: %w", err)
-	}
-	return store, encrypted, nil
 }

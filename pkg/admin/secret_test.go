@@ -5,6 +5,8 @@ package admin_test
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
 	"encoding/base64"
 	"os"
 	"path/filepath"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/secrets/awssecrets"
@@ -56,6 +59,11 @@ func TestSecrets(t *testing.T) {
 	assert.Equal(t, "tokens/database.json\n", mustRun(t, list...))
 	_, err = run(t, append([]string{"secret", "delete", "another.env"}, bucket...)...)
 	require.ErrorIs(t, err, storage.ErrNotFound)
+	const stored = `Audit: set secret "tokens/database.json" of /: command`
+	assert.Equal(t, []string{
+		stored, stored, `Audit: set secret "another.env" of /: command`, `Audit: delete secret "another.env" of /: command`,
+		`Audit: delete secret "another.env" of /: command`,
+	}, auditLog(t, s.Storage))
 
 	// With another key than the key of the cluster, servers could not read the secret.
 	other := filepath.Join(t.TempDir(), "key")
@@ -63,6 +71,52 @@ func TestSecrets(t *testing.T) {
 	_, err = run(t, append(bucket, "secret", "set", "x", "--from-file", file, "--key-provider", "file", "--key", other)...)
 	wantError(t, err, "keys of the cluster")
 	assert.Equal(t, "tokens/database.json\n", mustRun(t, list...))
+}
+
+// TestReencryptSecrets begins with a secret as earlier versions have stored it, and with a copy of
+// the key of the certificate authority.
+func TestReencryptSecrets(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	key, err := secrets.ReadKey(config.KeySource{File: filepath.Join(s.DataDir, "encryption.key")})
+	require.NoError(t, err)
+	block, err := aes.NewCipher(key)
+	require.NoError(t, err)
+	unbound, err := cipher.NewGCMWithRandomNonce(block)
+	require.NoError(t, err)
+	_, err = s.Storage.Create(t.Context(), "secret/token", unbound.Seal(nil, nil, []byte("hunter2"), nil))
+	require.NoError(t, err)
+	_, err = s.Secrets.Get(t.Context(), "token")
+	require.ErrorIs(t, err, secrets.ErrUnbound)
+	authority, err := s.Storage.Get(t.Context(), "secret/ca.key")
+	require.NoError(t, err)
+	_, err = s.Storage.Create(t.Context(), "secret/app.key", authority.Data)
+	require.NoError(t, err)
+
+	output, err := run(t, append([]string{"secret", "reencrypt"}, clusterFlags(s)...)...)
+	wantError(t, err, "encrypt secret app.key again: it has a private key of the cluster")
+	assert.Equal(t, "Secret token is encrypted again.\n", output)
+	stored, err := s.Secrets.Get(t.Context(), "token")
+	require.NoError(t, err)
+	assert.Equal(t, "hunter2", string(stored))
+	_, err = s.Secrets.Get(t.Context(), "app.key")
+	require.ErrorIs(t, err, secrets.ErrUnbound)
+	assert.Equal(t, []string{`Audit: set secret "token" of /: encrypted again`}, auditLog(t, s.Storage))
+
+	mustRun(t, "secret", "delete", "app.key", "--storage", "file", "--storage-bucket", s.Bucket())
+	assert.Empty(t, mustRun(t, append([]string{"secret", "reencrypt"}, clusterFlags(s)...)...))
+}
+
+// A key of the cluster is no secret for instances, under whatever name.
+func TestAKeyOfTheClusterIsNotStored(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	key, err := s.Secrets.Get(t.Context(), storage.NonceSecret)
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "value")
+	require.NoError(t, os.WriteFile(path, key, 0o600))
+	_, err = run(t, append([]string{"secret", "set", "app.key", "--from-file", path}, clusterFlags(s)...)...)
+	wantError(t, err, "--from-file: the value has a private key of the cluster")
+	_, err = s.Secrets.Get(t.Context(), "app.key")
+	require.ErrorIs(t, err, storage.ErrNotFound)
 }
 
 // TestSecretFromStandardInput reads the value that a pipe has.
@@ -93,6 +147,7 @@ func TestSecretsThatAreRefused(t *testing.T) {
 		"another folder":      {[]string{"set", "../ca.key", "--from-file", "x"}, []string{"NAME:"}},
 		"an empty value":      {[]string{"set", "a", "--from-file", os.DevNull}, []string{"--from-file: the value is empty"}},
 		"a value too large":   {[]string{"set", "a", "--from-file", large}, []string{"more than 1048576 bytes"}},
+		"a service":           {[]string{"reencrypt", "--secrets-provider", "aws-parameter-store"}, []string{"--secrets-provider: must be object-storage"}},
 		"a value as argument": {[]string{"set", "a", "value"}, []string{"accepts 1 arg(s)"}},
 	} {
 		t.Run(name, func(t *testing.T) {

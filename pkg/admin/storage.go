@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/user"
 	"slices"
 
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
@@ -55,6 +58,30 @@ func (o *storageOptions) open(ctx context.Context) (storage.Store, error) {
 		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
 	}
 	return store, nil
+}
+
+// audit stores an entry of the audit log, with the user of the command.
+func (o *storageOptions) audit(ctx context.Context, entry auditlog.Entry) error {
+	store, err := o.open(ctx)
+	if err != nil {
+		return err
+	}
+	entry.Writer = writer()
+	return auditlog.Log{Store: store, Scope: storage.ClusterAuditLog}.Write(ctx, entry)
+}
+
+// writer returns who runs the command, as the machine has it. Who has written the object is known
+// from the logs of the storage only.
+func writer() string {
+	name := "an unknown user"
+	if current, err := user.Current(); err == nil {
+		name = current.Username
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "an unknown host"
+	}
+	return "nstance-admin, " + name + "@" + host
 }
 
 // clusterOptions has the flags that select a cluster and its keys.

@@ -104,12 +104,12 @@ func (c *collector) network(m *nstancev1.Metrics) {
 	line, ok := devices[c.networkInterface]
 	switch {
 	case err != nil:
-		m.NetworkInterfaceError = proto.String(err.Error())
+		m.NetworkInterfaceError = proto.String(validText(err.Error()))
 	case !ok:
 		m.NetworkInterfaceError = proto.String(fmt.Sprintf("there is no interface %q", c.networkInterface))
 	default:
 		m.NetworkInterface = &nstancev1.InterfaceMetrics{
-			InterfaceName: c.networkInterface,
+			InterfaceName: validText(c.networkInterface),
 			RxBytes:       line.RxBytes,
 			TxBytes:       line.TxBytes,
 			RxPackets:     line.RxPackets,
@@ -128,7 +128,7 @@ func (c *collector) conntrack(m *nstancev1.Metrics) {
 	}
 	maximum, maximumErr := c.sysctl("net.netfilter.nf_conntrack_max")
 	if err := errors.Join(err, maximumErr); err != nil {
-		m.ConntrackError = proto.String(err.Error())
+		m.ConntrackError = proto.String(validText(err.Error()))
 		return
 	}
 	m.ConntrackCount, m.ConntrackMax = proto.Uint64(count), proto.Uint64(maximum)

@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/prometheus/common/version"
 	"google.golang.org/grpc"
@@ -55,11 +57,14 @@ func (r *reports) create(ctx context.Context) *nstancev1.HealthReportRequest {
 	if report.Files, err = r.files.Status(); err != nil {
 		logger.Error(err, "Could not read the state of the files for a report")
 	}
-	if report.ConfigHash, err = r.identity.ConfigHash(); err != nil {
+	hash, err := r.identity.ConfigHash()
+	if err != nil {
 		logger.Error(err, "Could not read the hash of the configuration for a report")
 	}
+	// A damaged file must not end the stream of reports.
+	report.ConfigHash = validText(hash)
 	if n := r.notice(); n != nil {
-		report.TerminationNotice = &nstancev1.TerminationNotice{Action: n.Action}
+		report.TerminationNotice = &nstancev1.TerminationNotice{Action: validText(n.Action)}
 		if !n.Deadline.IsZero() {
 			report.TerminationNotice.Deadline = timestamppb.New(n.Deadline)
 		}
@@ -67,13 +72,17 @@ func (r *reports) create(ctx context.Context) *nstancev1.HealthReportRequest {
 	return report
 }
 
-// hostname returns the configured name, or the name of the machine.
+// validText returns a text of the machine as a message may have it: a field of type string that
+// is not UTF-8 cannot be sent (https://protobuf.dev/programming-guides/proto3/#scalar).
+func validText(text string) string { return strings.ToValidUTF8(text, string(utf8.RuneError)) }
+
+// hostname returns the configured name, or the name of the machine, which may have any bytes.
 func hostname(configured string) string {
 	if configured != "" {
-		return configured
+		return validText(configured)
 	}
 	name, _ := os.Hostname()
-	return name
+	return validText(name)
 }
 
 // closeTimeout is how long the server has to confirm the reports of a stream that ends.

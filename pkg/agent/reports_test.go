@@ -4,12 +4,14 @@
 package agent
 
 import (
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"nstance.dev/operator/pkg/agent/internal/files"
 	"nstance.dev/operator/pkg/agent/internal/identity"
@@ -59,4 +61,27 @@ func TestReportHasTheStateOfTheMachine(t *testing.T) {
 
 	current = &notice.Notice{Action: "preempted"}
 	assert.Nil(t, r.create(t.Context()).GetTerminationNotice().Deadline)
+}
+
+// A report can be sent whatever bytes the machine has for a text: the server counts an agent
+// without reports as lost.
+func TestReportIsTextWhateverTheMachineHas(t *testing.T) {
+	folder := t.TempDir()
+	id, err := identity.Open(filepath.Join(folder, "identity"), 0o600, "knc06bgm7733st2576nx5jht4ecjw")
+	require.NoError(t, err)
+	store, err := files.Open(filepath.Join(folder, "recv"), 0o640, id)
+	require.NoError(t, err)
+	collector, err := newCollector(procFolder, "", false)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "identity", "config.hash"), []byte("ha\xffsh"), 0o600))
+	r := &reports{
+		instanceID: id.InstanceID(), identity: id, files: store, metrics: collector, begin: time.Now(),
+		notice: func() *notice.Notice { return &notice.Notice{Action: "st\xffop"} },
+	}
+	report := r.create(t.Context())
+	_, err = proto.Marshal(report)
+	require.NoError(t, err)
+	assert.Equal(t, "ha\uFFFDsh", report.GetConfigHash())
+	assert.Equal(t, "st\uFFFDop", report.GetTerminationNotice().GetAction())
+	assert.Equal(t, "a\uFFFDb", hostname("a\xffb"))
 }

@@ -24,6 +24,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -156,6 +158,24 @@ func startWithFilesAnd(t *testing.T, o servertest.Options) *servertest.Server {
 	return s
 }
 
+// auditLog returns the serial numbers in the audit log of the shard by instance and reason.
+func auditLog(t *testing.T, s *servertest.Server) map[string]string {
+	t.Helper()
+	infos, err := s.Storage.List(t.Context(), "audit-log/us-west-2a/")
+	require.NoError(t, err)
+	serials := map[string]string{}
+	for _, info := range infos {
+		object, err := s.Storage.Get(t.Context(), info.Key)
+		require.NoError(t, err)
+		var entry auditlog.Entry
+		require.NoError(t, json.Unmarshal(object.Data, &entry))
+		assert.Equal(t, audit.IssueCertificate, entry.Action)
+		assert.Equal(t, "default", entry.Tenant)
+		serials[entry.Instance+" "+entry.Reason] = entry.Name
+	}
+	return serials
+}
+
 func TestAnAgentReceivesItsFiles(t *testing.T) {
 	s := startWithFiles(t, "2")
 	ids := untilInstances(t, s, 2)
@@ -194,6 +214,14 @@ func TestAnAgentReceivesItsFiles(t *testing.T) {
 	assert.NoError(t, err)
 	_, err = pki.PeerClient(parsed)
 	assert.Error(t, err, "it is no client of the servers")
+	issued := auditLog(t, s)
+	serial := issued[ids[0]+" registration"]
+	assert.NotEmpty(t, serial)
+	delete(issued, ids[0]+" registration")
+	delete(issued, ids[1]+" registration")
+	delete(issued, ids[1]+" file")
+	assert.Equal(t, map[string]string{ids[0] + " file": parsed.SerialNumber.Text(16)}, issued)
+	assert.Equal(t, recordOf(t, s, ids[0]).Registration.CertSerial, serial)
 
 	// A change is sent without a report.
 	files["kubelet.crt"] = certificate

@@ -6,10 +6,14 @@ package server
 import (
 	"context"
 	"crypto/ed25519"
+	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/agents"
 	"nstance.dev/operator/pkg/server/internal/agents/agentfiles"
@@ -49,6 +53,8 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 			Facts:  specs.FileFacts,
 			Secret: t.shared.readSecret,
 			Object: t.shared.readObject,
+
+			HasClusterKey: t.shared.keys.In,
 			Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
 				certificate, err := t.shared.keys.Authority.SignWorkload(w, key, reserved)
 				if err != nil {
@@ -56,6 +62,7 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 				}
 				return pki.EncodeCertificate(certificate), nil
 			},
+			Issue: t.newIssue(),
 		},
 		LastReport: func(id string) *nstancev1.HealthReportRequest {
 			report, _ := t.health.LastReport(id)
@@ -63,6 +70,36 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 		},
 		Failed: t.failures.ReportInstance,
 	})
+}
+
+// newIssue returns the function that writes certificates of files to the audit log. An agent that
+// makes the server send its files again and again waits.
+func (t *term) newIssue() func(context.Context, *instance.Record, [][]byte) error {
+	limits := &auditlog.Limits{}
+	return func(ctx context.Context, record *instance.Record, certificates [][]byte) error {
+		if err := limits.Check(record.ID); err != nil {
+			return err
+		}
+		entry := auditlog.Entry{Action: audit.IssueCertificate, Tenant: record.Tenant, Instance: record.ID, Reason: "file"}
+		var serials []string
+		for _, certificatePEM := range certificates {
+			certificate, err := pki.ParseCertificate(certificatePEM)
+			if err != nil {
+				return fmt.Errorf("read a certificate for the audit log: %w", err)
+			}
+			serials = append(serials, certificate.SerialNumber.Text(16))
+			if certificate.NotAfter.After(entry.ExpiresAt) {
+				entry.ExpiresAt = certificate.NotAfter
+			}
+		}
+		entry.Name = strings.Join(serials, ", ")
+		return t.auditLog().Write(ctx, entry)
+	}
+}
+
+// auditLog returns the audit log of the shard, which only the leader writes.
+func (t *term) auditLog() auditlog.Log {
+	return auditlog.Log{Store: t.storage, Scope: t.shared.shard}
 }
 
 // serveAgents serves the agents, if the server does, until closeGate is called. running waits
@@ -79,6 +116,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 			NonceKey:  t.shared.keys.Nonce.Public().(ed25519.PublicKey),
 			Instances: t.instances,
 			Groups:    t.groups,
+			AuditLog:  t.auditLog(),
 			Registered: func(i instance.Instance) {
 				t.health.Registered(&i.Record)
 				t.changed(i.Key())

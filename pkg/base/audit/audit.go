@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package audit defines the audit trail of operator and servers: a log line at the default
-// verbosity for everything that shrinks, deletes or terminates, and the request id that
+// verbosity for everything that shrinks, deletes or terminates, for everything that lets a client
+// in or keeps it out, and the request id that
 // connects the lines of operator and server (docs/reference.md#audit-trail).
 package audit
 
@@ -58,7 +59,8 @@ type Entry struct {
 	Action Action
 	// Shard, Group and Instance name the changed object of a server.
 	Shard, Group, Instance string
-	// Kind and Name name the changed object of the Kubernetes API.
+	// Kind and Name name the changed object of the Kubernetes API, or what was issued or revoked:
+	// a Nonce, a Certificate, a Secret of the servers.
 	Kind, Name string
 	// From and To are the size, settings or state before and after. nil is left out.
 	From, To any
@@ -130,11 +132,23 @@ const (
 	TerminateInstance Action = "Audit: terminate instance"
 	// DeleteObject means that the operator has deleted an object of the Kubernetes API.
 	DeleteObject Action = "Audit: delete object"
+	// IssueNonce means that a nonce of an operator was created.
+	IssueNonce Action = "Audit: issue nonce"
+	// IssueCertificate means that a certificate was signed, also one that an instance gets as a
+	// file.
+	IssueCertificate Action = "Audit: issue certificate"
+	// RevokeCertificates means that certificates of a client were revoked.
+	RevokeCertificates Action = "Audit: revoke certificates"
+	// SetSecret means that a secret was stored, or encrypted again.
+	SetSecret Action = "Audit: set secret"
+	// DeleteSecret means that a secret was deleted.
+	DeleteSecret Action = "Audit: delete secret"
 )
 
 // Actions lists all actions.
 var Actions = []Action{
 	ShrinkGroup, ReplaceInstances, DeleteGroup, DeleteInstance, AcknowledgeDrain, DrainInstance, TerminateInstance, DeleteObject,
+	IssueNonce, IssueCertificate, RevokeCertificates, SetSecret, DeleteSecret,
 }
 
 const (

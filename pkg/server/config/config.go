@@ -71,6 +71,9 @@ type Shard struct {
 	DefaultDrainTimeout time.Duration
 	// MaxSize is the largest size that operators may set for a group. Zero means MaxSize.
 	MaxSize int32
+	// MaxOnDemand is the largest number of on-demand instances of a tenant, nil for
+	// maxOnDemand.
+	MaxOnDemand *int32
 	// CreateRateLimit is the least time between two requests to create an
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration

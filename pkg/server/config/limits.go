@@ -20,6 +20,9 @@ import (
 // (https://pkg.go.dev/sigs.k8s.io/cluster-api/api/core/v1beta2#MachinePoolSpec).
 const MaxSize = 10000
 
+// maxOnDemand is the largest number of on-demand instances that a tenant may have.
+const maxOnDemand = 10000
+
 // Limits bound what operators may set for a static group.
 type Limits struct {
 	// MinSize is the smallest size, nil for the default: 1 if the configuration gives the group
@@ -173,6 +176,11 @@ func (c *Config) MaxSize(tenant, name string) int32 {
 		return c.Shard.MaxSize
 	}
 	return MaxSize
+}
+
+// MaxOnDemand returns the largest number of on-demand instances that each tenant may have.
+func (c *Config) MaxOnDemand() int {
+	return int(ptr.Deref(c.Shard.MaxOnDemand, maxOnDemand))
 }
 
 func validateMaxSize(path *field.Path, size int32) field.ErrorList {

@@ -75,3 +75,8 @@ func TestCheckAllowed(t *testing.T) {
 	assert.EqualError(t, CheckAllowed(path, "role", "vars", []string{}).ToAggregate(),
 		`vars: Forbidden: "role" is not allowed: the server's configuration allows nothing (limits.vars)`)
 }
+
+func TestMaxOnDemand(t *testing.T) {
+	assert.Equal(t, 10000, (&Config{}).MaxOnDemand())
+	assert.Zero(t, (&Config{Shard: Shard{MaxOnDemand: ptr.To[int32](0)}}).MaxOnDemand())
+}

@@ -127,6 +127,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		Expiry:              readExpiry(o.Object("expiry")),
 		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
 		MaxSize:             MaxSize,
+		MaxOnDemand:         o.Int32("max_on_demand"),
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
 		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),

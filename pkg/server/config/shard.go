@@ -37,6 +37,9 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 		}
 	}
 	errs = append(errs, validateMaxSize(path.Child("max_size"), s.MaxSize)...)
+	if most := s.MaxOnDemand; most != nil && (*most < 0 || *most > maxOnDemand) {
+		errs = append(errs, field.Invalid(path.Child("max_on_demand"), *most, fmt.Sprintf("must be from 0 to %d", maxOnDemand)))
+	}
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
 	errs = append(errs, validation.Positive(path.Child("health_check_interval"), s.HealthCheckInterval)...)

@@ -209,7 +209,7 @@ func parseError(status int, data []byte) *Error {
 	if err := json.Unmarshal(data, &body); err != nil {
 		// A proxy has responded, or the request was a download, whose errors are text.
 		if text := strings.TrimSpace(string(data)); text != "" && !strings.HasPrefix(text, "<") {
-			e.Message = text[:min(len(text), maxText)]
+			e.Message = strings.ToValidUTF8(text[:min(len(text), maxText)], "")
 		}
 		return e
 	}

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +66,7 @@ func TestErrors(t *testing.T) {
 		{name: "with a name of something between", status: 404, body: `{"error":{"status":"NOT_FOUND","message":"no route"}}`, want: "a.b: HTTP 404: no route"},
 		{name: "of a proxy", status: 404, body: `<html>nginx</html>`, want: "a.b: HTTP 404: Not Found"},
 		{name: "as text", status: 404, body: "No such object: a/b\n", want: "a.b: HTTP 404: No such object: a/b"},
+		{name: "as text that is cut within a character", status: 404, body: strings.Repeat("x", maxText-1) + "é", want: "a.b: HTTP 404: " + strings.Repeat("x", maxText-1)},
 		{name: "empty", status: 503, want: "a.b: HTTP 503: Service Unavailable"},
 		{name: "a redirect", status: 302, want: "a.b: HTTP 302: Found"},
 		{name: "throttled", status: 403, body: `{"error":{"message":"slow","errors":[{"reason":"rateLimitExceeded"}]}}`, want: "a.b: HTTP 403 rateLimitExceeded: slow", throttled: true},

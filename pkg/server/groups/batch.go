@@ -129,6 +129,15 @@ func (s *Store) plan(planned *plannedWrite, r *request) {
 		r.group = before
 		return
 	}
+	if next.group != nil && !r.deletion {
+		if r.err = s.validateLimits(planned.content, r.key, next.group); r.err != nil {
+			// Requests that are not stored yet may have reached the limit.
+			if len(planned.requests) > 0 {
+				planned.requests = append(planned.requests, r)
+			}
+			return
+		}
+	}
 	if err := deadline.Check(r.ctx); err != nil {
 		r.fail(err)
 		return

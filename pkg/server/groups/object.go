@@ -199,6 +199,9 @@ type encoder struct {
 type encodedGroup struct {
 	of   *stored
 	text []byte
+	// settings is the size of what makes a group large that operators have set: the settings,
+	// and the list of instances to remove first.
+	settings int
 }
 
 // encodedUIDs is the text of the retired uids of a tenant, with its name. It is outdated when
@@ -212,9 +215,6 @@ type encodedUIDs struct {
 // tenant, a field for the retired uids, a field for the marks if there are any, and the
 // unknown fields.
 func (e *encoder) encode(c content) ([]byte, error) {
-	if e.groups == nil {
-		e.groups = map[instance.GroupKey]encodedGroup{}
-	}
 	var b bytes.Buffer
 	b.Grow(e.size + e.size/8)
 	count := 0
@@ -235,8 +235,8 @@ func (e *encoder) encode(c content) ([]byte, error) {
 		}
 		count += len(groups)
 		return writeObject(&b, indent, groups, func(name string, of *stored) error {
-			text, err := e.group(instance.GroupKey{Tenant: tenant, Group: name}, of)
-			b.Write(text)
+			group, err := e.group(instance.GroupKey{Tenant: tenant, Group: name}, of)
+			b.Write(group.text)
 			return err
 		})
 	})
@@ -297,23 +297,31 @@ func (e *encoder) writeRetired(b *bytes.Buffer, retired map[string]*retiredUIDs)
 }
 
 // group returns the text of one group with its name.
-func (e *encoder) group(key instance.GroupKey, of *stored) ([]byte, error) {
+func (e *encoder) group(key instance.GroupKey, of *stored) (encodedGroup, error) {
 	if known := e.groups[key]; known.of == of && known.text != nil {
-		return known.text, nil
+		return known, nil
 	}
 	var b bytes.Buffer
 	if err := writeName(&b, key.Group); err != nil {
-		return nil, err
+		return encodedGroup{}, err
 	}
 	value, err := of.MarshalJSON()
 	if err == nil {
 		err = json.Indent(&b, value, indent+indent, indent)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("encode group %s: %w", key, err)
+	var settings []byte
+	if err == nil {
+		settings, err = (&stored{Settings: of.Settings, RemoveFirst: of.RemoveFirst, Declared: of.Declared}).MarshalJSON()
 	}
-	e.groups[key] = encodedGroup{of: of, text: b.Bytes()}
-	return b.Bytes(), nil
+	if err != nil {
+		return encodedGroup{}, fmt.Errorf("encode group %s: %w", key, err)
+	}
+	if e.groups == nil {
+		e.groups = map[instance.GroupKey]encodedGroup{}
+	}
+	encoded := encodedGroup{of: of, text: b.Bytes(), settings: len(settings)}
+	e.groups[key] = encoded
+	return encoded, nil
 }
 
 // writeObject writes a JSON object with sorted fields. Its lines after the

@@ -143,9 +143,6 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 		}
 		_, static := s.config.Groups[key.Tenant][key.Group]
 		next := current.group.with(change, static)
-		if err := s.validateLimits(key, current.group, next); err != nil {
-			return edit{}, nil, err
-		}
 		after, err := merge(s.config, key, next)
 		if err != nil {
 			return edit{}, nil, err

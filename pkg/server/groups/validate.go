@@ -178,14 +178,17 @@ func validateStatic(change Change, group *Group) field.ErrorList {
 // Limits for operators, so that no tenant can fill the memory of the shard that others use
 // too (docs/server-reference.md#limits).
 const (
-	maxGroups     = 1000
+	maxGroups = 1000
+	// maxGroupsSize is the maximum size of the settings of a tenant's groups in the object that
+	// has the groups of all tenants, and that each change writes.
+	maxGroupsSize = 1 << 20
 	maxVars       = 64
 	maxVarKeySize = 256
 	maxVarSize    = 4 << 10
 )
 
-// validateVars checks the number and the length of vars.
-func validateVars(path *field.Path, vars map[string]string) field.ErrorList {
+// ValidateVars checks the number and the length of the vars of a group or an instance.
+func ValidateVars(path *field.Path, vars map[string]string) field.ErrorList {
 	if len(vars) > maxVars {
 		return field.ErrorList{field.TooMany(path, len(vars), maxVars)}
 	}
@@ -200,13 +203,36 @@ func validateVars(path *field.Path, vars map[string]string) field.ErrorList {
 	return problems
 }
 
-// validateLimits returns an InvalidError if a change makes a group too large, or creates one
-// group too many. before is the stored state of the group, or nil. The caller has locked
-// writeMu.
-func (s *Store) validateLimits(key instance.GroupKey, before, after *stored) error {
-	problems := validateVars(configPath.Child("vars"), after.Vars)
-	if count := len(s.content.groups[key.Tenant]); before == nil && count >= maxGroups {
-		problems = append(problems, field.Forbidden(keyPath, fmt.Sprintf("the tenant has %d groups that operators have changed, which is the limit", count)))
+// validateLimits returns an InvalidError if a change makes a group or the groups of its tenant
+// too large, or creates one group too many. content is the content before the change, and next
+// the changed group. The caller has locked writeMu.
+func (s *Store) validateLimits(content content, key instance.GroupKey, next *stored) error {
+	problems := ValidateVars(configPath.Child("vars"), next.Vars)
+	groups := content.groups[key.Tenant]
+	if _, exists := groups[key.Group]; !exists && len(groups) >= maxGroups {
+		problems = append(problems, field.Forbidden(keyPath, fmt.Sprintf("the tenant has %d groups that operators have changed, which is the limit", len(groups))))
+	}
+	before, total := 0, 0
+	for name, group := range groups {
+		encoded, err := s.object.encoder.group(instance.GroupKey{Tenant: key.Tenant, Group: name}, group)
+		if err != nil {
+			return err
+		}
+		if name == key.Group {
+			before = encoded.settings
+		} else {
+			total += encoded.settings
+		}
+	}
+	// The changed group comes last: the encoder keeps its text for the write.
+	encoded, err := s.object.encoder.group(key, next)
+	if err != nil {
+		return err
+	}
+	// Groups of a tenant that had more than the limit before there was a limit can be scaled.
+	if total += encoded.settings; total > maxGroupsSize && encoded.settings > before {
+		problems = append(problems, field.Forbidden(configPath, fmt.Sprintf(
+			"the groups of the tenant that operators have changed would have settings of %d bytes, at most %d are allowed: use fewer or shorter vars", total, maxGroupsSize)))
 	}
 	if len(problems) > 0 {
 		return &InvalidError{Group: key, Problems: problems}

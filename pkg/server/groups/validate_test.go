@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -163,6 +166,98 @@ func TestGroupsOfATenant(t *testing.T) {
 	require.ErrorContains(t, err, "1000 groups")
 	upsert(t, s, instance.GroupKey{Tenant: "default", Group: "g1"}, Change{Size: 2})
 	upsert(t, s, instance.GroupKey{Tenant: "other", Group: "dynamic"}, Change{Settings: Settings{Template: "worker"}})
+}
+
+// large returns vars that need more than a number of bytes, within the limits of a group.
+func large(bytes int) map[string]string {
+	vars := map[string]string{}
+	for n := 0; n*maxVarSize < bytes; n++ {
+		vars[fmt.Sprint("v", n)] = strings.Repeat("v", maxVarSize)
+	}
+	return vars
+}
+
+// All groups of a tenant share a limit, because one object has them, and every change writes it.
+func TestSizeOfTheGroupsOfATenant(t *testing.T) {
+	s := open(t, newStorage(t))
+	group := func(tenant string, n int) instance.GroupKey {
+		return instance.GroupKey{Tenant: tenant, Group: fmt.Sprint("g", n)}
+	}
+	vars := large(240 << 10)
+	for n := range 4 {
+		upsert(t, s, group("default", n), Change{Settings: Settings{Template: "worker", Vars: vars}})
+	}
+	wantTooLarge := func(change Change, n int) {
+		t.Helper()
+		before, _ := s.Get(group("default", n))
+		_, _, err := s.Upsert(t.Context(), group("default", n), change)
+		require.ErrorAs(t, err, new(*InvalidError))
+		require.ErrorContains(t, err, "config: Forbidden: the groups of the tenant that operators have changed would have settings of ")
+		require.ErrorContains(t, err, "at most 1048576 are allowed")
+		after, _ := s.Get(group("default", n))
+		assert.Equal(t, before, after, "the group was changed")
+	}
+	wantTooLarge(Change{Settings: Settings{Template: "worker", Vars: vars}}, 4)
+	ids := make([]string, maxRemoveFirst)
+	for n := range ids {
+		ids[n] = fmt.Sprint("an-id-that-has-the-length-of-any-", n)
+	}
+	wantTooLarge(Change{RemoveFirst: ids}, 3)
+	// A var that is sent is stored twice, because it is declared too.
+	wantTooLarge(Change{Settings: Settings{Vars: vars}, Declarative: true}, 3)
+	upsert(t, s, group("default", 4), Change{Settings: Settings{Template: "worker"}})
+	upsert(t, s, group("other", 4), Change{Settings: Settings{Template: "worker", Vars: vars}})
+}
+
+// Requests that one write stores do not exceed the limit together.
+func TestSizeOfTheGroupsInABatch(t *testing.T) {
+	store := newFaultyStore(t)
+	s := open(t, store)
+	const count = 10
+	s.writeMu.Lock()
+	errs := make([]error, count)
+	var running sync.WaitGroup
+	for n := range count {
+		running.Go(func() {
+			_, _, errs[n] = s.Upsert(t.Context(), instance.GroupKey{Tenant: "default", Group: fmt.Sprint("g", n)},
+				Change{Settings: Settings{Template: "worker", Vars: large(240 << 10)}})
+		})
+	}
+	require.Eventually(t, func() bool {
+		s.batchMu.Lock()
+		defer s.batchMu.Unlock()
+		return s.batch != nil && len(s.batch.requests) == count
+	}, time.Minute, time.Millisecond)
+	s.writeMu.Unlock()
+	running.Wait()
+	assert.Equal(t, 1, store.writes)
+	refused := 0
+	for _, err := range errs {
+		if err != nil {
+			require.ErrorAs(t, err, new(*InvalidError))
+			refused++
+		}
+	}
+	assert.Equal(t, count-4, refused)
+}
+
+// A tenant with more than the limit, from before there was a limit, can scale its groups and
+// make them smaller.
+func TestGroupsThatWereTooLargeBefore(t *testing.T) {
+	store := newStorage(t)
+	groups := map[string]any{}
+	for n := range 6 {
+		groups[fmt.Sprint("g", n)] = map[string]any{"template": "worker", "size": 9, "vars": large(240 << 10), "remove_first": []string{"a"}}
+	}
+	object, err := json.Marshal(map[string]any{"default": groups})
+	require.NoError(t, err)
+	createObject(t, store, string(object))
+	s := open(t, store)
+	key := instance.GroupKey{Tenant: "default", Group: "g1"}
+	upsert(t, s, key, Change{Size: 10, RemoveFirst: []string{"b"}, Revision: &Revision{UID: "u", Generation: 7}})
+	upsert(t, s, key, Change{Size: 8})
+	_, _, err = s.Upsert(t.Context(), key, Change{Size: 8, Settings: Settings{Vars: map[string]string{"another": "value"}}})
+	require.ErrorContains(t, err, "at most 1048576 are allowed")
 }
 
 // wantFirst expects the size of a group and the ids in remove_first.

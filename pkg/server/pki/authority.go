@@ -106,6 +106,11 @@ func (a *Authority) KeyPEM() ([]byte, error) {
 	return keys.EncodePrivate(a.key)
 }
 
+// KeySeed returns the 32 bytes that the authority's private key is derived from.
+func (a *Authority) KeySeed() []byte {
+	return a.key.Seed()
+}
+
 // Names are the names in a serving certificate.
 type Names struct {
 	// Hosts are IP addresses and DNS names, at least one.

@@ -21,11 +21,15 @@ const (
 	// DefaultNonceLifetime is how long the nonce of an operator is valid by
 	// default (docs/server.md#registration).
 	DefaultNonceLifetime = 3 * time.Hour
-	// agentLifetime and agentClockSkew together are less than the five minutes that the
-	// nonce of an agent may be valid (docs/protocol.md#registration). The servers of its
-	// shard create it and verify it.
-	agentLifetime  = 4 * time.Minute
-	agentClockSkew = 30 * time.Second
+	// MaxNonceLifetime is how long the nonce of an operator may be valid. Until it is used, the
+	// nonce is a password that is often copied into other systems.
+	MaxNonceLifetime = 7 * 24 * time.Hour
+	// agentLifetime and agentClockSkew together are less than maxAgentLifetime, which is how
+	// long the nonce of an agent may be valid (docs/protocol.md#registration). The servers of
+	// its shard create it and verify it.
+	agentLifetime    = 4 * time.Minute
+	agentClockSkew   = 30 * time.Second
+	maxAgentLifetime = 5 * time.Minute
 )
 
 // AgentNonce is the content of an agent's nonce. Group and ConfigHash may be empty.
@@ -76,6 +80,9 @@ func (s *NonceSigner) Agent(a AgentNonce) (string, error) {
 func (s *NonceSigner) Operator(o OperatorNonce) (string, error) {
 	if o.Lifetime <= 0 {
 		return "", fmt.Errorf("sign a registration nonce: lifetime %s must be greater than zero", o.Lifetime)
+	}
+	if o.Lifetime > MaxNonceLifetime {
+		return "", fmt.Errorf("sign a registration nonce: lifetime %s must be at most %s", o.Lifetime, MaxNonceLifetime)
 	}
 	return s.sign(tokenClaims{
 		Kind:      pki.RoleOperator,
@@ -145,6 +152,24 @@ func (c tokenClaims) Validate() error {
 	return errors.Join(missing...)
 }
 
+// checkLifetime returns an error if the nonce is valid for too long: somebody who could create
+// nonces once could otherwise use them for ever. A nonce without a beginning counts from now on.
+func (c tokenClaims) checkLifetime(now time.Time) error {
+	limit := MaxNonceLifetime + pki.ClockSkew
+	if c.Kind == pki.RoleAgent {
+		limit = maxAgentLifetime
+	}
+	begin := now
+	if created := cmp.Or(c.IssuedAt, c.NotBefore); created != nil && created.Before(now) {
+		begin = created.Time
+	}
+	// The difference of times is capped, and so it never overflows.
+	if lifetime := c.ExpiresAt.Sub(begin); lifetime > limit {
+		return fmt.Errorf("it is valid for %s, at most %s are allowed", lifetime.Round(time.Second), limit)
+	}
+	return nil
+}
+
 // ErrInvalidNonce means that a nonce is not valid. The errors of ParseNonce wrap it.
 var ErrInvalidNonce = errors.New("registration nonce is not valid")
 
@@ -191,6 +216,9 @@ func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
 	case errors.Is(err, jwt.ErrTokenNotValidYet):
 		return NonceClaims{}, fmt.Errorf("%w: it is not valid before %s", ErrInvalidNonce, c.NotBefore.UTC().Format(time.RFC3339))
 	case err != nil:
+		return NonceClaims{}, fmt.Errorf("%w: %w", ErrInvalidNonce, err)
+	}
+	if err := c.checkLifetime(time.Now()); err != nil {
 		return NonceClaims{}, fmt.Errorf("%w: %w", ErrInvalidNonce, err)
 	}
 	parsed := NonceClaims{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 	"github.com/stretchr/testify/require"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/pki"
 )
@@ -124,6 +125,7 @@ func TestSignerRejectsIncompleteClaims(t *testing.T) {
 		func(o *OperatorNonce) { o.Tenant = "" },
 		func(o *OperatorNonce) { o.Lifetime = 0 },
 		func(o *OperatorNonce) { o.Lifetime = -time.Hour },
+		func(o *OperatorNonce) { o.Lifetime = MaxNonceLifetime + 1 },
 	} {
 		o := operator
 		change(&o)
@@ -136,7 +138,7 @@ func TestSignerRejectsIncompleteClaims(t *testing.T) {
 func TestParseNonceRejects(t *testing.T) {
 	key, public := newKey(1)
 	other, _ := newKey(2)
-	future, past := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
+	future, past := time.Now().Add(4*time.Minute), time.Now().Add(-time.Hour)
 	// good has the mandatory claims; issuer and audience are not checked.
 	good := func() jwt.MapClaims {
 		return jwt.MapClaims{
@@ -200,6 +202,59 @@ func TestParseNonceRejects(t *testing.T) {
 			if tc.token != "" && strings.Contains(err.Error(), tc.token) {
 				t.Errorf("the error shows the nonce: %v", err)
 			}
+		})
+	}
+}
+
+// A nonce that is valid for longer than nonces may be is refused, however its times describe that:
+// it would be a password that outlives all who have had the key of the nonces.
+func TestNonceThatIsValidForTooLong(t *testing.T) {
+	const limit, ofAgents = MaxNonceLifetime + pki.ClockSkew, maxAgentLifetime
+	for name, test := range map[string]struct {
+		kind string
+		// created, begin and expiry are from now on; nil is left out.
+		created, begin *time.Duration
+		expiry         time.Duration
+		want           string
+	}{
+		"the longest":                             {"operator", ptr.To[time.Duration](0), ptr.To(-pki.ClockSkew), MaxNonceLifetime, ""},
+		"the longest, by a clock that is ahead":   {"operator", ptr.To(pki.ClockSkew), ptr.To[time.Duration](0), limit, ""},
+		"the longest without a creation":          {"operator", nil, ptr.To(-pki.ClockSkew), MaxNonceLifetime, ""},
+		"the longest without times":               {"operator", nil, nil, limit, ""},
+		"ten years":                               {"operator", ptr.To[time.Duration](0), ptr.To(-pki.ClockSkew), 87600 * time.Hour, "it is valid for 87600h0m0s, at most 168h15m0s are allowed"},
+		"ten years that are nearly over":          {"operator", ptr.To(-87600 * time.Hour), nil, time.Hour, "it is valid for 87601h0m0s"},
+		"ten years since it has begun to be":      {"operator", nil, ptr.To(-87600 * time.Hour), time.Hour, "it is valid for 87601h0m0s"},
+		"ten years without times":                 {"operator", nil, nil, 87600 * time.Hour, "it is valid for 87600h0m0s"},
+		"ten years, created in ten years":         {"operator", ptr.To(87599 * time.Hour), nil, 87600 * time.Hour, "it is valid for 87600h0m0s"},
+		"more years than a duration has":          {"operator", ptr.To[time.Duration](0), nil, 1<<63 - 1, "at most 168h15m0s are allowed"},
+		"an agent, the longest":                   {"agent", ptr.To[time.Duration](0), nil, ofAgents, ""},
+		"an agent, longer":                        {"agent", ptr.To[time.Duration](0), nil, ofAgents + time.Second, "it is valid for 5m1s, at most 5m0s are allowed"},
+		"an agent, longer, with a beginning only": {"agent", nil, ptr.To(-time.Minute), ofAgents, "it is valid for 6m0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				key, public := newKey(1)
+				now := time.Now()
+				claims := jwt.MapClaims{
+					"kind": test.kind, "sub": instanceID, "cluster_id": "prod", "tenant": "a", "shard": "us-west-2a",
+					"exp": now.Add(test.expiry).Unix(),
+				}
+				if test.created != nil {
+					claims["iat"] = now.Add(*test.created).Unix()
+				}
+				if test.begin != nil {
+					claims["nbf"] = now.Add(*test.begin).Unix()
+				}
+				token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims).SignedString(key)
+				require.NoError(t, err)
+				_, err = ParseNonce(token, public)
+				if test.want == "" {
+					require.NoError(t, err)
+					return
+				}
+				require.ErrorIs(t, err, ErrInvalidNonce)
+				require.ErrorContains(t, err, test.want)
+			})
 		})
 	}
 }

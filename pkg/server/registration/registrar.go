@@ -17,8 +17,10 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
@@ -30,7 +32,7 @@ import (
 const DefaultTenant = "default"
 
 // Errors that callers distinguish. The errors of a Registrar wrap them,
-// ErrInvalidNonce or leader.ErrNotLeading.
+// ErrInvalidNonce, auditlog.ErrTooMany or leader.ErrNotLeading.
 var (
 	// ErrMismatch means that the nonce is valid, but not for an operator of this
 	// cluster.
@@ -53,6 +55,8 @@ type Registrar struct {
 	Leading func() bool
 	// Config returns the configuration in force.
 	Config func() *config.Config
+
+	limits auditlog.Limits
 }
 
 // Register returns a certificate for the public key, PEM, of the operator that the
@@ -78,7 +82,8 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 		return nil, err
 	}
 	client := pki.Client{ID: claims.Subject, Tenant: claims.Tenant, Role: pki.RoleOperator}
-	certificate, err := r.issue(ctx, client, key, func(record *Record, next Record) (Record, error) {
+	entry := auditlog.Entry{Reason: "registration", Nonce: storage.OperatorNonceKey(token)}
+	certificate, err := r.issue(ctx, client, key, entry, func(record *Record, next Record) (Record, error) {
 		if err := record.checkNonce(claims, first); err != nil {
 			return Record{}, err
 		}
@@ -125,7 +130,8 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, client, key, func(record *Record, next Record) (Record, error) {
+	entry := auditlog.Entry{Reason: "renewal", Writer: audit.RequestFrom(ctx).Writer, RequestID: audit.RequestFrom(ctx).ID}
+	certificate, err := r.issue(ctx, client, key, entry, func(record *Record, next Record) (Record, error) {
 		// The certificate may have been revoked since the call was accepted.
 		if err := record.Check(present, time.Now()); err != nil {
 			return Record{}, err
@@ -188,12 +194,15 @@ func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicK
 	return false, nil
 }
 
-// issue signs a certificate and records it. It returns no certificate without a record.
-// change returns the record to store. It gets the present record, which may be nil, and next,
-// which describes the certificate.
+// issue signs a certificate and records it. It returns no certificate without a record, and none
+// without an entry in the audit log, which it completes. change returns the record to store. It
+// gets the present record, which may be nil, and next, which describes the certificate.
 func (r *Registrar) issue(
-	ctx context.Context, client pki.Client, key ed25519.PublicKey, change func(record *Record, next Record) (Record, error),
+	ctx context.Context, client pki.Client, key ed25519.PublicKey, entry auditlog.Entry, change func(record *Record, next Record) (Record, error),
 ) (*x509.Certificate, error) {
+	if err := r.limits.Check(client.Tenant + "." + client.ID); err != nil {
+		return nil, err
+	}
 	certificate, err := r.Keys.Authority.SignClient(client, key, r.Config().OperatorCertificateTTL)
 	if err != nil {
 		return nil, err
@@ -211,6 +220,11 @@ func (r *Registrar) issue(
 	}
 	err = updateRecord(ctx, r.Store, client.Tenant, client.ID, func(record *Record) (Record, error) { return change(record, next) })
 	if err != nil {
+		return nil, err
+	}
+	entry.Action, entry.Name, entry.ExpiresAt = audit.IssueCertificate, next.CertSerial, next.ExpiresAt
+	entry.Tenant, entry.Client = client.Tenant, client.ID
+	if err := (auditlog.Log{Store: r.Store, Scope: storage.ClusterAuditLog}).Write(ctx, entry); err != nil {
 		return nil, err
 	}
 	return certificate, nil

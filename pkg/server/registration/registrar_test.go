@@ -25,6 +25,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
@@ -280,6 +282,7 @@ func TestInterruptedRegistration(t *testing.T) {
 	}{
 		{"before the nonce was claimed", "operator-nonce/", false},
 		{"before the record was stored", "operator/", true},
+		{"before the audit log had the certificate", "audit-log/", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			c := newCluster(t)
@@ -320,6 +323,75 @@ func TestRegistrationsAreEncrypted(t *testing.T) {
 	if _, err := foreign.register(c.nonce("a"), publicKeyPEM); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v", err)
 	}
+}
+
+// auditLog returns the entries of the audit log without their times, in order.
+func (c *cluster) auditLog() []auditlog.Entry {
+	c.t.Helper()
+	var entries []auditlog.Entry
+	for _, key := range c.objects("audit-log/cluster/") {
+		object, err := c.storage.Get(c.t.Context(), key)
+		require.NoError(c.t, err)
+		var entry auditlog.Entry
+		require.NoError(c.t, json.Unmarshal(object.Data, &entry))
+		assert.WithinDuration(c.t, time.Now(), entry.At, time.Minute)
+		entry.At = time.Time{}
+		entries = append(entries, entry)
+	}
+	return entries
+}
+
+// A reader of the storage finds each certificate of an operator, and the nonce that the first
+// one was issued for.
+func TestEachCertificateIsInTheAuditLog(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	registrar := c.registrar(elector, c.storage)
+	s := c.serve(registrar)
+	_, publicKeyPEM := newKey(t)
+	token := c.nonce("a")
+	registered, err := s.register(token, publicKeyPEM)
+	require.NoError(t, err)
+	ctx := audit.WithRequest(t.Context(), audit.Request{ID: "id", Writer: "the caller"})
+	renewed, err := registrar.Renew(ctx, pki.Client{ID: clusterID, Tenant: "a", Role: pki.RoleOperator}, parseCertificate(t, registered.ClientCertificatePem), publicKeyPEM)
+	require.NoError(t, err)
+	_, otherKeyPEM := newKey(t)
+	_, err = s.register(token, otherKeyPEM)
+	require.Error(t, err)
+	entry := func(certificate *x509.Certificate, reason string) auditlog.Entry {
+		return auditlog.Entry{
+			Action: audit.IssueCertificate, Name: certificate.SerialNumber.Text(16), Tenant: "a", Client: clusterID,
+			ExpiresAt: certificate.NotAfter, Reason: reason,
+		}
+	}
+	first, second := entry(parseCertificate(t, registered.ClientCertificatePem), "registration"), entry(renewed, "renewal")
+	first.Nonce = storage.OperatorNonceKey(token)
+	second.Writer, second.RequestID = "the caller", "id"
+	assert.Equal(t, []auditlog.Entry{first, second}, c.auditLog())
+}
+
+// A client that gets many certificates waits: the storage has an object for each.
+func TestManyCertificatesOfAClient(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	key, publicKeyPEM := newKey(t)
+	registered, err := s.register(c.nonce("a"), publicKeyPEM)
+	require.NoError(t, err)
+	current := identity{registered.ClientCertificatePem, key}
+	for err == nil {
+		require.LessOrEqual(t, len(c.objects("audit-log/")), 1000, "there is no limit")
+		var renewed *nstancev1.RenewCertificateResponse
+		if renewed, err = s.renew(current, publicKeyPEM); err == nil {
+			current = identity{renewed.ClientCertificatePem, key}
+		}
+	}
+	wantCode(t, err, codes.Unavailable)
+	require.ErrorContains(t, err, auditlog.ErrTooMany.Error())
+	_, err = s.register(c.nonce("a"), publicKeyPEM)
+	wantCode(t, err, codes.Unavailable)
+	_, err = s.register(c.nonce("b"), publicKeyPEM)
+	require.NoError(t, err, "another tenant")
 }
 
 func TestRenewCertificate(t *testing.T) {

@@ -24,8 +24,13 @@ var _ Store = (*Encrypted)(nil)
 // another cipher, which other servers of the cluster could not read.
 const keySize = 32
 
+// boundVersion is the first byte of an object whose ciphertext is bound to the name of the
+// secret. An unbound object has no version: it begins with random bytes.
+const boundVersion = 2
+
 // Encrypted are the secrets in an object storage, encrypted with keys that are not in the
-// storage.
+// storage. An object is bound to the name of its secret, so that a writer of the storage
+// cannot make one secret out of another (docs/server-reference.md#keys).
 type Encrypted struct {
 	store storage.Store
 	// ciphers are the ciphers of the current key and of the old keys, in this order. The list
@@ -57,6 +62,10 @@ func WithoutKeys(store storage.Store) *Encrypted { return &Encrypted{store: stor
 // errNoKey means that a secret should be read or written without a key.
 var errNoKey = errors.New("there is no encryption key")
 
+// ErrUnbound means that an object has the format of earlier versions, which does not bind it to
+// its name: it may be a copy of another secret.
+var ErrUnbound = errors.New("it has the format of earlier versions, which does not bind it to its name")
+
 // newCipher returns AES-256-GCM. The sealed data consists of 12 random bytes, the
 // ciphertext and its tag (docs/server-reference.md#keys).
 func newCipher(key []byte) (cipher.AEAD, error) {
@@ -72,27 +81,101 @@ func newCipher(key []byte) (cipher.AEAD, error) {
 
 // Get returns a secret. The error wraps storage.ErrNotFound if it does not exist.
 func (s *Encrypted) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := s.get(ctx, storage.SecretPrefix+name)
+	data, err := s.get(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("read secret %s: %w", name, err)
 	}
 	return data, nil
 }
 
-func (s *Encrypted) get(ctx context.Context, key string) ([]byte, error) {
-	object, err := s.store.Get(ctx, key)
+func (s *Encrypted) get(ctx context.Context, name string) ([]byte, error) {
+	object, err := s.store.Get(ctx, storage.SecretPrefix+name)
 	if err != nil {
 		return nil, err
 	}
-	for _, c := range s.ciphers {
-		// The format has no associated data, so the name is not authenticated: a
-		// writer of the storage could swap two secrets.
-		if data, err := c.Open(nil, nil, object.Data, nil); err == nil {
-			return data, nil
+	opened, err := s.open(name, object.Data)
+	if err != nil {
+		return nil, err
+	}
+	if !opened.usable {
+		return nil, fmt.Errorf("the object %s must be stored again, with nstance-admin secret set or secret reencrypt: %w", boundTo(name), ErrUnbound)
+	}
+	return opened.data, nil
+}
+
+// openedSecret is the content of an object.
+type openedSecret struct {
+	data []byte
+	// usable reports whether the object is what the server would store under this name: it is
+	// bound to the name, or it is one of the two secrets that need not be bound.
+	usable bool
+	// current reports whether the object is encrypted with the current key.
+	current bool
+}
+
+// open decrypts the object of a secret.
+func (s *Encrypted) open(name string, object []byte) (openedSecret, error) {
+	for i, c := range s.ciphers {
+		if bound, found := bytes.CutPrefix(object, []byte{boundVersion}); found {
+			if data, err := c.Open(nil, nil, bound, boundTo(name)); err == nil {
+				return openedSecret{data: data, usable: true, current: i == 0}, nil
+			}
+		}
+		// An unbound object may begin with any byte.
+		if data, err := c.Open(nil, nil, object, nil); err == nil {
+			return openedSecret{data: data, usable: storage.IsReservedSecret(name), current: i == 0}, nil
 		}
 	}
-	// AES-GCM does not distinguish a damaged object from a wrong key.
-	return nil, fmt.Errorf("the object %s is damaged, or encrypted with none of the %d keys configured", key, len(s.ciphers))
+	// AES-GCM does not distinguish a damaged object, a copy of another object and a wrong key.
+	return openedSecret{}, fmt.Errorf("the object %s is damaged, a copy of another secret, or encrypted with none of the %d keys configured", boundTo(name), len(s.ciphers))
+}
+
+// seal encrypts a secret with the current key.
+func (s *Encrypted) seal(name string, data []byte) []byte {
+	if storage.IsReservedSecret(name) {
+		// Servers of earlier versions, to which a cluster may be rolled back, cannot read a
+		// bound object, and do not start without these two secrets.
+		return s.ciphers[0].Seal(nil, nil, data, nil)
+	}
+	return s.ciphers[0].Seal([]byte{boundVersion}, nil, data, boundTo(name))
+}
+
+// boundTo returns the associated data of the object of a secret, which is its key.
+func boundTo(name string) []byte { return []byte(storage.SecretPrefix + name) }
+
+// Reencrypt encrypts a secret again with the current key, and binds the object to its name. It
+// reports whether it has replaced the object, which it does not if the object is as it would
+// store it. check gets the secret first, because nothing else shows that an unbound object is
+// no copy of another secret; its error prevents the change.
+func (s *Encrypted) Reencrypt(ctx context.Context, name string, check func(data []byte) error) (bool, error) {
+	replaced, err := s.reencrypt(ctx, name, check)
+	if err != nil {
+		return false, fmt.Errorf("encrypt secret %s again: %w", name, err)
+	}
+	return replaced, nil
+}
+
+func (s *Encrypted) reencrypt(ctx context.Context, name string, check func(data []byte) error) (bool, error) {
+	if len(s.ciphers) == 0 {
+		return false, errNoKey
+	}
+	key := storage.SecretPrefix + name
+	object, err := s.store.Get(ctx, key)
+	if err != nil {
+		return false, err
+	}
+	opened, err := s.open(name, object.Data)
+	if err != nil {
+		return false, err
+	}
+	if opened.usable && opened.current {
+		return false, nil
+	}
+	if err := check(opened.data); err != nil {
+		return false, err
+	}
+	_, err = s.store.Replace(ctx, key, s.seal(name, opened.data), object.ETag)
+	return err == nil, err
 }
 
 // Create stores a secret that must not exist. The error wraps storage.ErrConflict
@@ -101,7 +184,7 @@ func (s *Encrypted) Create(ctx context.Context, name string, data []byte) error 
 	if len(s.ciphers) == 0 {
 		return fmt.Errorf("store secret %s: %w", name, errNoKey)
 	}
-	if _, err := s.store.Create(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil)); err != nil {
+	if _, err := s.store.Create(ctx, storage.SecretPrefix+name, s.seal(name, data)); err != nil {
 		return fmt.Errorf("store secret %s: %w", name, err)
 	}
 	return nil
@@ -118,7 +201,7 @@ func (s *Encrypted) Set(ctx context.Context, name string, data []byte) error {
 		return s.Create(ctx, name, data)
 	}
 	if err == nil {
-		_, err = s.store.Replace(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil), object.ETag)
+		_, err = s.store.Replace(ctx, storage.SecretPrefix+name, s.seal(name, data), object.ETag)
 	}
 	if err != nil {
 		return fmt.Errorf("store secret %s: %w", name, err)

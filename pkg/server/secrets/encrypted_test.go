@@ -5,9 +5,11 @@ package secrets
 
 import (
 	"bytes"
+	"crypto/cipher"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -86,62 +88,194 @@ func wantNoSecret(t *testing.T, err error) {
 	}
 }
 
-// TestFormat decrypts a published test vector of AES-256-GCM, case 14 of the
-// specification, and checks the format of encrypted secrets.
-func TestFormat(t *testing.T) {
+// TestFormatOfEarlierVersions decrypts a published test vector of AES-256-GCM, case 14 of the
+// specification: earlier versions have stored all secrets like this.
+func TestFormatOfEarlierVersions(t *testing.T) {
 	objects := newStorage(t)
 	const nonce, ciphertext, tag = "000000000000000000000000", "cea7403d4d606b6e074ec5d3baf39d18", "d0d1c8a799996bf0265b98b5d48ab919"
 	blob, err := hex.DecodeString(nonce + ciphertext + tag)
 	require.NoError(t, err)
-	_, err = objects.Create(t.Context(), "secret/vector", blob)
+	_, err = objects.Create(t.Context(), "secret/ca.key", blob)
 	require.NoError(t, err)
-	s := newStore(t, objects, make([]byte, 32))
-	data, err := s.Get(t.Context(), "vector")
+	data, err := newStore(t, objects, make([]byte, 32)).Get(t.Context(), "ca.key")
 	require.NoError(t, err)
 	if !bytes.Equal(data, make([]byte, 16)) {
 		t.Errorf("the test vector decrypts to %x, want 16 zero bytes", data)
 	}
+}
 
+// TestFormat expects a version before the random bytes, but not for the secrets of the servers:
+// servers of earlier versions must be able to read those.
+func TestFormat(t *testing.T) {
+	objects := newStorage(t)
+	s := newStore(t, objects, current)
 	blobs := map[string]bool{}
-	for _, name := range []string{"a", "b"} {
+	for name, version := range map[string]string{"a": "\x02", "b": "\x02", "ca.key": "", "registration-nonce.key": ""} {
 		require.NoError(t, s.Create(t.Context(), name, []byte("the same")))
 		object, err := objects.Get(t.Context(), "secret/"+name)
 		require.NoError(t, err)
-		if want := 12 + len("the same") + 16; len(object.Data) != want {
-			t.Errorf("the blob has %d bytes, want %d", len(object.Data), want)
-		}
-		blobs[string(object.Data[:12])] = true
+		rest, found := bytes.CutPrefix(object.Data, []byte(version))
+		assert.True(t, found, "%s: version", name)
+		assert.Len(t, rest, 12+len("the same")+16, name)
+		blobs[string(rest[:12])] = true
 	}
-	if len(blobs) != 2 {
-		t.Error("two secrets have the same random bytes")
+	assert.Len(t, blobs, 4, "random bytes")
+}
+
+// copyObject stores the object of a secret under another name, as a writer of the storage can
+// without a key.
+func copyObject(t *testing.T, objects storage.Store, from, to string) {
+	t.Helper()
+	object, err := objects.Get(t.Context(), "secret/"+from)
+	require.NoError(t, err)
+	_, err = objects.Create(t.Context(), "secret/"+to, object.Data)
+	require.NoError(t, err)
+}
+
+// storeUnbound stores a secret as an earlier version has stored it.
+func storeUnbound(t *testing.T, objects storage.Store, name, data string) {
+	t.Helper()
+	c, err := newCipher(current)
+	require.NoError(t, err)
+	_, err = objects.Create(t.Context(), "secret/"+name, c.Seal(nil, nil, []byte(data), nil))
+	require.NoError(t, err)
+}
+
+// A copy of a secret under another name is refused, so that no file of an instance gets a
+// secret that is not meant for it, above all not the key of the certificate authority.
+func TestCopyOfASecretIsRefused(t *testing.T) {
+	for _, name := range []string{"ca.key", "registration-nonce.key", "team-a/token", "unbound"} {
+		objects := newStorage(t)
+		s := newStore(t, objects, current)
+		if name == "unbound" {
+			storeUnbound(t, objects, name, "the secret")
+		} else {
+			require.NoError(t, s.Create(t.Context(), name, []byte("the secret")))
+		}
+		copyObject(t, objects, name, "team-b/token")
+		_, err := s.Get(t.Context(), "team-b/token")
+		require.ErrorContains(t, err, "secret/team-b/token", name)
+		wantNoSecret(t, err)
+		if name == "team-a/token" {
+			assert.ErrorContains(t, err, "a copy of another secret")
+			continue
+		}
+		require.ErrorIs(t, err, ErrUnbound, name)
+		assert.ErrorContains(t, err, "nstance-admin secret set or secret reencrypt")
 	}
 }
 
-func TestDamaged(t *testing.T) {
+// A bound secret is no key of the servers under another name, which an attacker who has been
+// given the secret would know.
+func TestCopyOfASecretIsNoKeyOfTheServers(t *testing.T) {
 	objects := newStorage(t)
+	s := newStore(t, objects, current)
+	require.NoError(t, s.Set(t.Context(), "tokens/nonce.key", []byte("the secret")))
+	copyObject(t, objects, "tokens/nonce.key", storage.NonceSecret)
+	_, err := s.Get(t.Context(), storage.NonceSecret)
+	require.ErrorContains(t, err, "a copy of another secret")
+}
+
+func TestReencrypt(t *testing.T) {
+	objects := newStorage(t)
+	storeUnbound(t, objects, "unbound", "the secret unbound")
+	storeUnbound(t, objects, storage.AuthoritySecret, "the secret of the authority")
+	require.NoError(t, newStore(t, objects, older).Set(t.Context(), "old", []byte("the secret old")))
+	require.NoError(t, newStore(t, objects, older).Create(t.Context(), storage.NonceSecret, []byte("the secret of nonces")))
 	s := newStore(t, objects, current, older)
-	require.NoError(t, s.Create(t.Context(), "complete", []byte("the secret")))
-	complete, err := objects.Get(t.Context(), "secret/complete")
-	require.NoError(t, err)
-	damaged := map[string][]byte{
-		"empty": {}, "short": complete.Data[:12], "cut": complete.Data[:len(complete.Data)-1],
-		"longer": append(bytes.Clone(complete.Data), 0), "plain": []byte("the secret, not encrypted"),
+	require.NoError(t, s.Set(t.Context(), "new", []byte("the secret new")))
+	want := map[string]struct {
+		data     string
+		replaced bool
+	}{
+		"unbound":               {"the secret unbound", true},
+		"old":                   {"the secret old", true},
+		"new":                   {"the secret new", false},
+		storage.AuthoritySecret: {"the secret of the authority", false},
+		storage.NonceSecret:     {"the secret of nonces", true},
 	}
-	for i := range complete.Data {
-		flipped := bytes.Clone(complete.Data)
-		flipped[i] ^= 1
-		damaged["flipped"+hex.EncodeToString([]byte{byte(i)})] = flipped
-	}
-	for name, data := range damaged {
-		_, err = objects.Create(t.Context(), "secret/"+name, data)
-		require.NoError(t, err)
-		got, err := s.Get(t.Context(), name)
-		if err == nil || !strings.Contains(err.Error(), "secret/"+name) {
-			t.Errorf("%s: read %q with error %v, want an error that names the object", name, got, err)
-			continue
+	refused := errors.New("refused")
+	for name, secret := range want {
+		if secret.replaced {
+			before, err := objects.Get(t.Context(), "secret/"+name)
+			require.NoError(t, err)
+			_, err = s.Reencrypt(t.Context(), name, func(data []byte) error {
+				assert.Equal(t, secret.data, string(data))
+				return refused
+			})
+			require.ErrorIs(t, err, refused)
+			after, err := objects.Get(t.Context(), "secret/"+name)
+			require.NoError(t, err)
+			assert.Equal(t, before, after, "%s was changed although it was refused", name)
 		}
-		wantNoSecret(t, err)
+		for _, replaced := range []bool{secret.replaced, false} {
+			got, err := s.Reencrypt(t.Context(), name, func([]byte) error { return nil })
+			require.NoError(t, err)
+			assert.Equal(t, replaced, got, name)
+		}
+		data, err := newStore(t, objects, current).Get(t.Context(), name)
+		require.NoError(t, err)
+		assert.Equal(t, secret.data, string(data))
 	}
+
+	accept := func([]byte) error { return nil }
+	_, err := s.Reencrypt(t.Context(), "missing", accept)
+	require.ErrorIs(t, err, storage.ErrNotFound)
+	copyObject(t, objects, "new", "copy")
+	_, err = s.Reencrypt(t.Context(), "copy", accept)
+	require.ErrorContains(t, err, "a copy of another secret")
+	_, err = WithoutKeys(objects).Reencrypt(t.Context(), "new", accept)
+	require.ErrorIs(t, err, errNoKey)
+}
+
+func TestDamaged(t *testing.T) {
+	for _, name := range []string{"token", storage.AuthoritySecret} {
+		objects := newStorage(t)
+		s := newStore(t, objects, current, older)
+		require.NoError(t, s.Create(t.Context(), name, []byte("the secret")))
+		complete, err := objects.Get(t.Context(), "secret/"+name)
+		require.NoError(t, err)
+		damaged := map[string][]byte{
+			"empty": {}, "only a version": {boundVersion}, "short": complete.Data[:12], "cut": complete.Data[:len(complete.Data)-1],
+			"longer": append(bytes.Clone(complete.Data), 0), "plain": []byte("the secret, not encrypted"),
+		}
+		for i := range complete.Data {
+			flipped := bytes.Clone(complete.Data)
+			flipped[i] ^= 1
+			damaged[fmt.Sprintf("byte %d flipped", i)] = flipped
+		}
+		etag := complete.ETag
+		for what, data := range damaged {
+			etag, err = objects.Replace(t.Context(), "secret/"+name, data, etag)
+			require.NoError(t, err)
+			got, err := s.Get(t.Context(), name)
+			if err == nil || !strings.Contains(err.Error(), "secret/"+name) {
+				t.Errorf("%s: read %q with error %v, want an error that names the object", what, got, err)
+				continue
+			}
+			wantNoSecret(t, err)
+		}
+	}
+}
+
+// FuzzOpen reads any object under any name: without the key nobody makes an object that is
+// accepted, whatever format it claims to have.
+func FuzzOpen(f *testing.F) {
+	c, err := newCipher(current)
+	require.NoError(f, err)
+	s := &Encrypted{ciphers: []cipher.AEAD{c}}
+	f.Add("token", []byte{boundVersion})
+	f.Add("ca.key", s.seal("token", []byte("the secret")))
+	f.Add("token", append([]byte{boundVersion}, s.seal("ca.key", []byte("the secret"))...))
+	f.Fuzz(func(t *testing.T, name string, object []byte) {
+		if opened, err := s.open(name, object); err == nil {
+			t.Errorf("object %x of secret %q is accepted: %q", object, name, opened.data)
+		}
+		opened, err := s.open(name, s.seal(name, object))
+		require.NoError(t, err)
+		assert.True(t, opened.usable && opened.current)
+		assert.True(t, bytes.Equal(object, opened.data))
+	})
 }
 
 func TestErrorsOfTheStorage(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"strings"
+	"time"
 )
 
 // Keys of objects of the whole cluster (docs/server-reference.md#storage).
@@ -33,7 +34,7 @@ func IsReservedSecret(name string) bool { return name == AuthoritySecret || name
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case "accepted", "accepted-losses", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
+	case "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
 		return true
 	}
 	return false
@@ -64,6 +65,16 @@ func InstancePrefix(shard string) string { return "instance/" + shard + "/" }
 // sorts by time. Tenants and ids have no dot, so the dot separates them.
 func InstanceKey(shard, tenant, storageKey string) string {
 	return InstancePrefix(shard) + tenant + "." + storageKey + ".json"
+}
+
+// ClusterAuditLog is the scope of the audit log of the whole cluster. No shard has this id.
+const ClusterAuditLog = "cluster"
+
+// AuditLogKey is an entry of the audit log of a shard or of the cluster, which was written at a
+// time. Keys are ordered by time, and those of a day have a prefix of their own. id distinguishes
+// entries of the same time.
+func AuditLogKey(scope string, at time.Time, id string) string {
+	return "audit-log/" + scope + "/" + at.UTC().Format("2006-01-02/150405.000000Z") + "-" + id + ".json"
 }
 
 // OperatorPrefix is the prefix of the keys of registrations.

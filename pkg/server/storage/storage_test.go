@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
@@ -103,6 +104,7 @@ func TestKeysOfServersAreReserved(t *testing.T) {
 		storage.OperatorNonceKey(""):                         true,
 		storage.TenantKey("default"):                         true,
 		storage.SecretPrefix + "app/token":                   true,
+		storage.AuditLogKey("a", time.Now(), "x"):            true,
 		storage.AuthorityKey:                                 false,
 		"files/object":                                       false,
 		"operators/object":                                   false,

@@ -18,7 +18,9 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -31,7 +33,7 @@ import (
 
 // ErrInstance means that the instance of a certificate is not served: it does not exist,
 // is being deleted, or has another key. Other errors wrap registration.ErrInvalidNonce,
-// registration.ErrMismatch, registration.ErrPublicKey or ErrMachine.
+// registration.ErrMismatch, registration.ErrPublicKey, ErrMachine or auditlog.ErrTooMany.
 var ErrInstance = errors.New("the instance is not served")
 
 // Instances has the instances of the shard.
@@ -57,8 +59,12 @@ type Registrar struct {
 	NonceKey  ed25519.PublicKey
 	Instances Instances
 	Groups    Groups
+	// AuditLog gets each certificate.
+	AuditLog auditlog.Log
 	// Registered is called after an agent has registered.
 	Registered func(i instance.Instance)
+
+	limits auditlog.Limits
 }
 
 // Request is the request of an agent for its first certificate.
@@ -89,7 +95,7 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, &i, key, machine.register)
+	certificate, err := r.issue(ctx, &i, key, "registration", machine.register)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
 	}
@@ -136,7 +142,7 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, &i, key, renew)
+	certificate, err := r.issue(ctx, &i, key, "renewal", renew)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", ErrInstance, err)
 	}
@@ -159,10 +165,14 @@ func renew(present *instance.Registration, next instance.Registration) (instance
 }
 
 // issue signs a certificate and stores the registration that change makes from the present
-// registration. It returns no certificate that is not stored.
-func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey,
+// registration. It returns no certificate that is not stored, and none that is not in the audit
+// log.
+func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey, reason string,
 	change func(present *instance.Registration, next instance.Registration) (instance.Registration, error),
 ) (*x509.Certificate, error) {
+	if err := r.limits.Check(i.ID); err != nil {
+		return nil, err
+	}
 	client := pki.Client{ID: i.ID, Tenant: i.Tenant, Role: pki.RoleAgent}
 	certificate, err := r.Authority.SignClient(client, key, r.Groups.Config().AgentCertificateTTL)
 	if err != nil {
@@ -174,6 +184,14 @@ func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519
 	}
 	err = r.Instances.Register(ctx, i.ID, func(present *instance.Registration) (instance.Registration, error) {
 		return change(present, next)
+	})
+	if err != nil {
+		return nil, err
+	}
+	request := audit.RequestFrom(ctx)
+	err = r.AuditLog.Write(ctx, auditlog.Entry{
+		Action: audit.IssueCertificate, Name: next.CertSerial, Tenant: i.Tenant, Instance: i.ID, ExpiresAt: next.ExpiresAt,
+		Reason: reason, Writer: request.Writer, RequestID: request.ID,
 	})
 	if err != nil {
 		return nil, err

@@ -4,7 +4,12 @@
 package agents
 
 import (
+	"context"
 	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,7 +18,10 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/base/audit/audittest"
 	"nstance.dev/operator/pkg/base/keys"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -24,6 +32,7 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // newKey returns a key of its own for each seed, and the public part as PEM.
@@ -59,8 +68,18 @@ func newRegistrar(t testing.TB) (*Registrar, string) {
 	nonceKey, _ := newKey(t, 0)
 	return &Registrar{
 		Authority: authority, NonceKey: nonceKey.Public().(ed25519.PublicKey), Instances: instances, Groups: wanted,
+		AuditLog:   auditlog.Log{Store: store, Scope: "a"},
 		Registered: func(instance.Instance) {},
 	}, id.String()
+}
+
+// newNonce returns a nonce of an instance of newRegistrar.
+func newNonce(t testing.TB, id string) string {
+	t.Helper()
+	nonceKey, _ := newKey(t, 0)
+	token, err := registration.NewNonceSigner(nonceKey).Agent(registration.AgentNonce{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
+	require.NoError(t, err)
+	return token
 }
 
 // FuzzRegister registers with arbitrary claims that are signed, and with arbitrary
@@ -77,6 +96,7 @@ func FuzzRegister(f *testing.F) {
 	f.Fuzz(func(t *testing.T, kind, subject, cluster, tenant, shard string, lifetime int64, seed byte, ipv4, hostname, token string) {
 		_, keyPEM := newKey(t, seed)
 		machine := Machine{IPv4: ipv4, Hostname: hostname}
+		r.limits = auditlog.Limits{} // of all inputs together
 		if _, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM}); err == nil {
 			t.Errorf("the token %q is accepted", token)
 		}
@@ -107,10 +127,8 @@ func FuzzRegister(f *testing.F) {
 // TestAnInstanceThatIsBeingDeletedDoesNotRegister, nor is its certificate renewed.
 func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	r, id := newRegistrar(t)
-	nonceKey, _ := newKey(t, 0)
+	token := newNonce(t, id)
 	_, keyPEM := newKey(t, 1)
-	token, err := registration.NewNonceSigner(nonceKey).Agent(registration.AgentNonce{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
-	require.NoError(t, err)
 	certificate, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
 	require.NoError(t, err)
 	client := pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}
@@ -127,6 +145,54 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// The audit log has each certificate of an agent, and no certificate is issued without an entry.
+func TestEachCertificateIsInTheAuditLog(t *testing.T) {
+	r, id := newRegistrar(t)
+	token := newNonce(t, id)
+	_, keyPEM := newKey(t, 1)
+	log := audittest.NewLog()
+	expect := func(certificate *x509.Certificate, reason string) {
+		t.Helper()
+		log.Expect(t, fmt.Sprintf("Audit: issue certificate instance=%s kind=Certificate name=%x to=valid until %s reason=%s result=accepted",
+			id, certificate.SerialNumber, certificate.NotAfter.Format(time.RFC3339), reason))
+	}
+	certificate, err := r.Register(log.Context(t.Context()), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.NoError(t, err)
+	expect(certificate, "registration")
+	renewed, err := r.Renew(log.Context(t.Context()), pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}, certificate, keyPEM)
+	require.NoError(t, err)
+	expect(renewed, "renewal")
+	infos, err := r.AuditLog.Store.List(t.Context(), "audit-log/a/")
+	require.NoError(t, err)
+	require.Len(t, infos, 2)
+	object, err := r.AuditLog.Store.Get(t.Context(), infos[0].Key)
+	require.NoError(t, err)
+	var entry auditlog.Entry
+	require.NoError(t, json.Unmarshal(object.Data, &entry))
+	require.Equal(t, auditlog.Entry{
+		At: entry.At, Action: audit.IssueCertificate, Name: certificate.SerialNumber.Text(16), Tenant: "default", Instance: id,
+		ExpiresAt: certificate.NotAfter, Reason: "registration",
+	}, entry)
+
+	failure := errors.New("no space left on device")
+	r.AuditLog.Store = storagetest.Intercepted{Intercept: func(context.Context, storagetest.Call, func(context.Context) error) error { return failure }}
+	_, err = r.Renew(t.Context(), pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}, certificate, keyPEM)
+	require.ErrorIs(t, err, failure)
+}
+
+// An agent that asks for many certificates waits: the storage has an object for each.
+func TestManyCertificatesOfAnAgent(t *testing.T) {
+	r, id := newRegistrar(t)
+	token := newNonce(t, id)
+	_, keyPEM := newKey(t, 1)
+	var err error
+	for count := 0; err == nil; count++ {
+		require.Less(t, count, 1000, "there is no limit")
+		_, err = r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	}
+	require.ErrorIs(t, err, auditlog.ErrTooMany)
+}
+
 // lateInstances do not show a registration before it is to be replaced.
 type lateInstances struct{ Instances }
 
@@ -140,10 +206,8 @@ func (l lateInstances) Get(id string) (instance.Instance, bool) {
 // certificate only fills in a registration that is lost.
 func TestACertificateDoesNotReplaceARegistration(t *testing.T) {
 	r, id := newRegistrar(t)
-	nonceKey, _ := newKey(t, 0)
+	token := newNonce(t, id)
 	_, keyPEM := newKey(t, 1)
-	token, err := registration.NewNonceSigner(nonceKey).Agent(registration.AgentNonce{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
-	require.NoError(t, err)
 	certificate, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
 	require.NoError(t, err)
 	before, _ := r.Instances.Get(id)

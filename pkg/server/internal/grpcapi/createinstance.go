@@ -4,17 +4,13 @@
 package grpcapi
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
-	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -42,8 +38,9 @@ import (
 // reused key is InvalidArgument and a reused id is AlreadyExists. A request with
 // neither may have created an instance although it returns Unavailable.
 //
-// If the provider has no capacity for a first request, the call returns ResourceExhausted with
-// ReasonOutOfCapacity, and has no effect.
+// If the provider has no capacity for a first request, or the tenant has as many on-demand
+// instances as it may have, the call returns ResourceExhausted with ReasonOutOfCapacity, and has
+// no effect.
 func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
 	logger := klog.FromContext(ctx)
 	wanted := newRecord(clientFrom(ctx).Tenant, request)
@@ -69,6 +66,12 @@ func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1
 		if err := s.complete(&wanted); err != nil {
 			return nil, err
 		}
+		release, err := s.reserve(&wanted)
+		if err != nil {
+			logger.Info("Declined create request, the tenant has reached a limit", "group", wanted.Group, "reason", err.Error())
+			return nil, err
+		}
+		defer release()
 		if err := s.checkCapacity(&wanted); err != nil {
 			logger.Info("Declined create request, the provider has no capacity", "group", wanted.Group, "reason", err.Error())
 			return nil, err
@@ -175,6 +178,10 @@ func (s *OperatorService) complete(record *instance.Record) error {
 		return status.Errorf(codes.InvalidArgument, "config of an instance of group %s: %v", group.Key, err)
 	}
 	problems := validatePools(c, group, effective)
+	problems = append(problems, groups.ValidateVars(field.NewPath("config", "vars"), record.Vars)...)
+	if len(record.IdempotencyKey) > maxIdempotencyKey {
+		problems = append(problems, field.TooLong(field.NewPath("idempotency_key"), "", maxIdempotencyKey))
+	}
 	if record.ID != "" {
 		problems = append(problems, validateID(record.ID, effective.Kind, c.Shard.GarbageCollection.DeletedRecordRetention)...)
 	}
@@ -270,90 +277,6 @@ func validateID(text, kind string, retention time.Duration) field.ErrorList {
 	return nil
 }
 
-// createRequests serialises the requests to create the same instance. An
-// idempotency key, or else an id, identifies the instance. A request with neither is
-// for an instance of its own. The zero value is ready for use.
-type createRequests struct {
-	// locks are striped by the hash of the key: of several requests for the same
-	// instance, one creates it and the others find it.
-	locks [64]sync.Mutex
-
-	mu sync.Mutex
-	// unconfirmed are records that may or may not be stored. The next request for
-	// the same instance stores exactly this record again, so that no second
-	// instance appears when the storage is read at the next start.
-	unconfirmed map[requestKey]instance.Record
-}
-
-const (
-	// maxUnconfirmed is the maximum number of unconfirmed records, and unconfirmedAge how
-	// long the other records are kept when there are more: clients have given up by then.
-	maxUnconfirmed = 1024
-	unconfirmedAge = time.Hour
-)
-
-// requestKey identifies the instance of a request.
-type requestKey struct{ tenant, name string }
-
-var requestKeySeed = maphash.MakeSeed()
-
-func requestKeyOf(record instance.Record) requestKey {
-	return requestKey{tenant: record.Tenant, name: cmp.Or(record.IdempotencyKey, record.ID)}
-}
-
-// lock waits for other requests for the same instance. The caller calls unlock.
-func (r *createRequests) lock(key requestKey) (unlock func()) {
-	if key.name == "" {
-		return func() {}
-	}
-	lock := &r.locks[maphash.Comparable(requestKeySeed, key)%uint64(len(r.locks))]
-	lock.Lock()
-	return lock.Unlock
-}
-
-// unconfirmedRecord returns the record of an earlier request for the same
-// instance if it is not known whether it was stored.
-func (r *createRequests) unconfirmedRecord(key requestKey) (instance.Record, bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	record, found := r.unconfirmed[key]
-	return record, found
-}
-
-// done records the result of storing a record. Requests without a key are not
-// recorded: they cannot be repeated.
-func (r *createRequests) done(key requestKey, record instance.Record, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if key.name == "" || err == nil || errors.Is(err, instancestore.ErrExists) {
-		delete(r.unconfirmed, key)
-		return
-	}
-	if r.unconfirmed == nil {
-		r.unconfirmed = map[requestKey]instance.Record{}
-	}
-	r.unconfirmed[key] = record
-	if len(r.unconfirmed) > maxUnconfirmed {
-		r.forget(time.Now())
-	}
-}
-
-// forget removes the unconfirmed records that are too old, or else the oldest record. mu must
-// be locked.
-func (r *createRequests) forget(now time.Time) {
-	var oldest requestKey
-	for key, record := range r.unconfirmed {
-		if now.Sub(record.CreatedAt) > unconfirmedAge {
-			delete(r.unconfirmed, key)
-		} else if first, found := r.unconfirmed[oldest]; !found || record.CreatedAt.Before(first.CreatedAt) {
-			oldest = key
-		}
-	}
-	if len(r.unconfirmed) > maxUnconfirmed {
-		delete(r.unconfirmed, oldest)
-	}
-}
-
 // checkCapacity declines a new on-demand instance that the provider would reject at present:
 // another shard may have capacity. It is called only before a record may exist, because a
 // request that may have been accepted must be accepted again.
@@ -386,13 +309,11 @@ func (s *OperatorService) checkCapacity(record *instance.Record) error {
 	if lack == nil {
 		return nil
 	}
-	declined, err := status.Newf(codes.ResourceExhausted, "instance of group %s: %v", record.Group, lack).WithDetails(&errdetails.ErrorInfo{
-		Reason: nstancev1.ReasonOutOfCapacity,
-		Domain: nstancev1.ErrorDomain,
-	})
-	if err != nil {
-		// Encoding fails only for an invalid detail or the code OK.
-		panic(err)
-	}
-	return declined.Err()
+	return outOfCapacity("instance of group %s: %v", record.Group, lack)
+}
+
+// outOfCapacity returns the status for a request that another shard may accept, and this shard
+// at another time. The request has had no effect.
+func outOfCapacity(format string, args ...any) error {
+	return withReason(codes.ResourceExhausted, fmt.Sprintf(format, args...), nstancev1.ReasonOutOfCapacity, nil).Err()
 }

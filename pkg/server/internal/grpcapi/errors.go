@@ -7,6 +7,7 @@ import (
 	"maps"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -48,16 +49,21 @@ func (e *Errors) ReportInstance(group instance.GroupKey, id string, err error) {
 		// text, the same error of many instances is reported once.
 		text = strings.ReplaceAll(text, id, "<instance>")
 	}
-	event := &nstancev1.ErrorEvent{Group: group.Group, InstanceId: id, Error: text, Timestamp: timestamppb.Now()}
+	event := &nstancev1.ErrorEvent{Group: group.Group, InstanceId: id, Error: validText(text), Timestamp: timestamppb.Now()}
 	e.watchers.publish(group.Tenant, event, event)
 }
+
+// validText returns a text of a provider or a machine as a message may have it. A stream ends
+// with an error if a field of type string is not UTF-8
+// (https://protobuf.dev/programming-guides/proto3/#scalar).
+func validText(text string) string { return strings.ToValidUTF8(text, string(utf8.RuneError)) }
 
 // ReportShard sends all watchers an error that concerns the whole shard, without the mistakes
 // of other tenants. It never waits for a watcher.
 func (e *Errors) ReportShard(err error) {
 	now := timestamppb.Now()
 	e.watchers.publishToAll(func(tenant string) (*nstancev1.ErrorEvent, *nstancev1.ErrorEvent) {
-		event := &nstancev1.ErrorEvent{Error: config.For(tenant, err).Error(), Timestamp: now}
+		event := &nstancev1.ErrorEvent{Error: validText(config.For(tenant, err).Error()), Timestamp: now}
 		return event, event
 	})
 }

@@ -52,6 +52,34 @@ func TestErrorRecipients(t *testing.T) {
 	})
 }
 
+// An error of a provider may have any bytes. An event that cannot be encoded would end the
+// stream, with the errors that are queued.
+func TestErrorsThatAreNoText(t *testing.T) {
+	e := NewErrors()
+	w := e.watch("default")
+	e.ReportInstance(key("workers"), "knd1", errors.New("knd1: caf\xe9 is full"))
+	e.ReportShard(errors.New("\xff"))
+	for _, want := range []string{"<instance>: caf\uFFFD is full", "\uFFFD"} {
+		event := w.take()
+		if event.GetError() != want {
+			t.Errorf("got %q, want %q", event.GetError(), want)
+		}
+		if _, err := proto.Marshal(event); err != nil {
+			t.Errorf("the event cannot be sent: %v", err)
+		}
+	}
+	// The status of a group and a declined request have texts of the provider too.
+	s := newService(t)
+	c := NewStatusCache(s.Store, s.Instances, s.provider, &lacking{1, "caf\xe9 is full"})
+	group, _ := s.Store.Get(key("plain"))
+	if _, err := proto.Marshal(c.statusOf(group, nil)); err != nil {
+		t.Errorf("the status of the group cannot be sent: %v", err)
+	}
+	if _, err := proto.Marshal(status.Convert(outOfCapacity("%s", "caf\xe9 is full")).Proto()); err != nil {
+		t.Errorf("the status of a call cannot be sent: %v", err)
+	}
+}
+
 func TestSameErrorIsSentOnceIn30Seconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := NewErrors()

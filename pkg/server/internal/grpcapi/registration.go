@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
@@ -54,8 +55,9 @@ func (s *RegistrationService) RegisterAgent(ctx context.Context, request *nstanc
 
 // RegisterOperator returns the first certificate of a tenant's operator. The code is
 // FailedPrecondition if another server leads the cluster, Unauthenticated if the nonce is
-// invalid or was used, InvalidArgument for a nonce of another cluster, and Internal for an
-// invalid public key or if the storage fails (docs/protocol.md#registration).
+// invalid or was used, InvalidArgument for a nonce of another cluster, Unavailable for too many
+// calls, and Internal for an invalid public key or if the storage fails
+// (docs/protocol.md#registration).
 func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
 	ctx = klog.NewContext(ctx, s.Logger)
 	certificate, err := s.Registrar.Register(ctx, request.GetRegistrationNonceJwt(), request.GetPublicKeyPem())
@@ -65,6 +67,7 @@ func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nst
 			leader.ErrNotLeading:         codes.FailedPrecondition,
 			registration.ErrInvalidNonce: codes.Unauthenticated,
 			registration.ErrMismatch:     codes.InvalidArgument,
+			auditlog.ErrTooMany:          codes.Unavailable,
 		})
 	}
 	return &nstancev1.RegisterClientResponse{

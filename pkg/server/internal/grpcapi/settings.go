@@ -53,7 +53,8 @@ func staleStatus(err *groups.StaleError) *status.Status {
 // withReason returns a status with a detail that distinguishes it from other statuses with
 // the same code.
 func withReason(code codes.Code, message, reason string, metadata map[string]string) *status.Status {
-	plain := status.New(code, message)
+	// A status that cannot be encoded loses its detail.
+	plain := status.New(code, validText(message))
 	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: nstancev1.ErrorDomain, Metadata: metadata})
 	if failure != nil {
 		return plain

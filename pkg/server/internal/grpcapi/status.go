@@ -145,7 +145,7 @@ func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instanc
 	status := newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
 	if c.shortfalls != nil {
 		if missing, message := c.shortfalls.Of(group, instances); missing > 0 {
-			status.Shortfall = &nstancev1.Shortfall{Missing: missing, Message: message}
+			status.Shortfall = &nstancev1.Shortfall{Missing: missing, Message: validText(message)}
 		}
 	}
 	if c.groups.HidesRevision(group.Key) {

@@ -59,6 +59,51 @@ type index struct {
 	byGroup map[instance.GroupKey][]entry
 	// byRequest maps requests with an idempotency key to instance ids.
 	byRequest map[createRequest]string
+	// onDemand is the usage of tenants.
+	onDemand map[string]Usage
+}
+
+// Usage is what the on-demand instances of a tenant need.
+type Usage struct {
+	// Instances is the number of instances that are not deleted.
+	Instances int
+	// Bytes is the size of what clients have sent for all instances in memory, also for
+	// deleted ones: their vars and idempotency keys.
+	Bytes int
+}
+
+// Plus returns the sum of two usages.
+func (u Usage) Plus(other Usage) Usage {
+	return Usage{Instances: u.Instances + other.Instances, Bytes: u.Bytes + other.Bytes}
+}
+
+// Minus returns the difference of two usages.
+func (u Usage) Minus(other Usage) Usage {
+	return Usage{Instances: u.Instances - other.Instances, Bytes: u.Bytes - other.Bytes}
+}
+
+// UsageOf returns what an instance needs that is not deleted: nothing if it is managed.
+func UsageOf(record *instance.Record) Usage {
+	if !record.OnDemand {
+		return Usage{}
+	}
+	bytes := len(record.IdempotencyKey)
+	for name, value := range record.Vars {
+		bytes += len(name) + len(value)
+	}
+	return Usage{Instances: 1, Bytes: bytes}
+}
+
+// usage returns what the instance of an entry needs, nothing for the zero value.
+func (e entry) usage() Usage {
+	if e.row == nil {
+		return Usage{}
+	}
+	usage := UsageOf(&e.row.Record)
+	if e.isDeleted() {
+		usage.Instances = 0
+	}
+	return usage
 }
 
 func newIndex() *index {
@@ -66,6 +111,7 @@ func newIndex() *index {
 		byID:      map[string]entry{},
 		byGroup:   map[instance.GroupKey][]entry{},
 		byRequest: map[createRequest]string{},
+		onDemand:  map[string]Usage{},
 	}
 }
 
@@ -112,6 +158,7 @@ func (x *index) put(row *cache.Row) {
 			x.byRequest[requestOf(row)] = id
 		}
 	}
+	x.setUsage(row.Record.Tenant, e, entry{row: row})
 	e.row = row
 	x.byID[id] = e
 
@@ -139,8 +186,19 @@ func (x *index) purge(before time.Time) {
 			continue
 		}
 		delete(x.byID, id)
+		x.setUsage(e.row.Record.Tenant, e, entry{})
 		if request := requestOf(e.row); x.byRequest[request] == id {
 			delete(x.byRequest, request)
 		}
 	}
+}
+
+// setUsage replaces what an entry of a tenant needs. Either entry may be the zero value.
+func (x *index) setUsage(tenant string, before, after entry) {
+	usage := x.onDemand[tenant].Minus(before.usage()).Plus(after.usage())
+	if usage == (Usage{}) {
+		delete(x.onDemand, tenant)
+		return
+	}
+	x.onDemand[tenant] = usage
 }

@@ -132,6 +132,13 @@ func (s *Store) ByIdempotencyKey(tenant, key string) (instance.Instance, bool) {
 	return i, true
 }
 
+// OnDemand returns what the on-demand instances of a tenant need.
+func (s *Store) OnDemand(tenant string) Usage {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.index.onDemand[tenant]
+}
+
 // Draining returns the draining instances of a tenant that are not being
 // terminated yet, in the order in which their drains began.
 func (s *Store) Draining(tenant string) []instance.Instance {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/instancestore"
 )
 
 func TestStateFromProvider(t *testing.T) {
@@ -59,6 +60,39 @@ func TestNotMissingBeforeTheProviderIsSynced(t *testing.T) {
 	if state := s.want(record.ID).State; state != instance.Missing {
 		t.Errorf("after: is in state %v", state)
 	}
+}
+
+// What tenants use is counted while instances are created and deleted, and again after a
+// restart, with the cache and without it.
+func TestUsageOfOnDemandInstances(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	usage := func(when string, instances, bytes int) {
+		t.Helper()
+		require.Equal(t, instancestore.Usage{Instances: instances, Bytes: bytes}, s.OnDemand("default"), when)
+	}
+	usage("at first", 0, 0)
+	s.add(func(r *instance.Record) { r.Vars = map[string]string{"managed": "instance"} })
+	usage("with a managed instance", 0, 0)
+	first := s.add(onDemand("key"), func(r *instance.Record) { r.Vars = map[string]string{"ab": "c", "d": ""} })
+	s.add(onDemand(""), func(r *instance.Record) { r.Group = "others" })
+	s.add(onDemand("1234567"), func(r *instance.Record) { r.Tenant = "acme" })
+	usage("with two on-demand instances", 2, 7)
+	require.NoError(t, s.SetProviderID(t.Context(), first.ID, "cloud:///1"))
+	usage("after a change", 2, 7)
+	s.restart()
+	usage("after a restart", 2, 7)
+	s.close()
+	s.loseCache()
+	s.open(instancestore.Options{})
+	usage("without the cache", 2, 7)
+	require.NoError(t, s.SetDeleting(t.Context(), first.ID, instance.ReasonRequested))
+	require.NoError(t, s.Remove(t.Context(), first.ID))
+	usage("after a deletion", 1, 7)
+	s.restart()
+	usage("after a deletion and a restart", 1, 7)
+	s.Purge(t.Context(), epoch.Add(time.Hour))
+	usage("when it is forgotten", 1, 0)
+	require.Equal(t, instancestore.Usage{Instances: 1, Bytes: 7}, s.OnDemand("acme"))
 }
 
 func TestListIsOrderedByAge(t *testing.T) {

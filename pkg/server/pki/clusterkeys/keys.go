@@ -6,9 +6,11 @@
 package clusterkeys
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"encoding/pem"
 	"errors"
 	"fmt"
 
@@ -38,6 +40,22 @@ type Keys struct {
 	Authority *pki.Authority
 	// Nonce signs registration nonces.
 	Nonce ed25519.PrivateKey
+}
+
+// In reports whether a content has one of the keys, as they are stored or in another form: in
+// PEM, PKCS #8, or the 32 bytes that the key is derived from. Nobody but servers may get them.
+func (k *Keys) In(content []byte) bool {
+	for _, seed := range [][]byte{k.Authority.KeySeed(), k.Nonce.Seed()} {
+		if bytes.Contains(content, seed) {
+			return true
+		}
+		for block, rest := pem.Decode(content); block != nil; block, rest = pem.Decode(rest) {
+			if bytes.Contains(block.Bytes, seed) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // Load reads the keys. The error wraps storage.ErrNotFound until the leader of the

@@ -6,6 +6,8 @@ package clusterkeys
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"encoding/pem"
 	"errors"
 	"strings"
 	"sync"
@@ -14,6 +16,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
@@ -249,4 +252,27 @@ func TestNothingReplacesAuthority(t *testing.T) {
 			t.Errorf("the objects are %v, before they were %v", after, before)
 		}
 	})
+}
+
+// The keys are found in each form that a secret or an object of the storage may have.
+func TestKeysAreFoundInAContent(t *testing.T) {
+	made, err := ensure(t, open(t, t.TempDir()))
+	require.NoError(t, err)
+	other, err := ensure(t, open(t, t.TempDir()))
+	require.NoError(t, err)
+	authority, err := made.Authority.KeyPEM()
+	require.NoError(t, err)
+	nonce, err := keys.EncodePrivate(made.Nonce)
+	require.NoError(t, err)
+	for _, key := range [][]byte{authority, nonce} {
+		block, _ := pem.Decode(key)
+		assert.True(t, made.In(key), "as it is stored")
+		assert.True(t, made.In(bytes.Join([][]byte{[]byte("a text"), made.Authority.CertificatePEM(), bytes.ReplaceAll(key, []byte("\n"), []byte("\r\n"))}, []byte("\n"))), "after other content")
+		assert.True(t, made.In(block.Bytes), "PKCS #8")
+		assert.False(t, other.In(key), "keys of another cluster")
+	}
+	assert.True(t, made.In(made.Nonce), "as bytes")
+	for _, content := range [][]byte{nil, []byte("-----BEGIN"), made.Authority.CertificatePEM(), made.Nonce.Public().(ed25519.PublicKey)} {
+		assert.False(t, made.In(content), "%q", content)
+	}
 }

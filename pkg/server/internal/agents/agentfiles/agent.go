@@ -7,6 +7,7 @@ import (
 	"crypto/ed25519"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -21,6 +22,8 @@ const (
 	maxRetry = 30 * time.Minute
 	// keyRetry is the delay before missing keys are requested again.
 	keyRetry = 30 * time.Second
+	// maxReason is the maximum length, in bytes, of an agent's error that is reported.
+	maxReason = 200
 )
 
 // agent is the state of one agent.
@@ -101,7 +104,8 @@ func (a *agent) errors(group *groups.Group) map[string]string {
 		if kind := group.Files[name].Kind; kind == config.FileSecret || kind == config.FileStorage {
 			reason = "the agent cannot use it"
 		}
-		reasons[name] = reason[:min(len(reason), 200)]
+		// The cut must not leave a part of a character: events with the reason are UTF-8.
+		reasons[name] = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
 	}
 	return reasons
 }

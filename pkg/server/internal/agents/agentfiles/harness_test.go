@@ -65,8 +65,11 @@ type shard struct {
 	secrets, objects map[string]string
 	// reading is called before each read of a secret or an object, unless it is nil.
 	reading func()
-	// signed are the certificates that were signed.
-	signed []pki.Workload
+	// signed are the certificates that were signed, and issued those that were issued, with their
+	// instance. issuing is the error of that.
+	signed  []pki.Workload
+	issued  []string
+	issuing error
 }
 
 func newShard() *shard {
@@ -108,11 +111,21 @@ func (s *shard) renderer() *Renderer {
 		Facts:  provision.New(provision.Options{Config: func() *config.Config { return s.config }}).FileFacts,
 		Secret: read(s.secrets),
 		Object: read(s.objects),
+
+		HasClusterKey: func(content []byte) bool { return strings.Contains(string(content), "key of the authority") },
 		Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
 			s.lock.Lock()
 			defer s.lock.Unlock()
 			s.signed = append(s.signed, w)
 			return fmt.Appendf(nil, "certificate for %s", key), nil
+		},
+		Issue: func(_ context.Context, record *instance.Record, certificates [][]byte) error {
+			s.lock.Lock()
+			defer s.lock.Unlock()
+			for _, certificate := range certificates {
+				s.issued = append(s.issued, record.ID+": "+string(certificate))
+			}
+			return s.issuing
 		},
 	}
 }

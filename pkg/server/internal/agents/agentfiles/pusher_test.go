@@ -422,6 +422,8 @@ func TestFilesThatAnAgentRefusesAreReported(t *testing.T) {
 		assert.Equal(t, failures("second reason"), w.takeFailures(), "the next patch is refused too")
 		report(strings.Repeat("x", 1000))
 		assert.Equal(t, failures(strings.Repeat("x", 200)), w.takeFailures())
+		report(strings.Repeat("x", 199) + "é")
+		assert.Equal(t, failures(strings.Repeat("x", 199)), w.takeFailures(), "the reason is cut within a character")
 		w.report("a", "hash-1", status("app.env", "app.json", "object.json", "text.json", "token.json"))
 		assert.Empty(t, w.takeFailures())
 		report("first reason")

@@ -54,8 +54,13 @@ type Renderer struct {
 	// Secret and Object read a secret and an object of the storage.
 	Secret func(ctx context.Context, name string) ([]byte, error)
 	Object func(ctx context.Context, key string) ([]byte, error)
+	// HasClusterKey reports whether a content has a private key of the cluster.
+	HasClusterKey func(content []byte) bool
 	// Sign signs a certificate for the key of an instance.
 	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
+	// Issue is called with the certificates of a patch that has some. The patch is sent only if
+	// it returns no error.
+	Issue func(ctx context.Context, record *instance.Record, certificates [][]byte) error
 }
 
 // patch returns the files of an instance of a group, which provision.Effective returned. keys
@@ -63,15 +68,29 @@ type Renderer struct {
 func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *instance.Record, keys map[string]ed25519.PublicKey) (*Patch, error) {
 	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
 	facts := r.Facts(group, record)
+	var certificates [][]byte
 	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
 		content, err := r.content(ctx, group.Files[name], facts, keys)
 		if err == nil && len(content) > maxFile {
 			err = fmt.Errorf("it has %d bytes, at most %d are allowed", len(content), maxFile)
 		}
+		// The names of these keys are reserved, but who writes the configuration and the
+		// secrets may have stored a copy under another name.
+		if err == nil && r.HasClusterKey(content) {
+			err = errors.New("it has a private key of the cluster, which no machine may get")
+		}
 		if err != nil {
 			return nil, fmt.Errorf("make file %s: %w", name, err)
 		}
 		patch.Files = append(patch.Files, File{Name: name, Content: content})
+		if group.Files[name].Kind == config.FileCertificate {
+			certificates = append(certificates, content)
+		}
+	}
+	if len(certificates) > 0 {
+		if err := r.Issue(ctx, record, certificates); err != nil {
+			return nil, err
+		}
 	}
 	return patch, nil
 }

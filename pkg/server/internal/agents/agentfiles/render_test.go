@@ -47,7 +47,20 @@ func TestFilesOfEachKind(t *testing.T) {
 			Server: true, CommonName: "system:node:a", Organizations: []string{"system:nodes"}, DNS: []string{"machine"},
 			IP: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, URI: []*url.URL{{Scheme: "spiffe", Host: "x", Path: "/a"}}, TTL: 30 * time.Hour,
 		}}, s.signed)
+		assert.Equal(t, []string{"a: certificate for " + string(key("kubelet"))}, s.issued)
 	})
+}
+
+// Certificates that cannot be issued are not sent.
+func TestCertificatesThatAreNotIssued(t *testing.T) {
+	s := newShard()
+	s.issuing = errors.New("no space left on device")
+	patch, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	assert.Nil(t, patch)
+	require.ErrorIs(t, err, s.issuing)
+	delete(s.groups[workersKey].Files, "kubelet.crt")
+	_, err = s.render(t, nil)
+	require.NoError(t, err, "without certificates")
 }
 
 func TestACertificateOfAClient(t *testing.T) {
@@ -80,20 +93,22 @@ func TestAFileThatCannotBeMade(t *testing.T) {
 		change func(*shard)
 		want   string
 	}{
-		"a secret is missing":       {func(s *shard) { delete(s.secrets, "app/token") }, "make file token.json: app/token: not found"},
-		"an object is missing":      {func(s *shard) { delete(s.objects, "files/object") }, "make file object.json: files/object: not found"},
-		"an unknown kind":           {with("x.json", config.File{Kind: "magic"}), `make file x.json: has the unknown kind "magic"`},
-		"a source of the servers":   {with("x.json", config.File{Kind: config.FileStorage, Content: map[string]any{"source": "secret/x"}}), "make file x.json: source must not be an object of the servers"},
-		"a var in a text":           {with("x.json", config.File{Kind: config.FileString, Content: map[string]any{"string": "hunter2 {{.Vars.missing}}"}}), "make file x.json: "},
-		"a var in JSON":             {with("x.json", config.File{Kind: config.FileJSON, Content: map[string]any{"json": []any{"hunter2 {{.Vars.missing}}"}}}), "make file x.json: "},
-		"a var in an environment":   {with("x.env", config.File{Kind: config.FileEnv, Content: map[string]any{"env": map[string]any{"A": "hunter2 {{.Vars.missing}}"}}}), "make file x.env: A: "},
-		"a value of two lines":      {env("hunter2\nPATH=/tmp"), "make file app.env: ROLE: a value must have one line"},
-		"a carriage return":         {env("hunter2\rPATH=/tmp"), "make file app.env: ROLE: a value must have one line"},
-		"a zero byte":               {env("hunter2\x00"), "make file app.env: ROLE: a value must have one line"},
-		"a value that is no JSON":   {with("x.json", config.File{Kind: config.FileJSON, Content: map[string]any{"json": func() {}}}), "make file x.json: it cannot be encoded as JSON"},
-		"no certificate template":   {func(s *shard) { delete(s.config.Certificates, "kubelet") }, `make file kubelet.crt: there is no certificate template "kubelet"`},
-		"no key":                    {with("kubelet.crt", certificateFile("missing")), `make file kubelet.crt: the agent has not sent the key "missing"`},
-		"no value of a common name": {change(func(c *config.CertificateTemplate) { c.CommonName = "{{.Vars.missing}}" }), `make file kubelet.crt: certificate template "kubelet": cn: `},
+		"a secret is missing":               {func(s *shard) { delete(s.secrets, "app/token") }, "make file token.json: app/token: not found"},
+		"an object is missing":              {func(s *shard) { delete(s.objects, "files/object") }, "make file object.json: files/object: not found"},
+		"a key of the cluster as a secret":  {func(s *shard) { s.secrets["app/token"] = "hunter2, key of the authority" }, "make file token.json: it has a private key of the cluster"},
+		"a key of the cluster as an object": {func(s *shard) { s.objects["files/object"] = "hunter2, key of the authority" }, "make file object.json: it has a private key of the cluster"},
+		"an unknown kind":                   {with("x.json", config.File{Kind: "magic"}), `make file x.json: has the unknown kind "magic"`},
+		"a source of the servers":           {with("x.json", config.File{Kind: config.FileStorage, Content: map[string]any{"source": "secret/x"}}), "make file x.json: source must not be an object of the servers"},
+		"a var in a text":                   {with("x.json", config.File{Kind: config.FileString, Content: map[string]any{"string": "hunter2 {{.Vars.missing}}"}}), "make file x.json: "},
+		"a var in JSON":                     {with("x.json", config.File{Kind: config.FileJSON, Content: map[string]any{"json": []any{"hunter2 {{.Vars.missing}}"}}}), "make file x.json: "},
+		"a var in an environment":           {with("x.env", config.File{Kind: config.FileEnv, Content: map[string]any{"env": map[string]any{"A": "hunter2 {{.Vars.missing}}"}}}), "make file x.env: A: "},
+		"a value of two lines":              {env("hunter2\nPATH=/tmp"), "make file app.env: ROLE: a value must have one line"},
+		"a carriage return":                 {env("hunter2\rPATH=/tmp"), "make file app.env: ROLE: a value must have one line"},
+		"a zero byte":                       {env("hunter2\x00"), "make file app.env: ROLE: a value must have one line"},
+		"a value that is no JSON":           {with("x.json", config.File{Kind: config.FileJSON, Content: map[string]any{"json": func() {}}}), "make file x.json: it cannot be encoded as JSON"},
+		"no certificate template":           {func(s *shard) { delete(s.config.Certificates, "kubelet") }, `make file kubelet.crt: there is no certificate template "kubelet"`},
+		"no key":                            {with("kubelet.crt", certificateFile("missing")), `make file kubelet.crt: the agent has not sent the key "missing"`},
+		"no value of a common name":         {change(func(c *config.CertificateTemplate) { c.CommonName = "{{.Vars.missing}}" }), `make file kubelet.crt: certificate template "kubelet": cn: `},
 		"no value of an organization": {change(func(c *config.CertificateTemplate) { c.Organizations = []string{"{{.Vars.missing}}"} }),
 			`certificate template "kubelet": organization: `},
 		"no value of a host name":  {change(func(c *config.CertificateTemplate) { c.DNS = []string{"{{.Vars.missing}}"} }), `certificate template "kubelet": dns: `},
