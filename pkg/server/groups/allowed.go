@@ -42,13 +42,13 @@ func validateSettings(c *config.Config, change Change, before, after *Group) fie
 			problems = append(problems, config.CheckAllowed(configPath.Child("subnets").Index(i), pool, "subnet_pools", limits.SubnetPools)...)
 		}
 	}
-	return append(problems, ValidateVars(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
+	return append(problems, ValidateVarChanges(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
 }
 
-// ValidateVars checks the vars that an operator adds to the vars that a group had: patterns of
+// ValidateVarChanges checks the vars that an operator adds to the vars that a group had: patterns of
 // the configuration match their names, and the values are text
 // (docs/server-reference.md#limits). A var that does not change is allowed.
-func ValidateVars(path *field.Path, allowed []string, had, vars map[string]string) field.ErrorList {
+func ValidateVarChanges(path *field.Path, allowed []string, had, vars map[string]string) field.ErrorList {
 	var problems field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(vars)) {
 		if value, found := had[name]; found && value == vars[name] {

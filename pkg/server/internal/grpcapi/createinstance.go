@@ -224,7 +224,7 @@ func validateAllowed(c *config.Config, group *groups.Group, record *instance.Rec
 	}
 	vars := maps.Clone(record.Vars)
 	problems = append(problems, takePodVars(path.Child("vars"), vars)...)
-	return append(problems, groups.ValidateVars(path.Child("vars"), limits.Vars, group.Vars, vars)...)
+	return append(problems, groups.ValidateVarChanges(path.Child("vars"), limits.Vars, group.Vars, vars)...)
 }
 
 // podVars are the vars that operators send for a Pod (docs/on-demand.md). No limit has to name
