@@ -227,7 +227,8 @@ func startFloor(b *testing.B, server *servertest.Server, name string) {
 	machinePools, err := env.MachinePools().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 	require.NoError(b, err)
 	b.Cleanup(machinePools.Stop)
-	shardGroups := env.NstanceShardGroups()
+	// Only the operator's account may write a spec of a shard group.
+	shardGroups := operatorClient(b).InfrastructureV1beta1().NstanceShardGroups(installation.Namespace)
 	groups, err := shardGroups.Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: v1beta1.ShardGroupName(name, name)}))
 	require.NoError(b, err)
 	b.Cleanup(groups.Stop)

@@ -455,14 +455,20 @@ func TestOperatorMayChangeTheOwnersOfAPool(t *testing.T) {
 	t.Parallel()
 	const name = "disowned"
 	env.CreatePoolForTest(t, name, 0)
-	config := rest.CopyConfig(env.AdminConfig())
-	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + installation.Namespace + ":nstance-operator"}
-	operator, err := versioned.NewForConfig(config)
-	require.NoError(t, err)
-	_, err = operator.InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Patch(t.Context(), name, types.MergePatchType,
+	_, err := operatorClient(t).InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Patch(t.Context(), name, types.MergePatchType,
 		[]byte(`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"other","uid":"other"}]}}`),
 		metav1.PatchOptions{DryRun: []string{metav1.DryRunAll}})
 	require.NoError(t, err)
+}
+
+// operatorClient returns a client with the account of the operator.
+func operatorClient(t testing.TB) versioned.Interface {
+	t.Helper()
+	config := rest.CopyConfig(env.AdminConfig())
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:serviceaccount:" + installation.Namespace + ":nstance-operator"}
+	client, err := versioned.NewForConfig(config)
+	require.NoError(t, err)
+	return client
 }
 
 // createNstanceMachine creates an NstanceMachine without an instance until the end of the
