@@ -78,7 +78,7 @@ type faultyOperator struct{ *testcluster.ProxiedOperator }
 
 func runFaultyOperator(t *testing.T, flags ...string) *faultyOperator {
 	t.Helper()
-	o := &faultyOperator{env.ReplaceOperator(t, slices.Concat(flags, testcluster.ShortProbe)...)}
+	o := &faultyOperator{env.ReplaceOperator(t, slices.Concat(flags, testcluster.ShortProbe, []string{"--on-demand-namespaces=*"})...)}
 	// /readyz would wait for the caches, which some faults keep incomplete.
 	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
 	return o

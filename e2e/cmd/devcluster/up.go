@@ -269,7 +269,7 @@ var (
 			DrainTimeout: drainTimeout,
 		},
 	}
-	operator = installation.Operator{Component: "operator", HTTPPort: 28080}
+	operator = installation.Operator{Component: "operator", HTTPPort: 28080, Flags: []string{"--on-demand-namespaces=default"}}
 )
 
 // Ports of the marekvs operator, and of the metrics of its simulated nodes.
