@@ -58,7 +58,7 @@ func TestPodsWithInvalidRequests(t *testing.T) {
 		"unknown-group": {
 			annotations: map[string]string{v1beta1.AnnotationOnDemandGroup: later},
 			reason:      "UnknownGroup",
-			parts:       []string{later, group},
+			parts:       []string{"no shard has a group", later},
 		},
 	}
 	pods := map[string]*corev1.Pod{}
