@@ -16,11 +16,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // The fields of a static pool that the servers' configuration sets cannot be edited,
@@ -31,6 +33,27 @@ func TestStaticPoolIsProtected(t *testing.T) {
 	configureGroups(t, map[string]map[string]int32{name: {"us-west-2a": 1}})
 	testcluster.Eventually(t, 2*time.Minute, "the pool is static and runs", func(ctx context.Context) error {
 		return errors.Join(isStatic(ctx, name, true), env.Running(ctx, name, 1))
+	})
+
+	t.Run("a var that the configuration does not allow", func(t *testing.T) {
+		_, err := env.PatchNstanceMachinePool(t.Context(), name, `{"spec":{"vars":{"operator":"early"}}}`)
+		require.NoError(t, err)
+		testcluster.Eventually(t, time.Minute, "the server rejects it", func(ctx context.Context) error {
+			pool, err := env.NstanceMachinePool(ctx, name)
+			if err != nil {
+				return err
+			}
+			ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady)
+			if ready == nil || ready.Reason != v1beta1.ReasonConfigRejected || !strings.Contains(ready.Message, "limits.vars") {
+				return fmt.Errorf("Ready is %+v", ready)
+			}
+			return nil
+		})
+		configureGroup(t, "us-west-2a", func(groups map[string]installation.Group) {
+			changed := groups[name]
+			changed.OperatorVars = []string{"oper*"}
+			groups[name] = changed
+		})
 	})
 
 	t.Run("with the operator running", func(t *testing.T) {
