@@ -60,6 +60,7 @@ func TestAnIdleConnectionIsClosed(t *testing.T) {
 		require.NoError(t, err)
 		response, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
+		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
 		require.NoError(t, err)
 		assert.Equal(t, "ok", string(body))

@@ -9,6 +9,7 @@ package terminal
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf16"
@@ -30,7 +31,7 @@ func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // Write implements io.Writer. Of an incomplete character it writes nothing until the next call.
 func (w *Writer) Write(p []byte) (int, error) {
-	text := append(w.rest, p...)
+	text := slices.Concat(w.rest, p)
 	end := complete(text)
 	if _, err := io.WriteString(w.w, escape(string(text[:end]), "\n\t")); err != nil {
 		return 0, err

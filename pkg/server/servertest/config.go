@@ -147,7 +147,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		cmp.Or(o.DynamicSubnetPools, `[]`),
 		o.more(), cmp.Or(o.Defaults, o.defaults()),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default",
-			"limits": {"vars": ["*"], "on_demand": true}}}`),
+			"tenants": ["*"], "limits": {"vars": ["*"], "on_demand": true}}}`),
 		cmp.Or(o.Groups, `{}`), cmp.Or(o.LoadBalancers, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"), o.Certificates)
 }
 

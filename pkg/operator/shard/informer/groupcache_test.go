@@ -32,6 +32,13 @@ func sizes(c *groupCache) map[string]int32 {
 	return out
 }
 
+// put adds a group that no limit refuses.
+func put(c *groupCache, key string, size int32) {
+	if _, err := c.put(group(key, size)); err != nil {
+		panic(err)
+	}
+}
+
 func TestListDoesNotRevertLaterChanges(t *testing.T) {
 	tests := []struct {
 		name string
@@ -59,13 +66,13 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 	}, {
 		name:      "a change during the list stays",
 		cached:    []shard.Group{group("a", 1), group("b", 2)},
-		meanwhile: func(c *groupCache) { c.put(group("a", 5)) },
+		meanwhile: func(c *groupCache) { put(c, "a", 5) },
 		reply:     []shard.Group{group("a", 1), group("b", 3)},
 		want:      map[string]int32{"a": 5, "b": 3},
 		changed:   []string{"b"},
 	}, {
 		name:      "a group that was added during the list stays",
-		meanwhile: func(c *groupCache) { c.put(group("new", 1)) },
+		meanwhile: func(c *groupCache) { put(c, "new", 1) },
 		want:      map[string]int32{"new": 1},
 	}, {
 		name:      "a group that was removed during the list stays removed",
@@ -88,7 +95,8 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := newGroupCache()
 			for _, group := range test.cached {
-				c.put(group)
+				_, err := c.put(group)
+				require.NoError(t, err)
 			}
 			c.startList(1)
 			test.meanwhile(c)

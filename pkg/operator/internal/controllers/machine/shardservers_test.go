@@ -39,7 +39,7 @@ func newServerHarness(t testing.TB, ids ...string) *serverHarness {
 	for _, id := range ids {
 		options = append(options, servertest.Options{
 			Shard:     id,
-			Templates: `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`,
+			Templates: `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default", "limits": {"vars": ["*"], "on_demand": true}}}`,
 			Groups:    `{"default": {"workers": {"template": "worker", "size": 0}}}`,
 		})
 	}
