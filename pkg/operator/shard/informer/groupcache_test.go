@@ -32,9 +32,9 @@ func sizes(c *groupCache) map[string]int32 {
 	return out
 }
 
-// put adds a group that no limit refuses.
-func put(c *groupCache, key string, size int32) {
-	if _, err := c.put(group(key, size)); err != nil {
+// mustPut adds a group that no limit refuses.
+func mustPut(c *groupCache, group shard.Group) {
+	if _, err := c.put(group); err != nil {
 		panic(err)
 	}
 }
@@ -66,13 +66,13 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 	}, {
 		name:      "a change during the list stays",
 		cached:    []shard.Group{group("a", 1), group("b", 2)},
-		meanwhile: func(c *groupCache) { put(c, "a", 5) },
+		meanwhile: func(c *groupCache) { mustPut(c, group("a", 5)) },
 		reply:     []shard.Group{group("a", 1), group("b", 3)},
 		want:      map[string]int32{"a": 5, "b": 3},
 		changed:   []string{"b"},
 	}, {
 		name:      "a group that was added during the list stays",
-		meanwhile: func(c *groupCache) { put(c, "new", 1) },
+		meanwhile: func(c *groupCache) { mustPut(c, group("new", 1)) },
 		want:      map[string]int32{"new": 1},
 	}, {
 		name:      "a group that was removed during the list stays removed",
@@ -95,8 +95,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			c := newGroupCache()
 			for _, group := range test.cached {
-				_, err := c.put(group)
-				require.NoError(t, err)
+				mustPut(c, group)
 			}
 			c.startList(1)
 			test.meanwhile(c)
@@ -288,15 +287,15 @@ func TestEventKeepsTheShapeOfNodes(t *testing.T) {
 		return group
 	}
 	c := newGroupCache()
-	c.put(reported(1, "8Gi"))
+	mustPut(c, reported(1, "8Gi"))
 	before := c.groups["a"].Node
-	if c.put(reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Node != before {
+	if mustPut(c, reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Node != before {
 		t.Error("an event that changes the size replaces an equal shape")
 	}
-	if c.put(reported(2, "9Gi")); c.groups["a"].Node.Capacity["memory"] != "9Gi" {
+	if mustPut(c, reported(2, "9Gi")); c.groups["a"].Node.Capacity["memory"] != "9Gi" {
 		t.Errorf("the shape is %v, want 9Gi of memory", c.groups["a"].Node)
 	}
-	if c.put(group("a", 2)); c.groups["a"].Node != nil {
+	if mustPut(c, group("a", 2)); c.groups["a"].Node != nil {
 		t.Error("a shape that is no longer reported stays")
 	}
 }
@@ -307,7 +306,7 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 		group := group(key, 1)
 		group.InstanceType = instanceType
 		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}
-		c.put(group)
+		mustPut(c, group)
 		cached := c.groups[key].Node
 		if want := (&shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}); !cached.Equal(want) {
 			t.Errorf("group %s has the shape %v, want %v", key, cached, want)
@@ -325,7 +324,7 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 	}
 	group := group("f", 1)
 	group.InstanceType = "small"
-	if c.put(group); c.groups["f"].Node != nil {
+	if mustPut(c, group); c.groups["f"].Node != nil {
 		t.Error("a group has a shape that is not reported")
 	}
 }
