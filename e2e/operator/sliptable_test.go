@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -160,6 +161,19 @@ const (
 	machines, nstanceMachines        = "machines", "nstancemachines"
 )
 
+// The resources that all pools share.
+const clusters, nstanceClusters = "clusters", "nstanceclusters"
+
+// resourceVersion returns the group and version of a resource.
+func resourceVersion(resource string) schema.GroupVersion {
+	switch resource {
+	case machines, machinePools, clusters:
+		return clusterv1.GroupVersion
+	default:
+		return v1beta1.SchemeGroupVersion
+	}
+}
+
 // slips returns the table.
 func slips() []slip {
 	const byOperator, ofMachine = "is written by the operator", "is the infrastructure of Machine"
@@ -229,7 +243,7 @@ func TestSlips(t *testing.T) {
 				testcluster.Stop(t, env.OperatorProcess())
 			}
 			for _, c := range cells {
-				c.change(t)
+				c.try(t, c.object)
 			}
 			if !running {
 				testcluster.Start(t, env.OperatorProcess())
@@ -324,11 +338,7 @@ func (c *cell) begin(t *testing.T) {
 	case c.resource == shardGroups:
 		name = v1beta1.ShardGroupName(c.pool, shardIDs[0])
 	}
-	version := v1beta1.SchemeGroupVersion
-	if c.resource == machines || c.resource == machinePools {
-		version = clusterv1.GroupVersion
-	}
-	client := env.Dynamic.Resource(version.WithResource(c.resource)).Namespace(installation.Namespace)
+	client := env.Dynamic.Resource(resourceVersion(c.resource).WithResource(c.resource)).Namespace(installation.Namespace)
 	before, err := client.Get(t.Context(), name, metav1.GetOptions{})
 	require.NoError(t, err)
 	c.object = slipped{pool: c.pool, client: client, before: before}
@@ -336,14 +346,14 @@ func (c *cell) begin(t *testing.T) {
 	c.losses.IgnoreOtherGroups = true
 }
 
-// change does the slip.
-func (c *cell) change(t *testing.T) {
+// try does the slip, and compares its error.
+func (s slip) try(t *testing.T, object slipped) {
 	t.Helper()
-	err := c.do(c.object, t.Context())
-	if c.rejection == "" {
-		require.NoError(t, err, c.String())
+	err := s.do(object, t.Context())
+	if s.rejection == "" {
+		require.NoError(t, err, s.name)
 	} else {
-		require.ErrorContains(t, err, c.rejection, c.String())
+		require.ErrorContains(t, err, s.rejection, s.name)
 	}
 }
 

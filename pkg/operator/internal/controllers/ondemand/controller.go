@@ -202,11 +202,13 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 }
 
 // relevant reports whether a change of one object of a pair matters to the other: its deletion
-// began, or its owner or a pause was added or removed. Two equal states are a resync.
+// began, its owner or a pause was added or removed, or it belongs to another Pod. Two equal states
+// are a resync.
 func relevant(before, after metav1.Object) bool {
 	return before.GetResourceVersion() == after.GetResourceVersion() || before.GetUID() != after.GetUID() ||
 		before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
 		(metav1.GetControllerOfNoCopy(before) == nil) != (metav1.GetControllerOfNoCopy(after) == nil) ||
+		before.GetLabels()[v1beta1.LabelPodUID] != after.GetLabels()[v1beta1.LabelPodUID] ||
 		controllers.PauseChanged(before, after)
 }
 
