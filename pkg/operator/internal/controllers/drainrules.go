@@ -90,11 +90,19 @@ func (r *DrainRules) OfInstance(group, providerID string) (drainrule.Rules, erro
 	return drainrule.ForMachine(rules, r.machineLabels(group, providerID), r.clusterLabels())
 }
 
-func (r *DrainRules) machineLabels(group, providerID string) labels.Set {
+// MachineOf returns the Machine of an instance, nil if it has none.
+func (r *DrainRules) MachineOf(providerID string) *clusterv1.Machine {
 	for _, machine := range controller.Indexed[clusterv1.Machine](r.machines, byProviderID, providerid.Key(providerID)) {
 		if providerid.Match(providerID, machine.Spec.ProviderID) {
-			return machine.Labels
+			return machine
 		}
+	}
+	return nil
+}
+
+func (r *DrainRules) machineLabels(group, providerID string) labels.Set {
+	if machine := r.MachineOf(providerID); machine != nil {
+		return machine.Labels
 	}
 	var machinePools []*clusterv1.MachinePool
 	for _, pool := range r.pools.OfGroup(group) {

@@ -58,7 +58,7 @@ func (c *Controller) Summary(shard, group string) (draining, blocked int, list [
 }
 
 // Waiting returns what the drains of a group on a shard wait for, sorted. These drains are not
-// blocked: rules let Pods complete.
+// blocked: rules let Pods complete, or the Machine has a hook.
 func (c *Controller) Waiting(shard, group string) []string {
 	p := c.progress
 	p.mu.Lock()
@@ -100,8 +100,8 @@ type drainProgress struct {
 	// blocked is the entry in the status of the shard group, nil while the drain is not
 	// blocked. It is replaced, and never changed.
 	blocked *v1beta1.BlockedDrain
-	// waiting is the Pod that may complete before the drain continues, as a sentence, "" if the
-	// drain does not wait for a Pod.
+	// waiting is the Pod that may complete before the drain continues, or the hook of the Machine,
+	// as a sentence, "" if the drain waits for neither.
 	waiting string
 }
 
@@ -250,6 +250,9 @@ func newStuckPod(node string, stuck stuckPod) blockage {
 // newWaiting returns what a drain waits for, "" if it does not wait for a Pod to complete. The
 // time is by the clock of the shard, whose value does not change with each announcement.
 func newWaiting(observed observation, next decision) string {
+	if next.hooked {
+		return newWaitingForHook(observed, next)
+	}
 	if len(next.await) == 0 {
 		return ""
 	}

@@ -136,6 +136,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		controller.Watched{What: "VolumeAttachments", Informer: d.Informers.VolumeAttachments, Indexers: volumeIndexers,
 			Handler: controller.OnChange(c.volumeChanged)},
 		controller.Watched{What: "MachineDrainRules", Informer: d.Informers.MachineDrainRules, Handler: controller.OnChange(c.ruleChanged)},
+		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Handler: controller.OnChange(c.machineChanged)},
 	)
 	if err != nil {
 		return nil, err

@@ -50,8 +50,8 @@ type harness struct {
 	registry   *prometheus.Registry
 	stop       func()
 
-	// rules is the cache of MachineDrainRules.
-	rules *rulesInformer
+	// rules is the cache of MachineDrainRules, machines the cache of Machines.
+	rules, machines *cacheInformer
 
 	// log collects what the controller logs after the next start; nil for the test's log.
 	log *audittest.Log
@@ -73,8 +73,9 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		delayAcknowledgement: func(string) {},
 	}
 	h.fakes = controllertest.NewHarness(t, h.shards)
-	h.rules = &rulesInformer{SharedIndexInformer: h.fakes.Informers.MachineDrainRules}
-	h.fakes.Informers.MachineDrainRules = h.rules
+	h.rules = &cacheInformer{SharedIndexInformer: h.fakes.Informers.MachineDrainRules}
+	h.machines = &cacheInformer{SharedIndexInformer: h.fakes.Informers.Machines.SharedIndexInformer}
+	h.fakes.Informers.MachineDrainRules, h.fakes.Informers.Machines.SharedIndexInformer = h.rules, h.machines
 	h.fakes.Workload.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
 	h.shards.OnCall = h.shardCalled
 	h.start()

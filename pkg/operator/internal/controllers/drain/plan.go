@@ -37,7 +37,9 @@ type observation struct {
 	// mismatch is the Node of the last live list that may be the Node of the instance, although
 	// it has another provider id; nil if there is none.
 	mismatch *mismatch
-	pods     podsObservation
+	// hooks are the hooks of the Machine of the instance.
+	hooks hooks
+	pods  podsObservation
 }
 
 // podsObservation is the state of the Pods of a Node.
@@ -104,6 +106,8 @@ const (
 	evict
 	// awaitVolumes waits until the volumes of evicted Pods are detached.
 	awaitVolumes
+	// awaitHook waits until the Machine has no hook.
+	awaitHook
 	acknowledge
 	// expire reports that the deadline was reached before the drain was complete.
 	expire
@@ -129,6 +133,8 @@ type decision struct {
 	// let them complete, until the margin before the deadline begins. Only the step evict has any.
 	evict, await []*corev1.Pod
 	margin       time.Duration
+	// hooked is set if a hook of the Machine delays the step.
+	hooked bool
 }
 
 // plan decides on the next step.
@@ -160,6 +166,9 @@ func plan(observed observation, now time.Time) decision {
 		return decision{step: annotate, until: now.Add(cordonTimeout)}
 	}
 	next := planDrain(observed, now)
+	if next.step == acknowledge && observed.hooks.first() != "" {
+		next = decision{step: awaitHook, hooked: true}
+	}
 	if !notice.Deadline.IsZero() {
 		next.until = earliest(next.until, notice.Deadline)
 	}
@@ -197,7 +206,7 @@ func planDrain(observed observation, now time.Time) decision {
 	case !pods.classified:
 		return decision{step: classifyPods}
 	case len(pods.remaining) > 0:
-		next := planEvictions(pods, observed.notice.Deadline, now)
+		next := planEvictions(pods, observed.hooks.preDrain != "", observed.notice.Deadline, now)
 		next.until = earliest(earliest(earliest(next.until, pods.gracePeriodEnd), pods.stuckAt), pods.readAgainAt)
 		return next
 	case !pods.readAgainAt.IsZero():
@@ -212,10 +221,10 @@ func planDrain(observed observation, now time.Time) decision {
 }
 
 // planEvictions decides which of the remaining Pods are evicted now. Pods of the lowest order
-// that remains are evicted, or waited for. When the time to the deadline is only enough to
-// terminate all Pods, rules no longer count: a Pod that is evicted has its grace period, and a
-// Pod that is left on the machine has none.
-func planEvictions(pods podsObservation, deadline, now time.Time) decision {
+// that remains are evicted, or waited for; no Pod is evicted if a hook delays the drain. When the
+// time to the deadline is only enough to terminate all Pods, rules and hooks no longer count: a Pod
+// that is evicted has its grace period, and a Pod that is left on the machine has none.
+func planEvictions(pods podsObservation, hooked bool, deadline, now time.Time) decision {
 	leaving := notDeleted(pods.remaining)
 	next := decision{step: evict, margin: terminationMargin(leaving)}
 	rulesEnd := time.Time{}
@@ -225,6 +234,10 @@ func planEvictions(pods podsObservation, deadline, now time.Time) decision {
 			next.evict = leaving
 			return next
 		}
+	}
+	if hooked {
+		next.hooked, next.until = true, rulesEnd
+		return next
 	}
 	// Pods that are being deleted count: the next order begins when they have left.
 	lowest := int32(math.MaxInt32)

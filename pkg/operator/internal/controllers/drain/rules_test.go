@@ -24,23 +24,29 @@ import (
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// rulesInformer is a complete cache of MachineDrainRules.
-type rulesInformer struct {
+// cacheInformer is a complete cache of objects of Cluster API.
+type cacheInformer struct {
 	cache.SharedIndexInformer
 	handler cache.ResourceEventHandler
 }
 
 // AddEventHandler implements cache.SharedIndexInformer.
-func (i *rulesInformer) AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
+func (i *cacheInformer) AddEventHandler(handler cache.ResourceEventHandler) (cache.ResourceEventHandlerRegistration, error) {
 	i.handler = handler
 	return syncedRegistration{}, nil
 }
 
-// set adds a rule to the cache.
-func (i *rulesInformer) set(t *testing.T, rule *clusterv1.MachineDrainRule) {
+// set adds an object to the cache, or replaces it.
+func (i *cacheInformer) set(t *testing.T, object any) {
 	t.Helper()
-	require.NoError(t, i.GetIndexer().Add(rule))
-	i.handler.OnAdd(rule, false)
+	before, exists, err := i.GetIndexer().Get(object)
+	require.NoError(t, err)
+	require.NoError(t, i.GetIndexer().Add(object))
+	if exists {
+		i.handler.OnUpdate(before, object)
+	} else {
+		i.handler.OnAdd(object, false)
+	}
 }
 
 type syncedRegistration struct {
@@ -328,7 +334,7 @@ func simulateDrain(t *testing.T, random *rand.Rand) {
 		if len(observed.remaining) == 0 {
 			return
 		}
-		next := planEvictions(observed, deadline, now)
+		next := planEvictions(observed, false, deadline, now)
 		checkEvictions(t, observed, next, deadline, now)
 		if t.Failed() {
 			t.FailNow()

@@ -65,6 +65,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 		return observed, nil, nil
 	}
 	s := c.ensureState(key, observed.notice)
+	observed.hooks = hooksOf(c.rules.MachineOf(notice.ProviderID))
 	observed.acknowledged, observed.expired = s.isAcknowledged(notice.Announced), s.isExpired()
 	observed.nodes = c.nodes.WithProviderID(notice.ProviderID)
 	if len(observed.nodes) == 0 {
@@ -117,7 +118,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 	case expire:
 		c.expire(ctx, key, s, observed)
 		c.queue.Add(key)
-	case nothing, reportAmbiguity, reportMismatch, awaitVolumes:
+	case nothing, reportAmbiguity, reportMismatch, awaitVolumes, awaitHook:
 	}
 	return nil
 }
@@ -175,7 +176,7 @@ func (c *Controller) reportProgress(key Key, s *state, observed observation, nex
 	if !s.wasAcknowledged() {
 		waiting := c.progress.waiting(key)
 		switch next.step {
-		case evict, awaitVolumes, acknowledge:
+		case evict, awaitVolumes, awaitHook, acknowledge:
 			// In other steps the Pods are not known for a moment.
 			waiting = newWaiting(observed, next)
 		}
