@@ -184,6 +184,9 @@ func trimNode(obj any) (any, error) {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}
 	}
+	if id, ok := node.Labels[v1beta1.LabelShard]; ok {
+		kept.Labels = map[string]string{v1beta1.LabelShard: shared(id)}
+	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
 			kept.Status.Conditions = []corev1.NodeCondition{{

@@ -2928,7 +2928,7 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref common.ReferenceCal
 					},
 					"reason": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID or ProviderIDMismatch.",
+							Description: "reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID, NodeOfOtherShard or ProviderIDMismatch.",
 							Type:        []string{"string"},
 							Format:      "",
 						},

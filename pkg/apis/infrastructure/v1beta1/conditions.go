@@ -192,10 +192,13 @@ const (
 	ReasonMinReady = "MinReadySeconds"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
+	// ReasonNodeOfOtherShard: a shard reports a provider id that another shard reports too, or
+	// whose Node has the label LabelShard of another shard.
+	ReasonNodeOfOtherShard = "NodeOfOtherShard"
 )
 
 // Reasons of a blocked drain in status.blockedDrains of a shard group, beside
-// ReasonAmbiguousProviderID.
+// ReasonAmbiguousProviderID and ReasonNodeOfOtherShard.
 const (
 	// ReasonProviderIDMismatch: no Node has the provider id of the instance, and a Node with
 	// its name or with one of its addresses has another provider id.

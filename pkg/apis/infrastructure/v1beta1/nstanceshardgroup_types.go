@@ -241,8 +241,8 @@ type BlockedDrain struct {
 	// +kubebuilder:validation:MaxItems=8
 	// +kubebuilder:validation:items:MaxLength=253
 	PodDisruptionBudgets []string `json:"podDisruptionBudgets,omitempty"`
-	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID or
-	// ProviderIDMismatch.
+	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID,
+	// NodeOfOtherShard or ProviderIDMismatch.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=64

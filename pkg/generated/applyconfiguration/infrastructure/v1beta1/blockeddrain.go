@@ -24,8 +24,8 @@ type BlockedDrainApplyConfiguration struct {
 	// podDisruptionBudgets are the names of the PodDisruptionBudgets that select the Pod,
 	// sorted, at most 8.
 	PodDisruptionBudgets []string `json:"podDisruptionBudgets,omitempty"`
-	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID or
-	// ProviderIDMismatch.
+	// reason is PodNotEvictable, PodNotTerminating, RequestsFailing, AmbiguousProviderID,
+	// NodeOfOtherShard or ProviderIDMismatch.
 	Reason *string `json:"reason,omitempty"`
 	// message describes the reason in a sentence for people. Programs read the other fields.
 	Message *string `json:"message,omitempty"`

@@ -218,7 +218,7 @@ type blockage struct {
 // eventReason returns the reason of the event about a blockage.
 func (b *blockage) eventReason() string {
 	switch b.reason {
-	case v1beta1.ReasonAmbiguousProviderID, v1beta1.ReasonProviderIDMismatch:
+	case v1beta1.ReasonAmbiguousProviderID, v1beta1.ReasonProviderIDMismatch, v1beta1.ReasonNodeOfOtherShard:
 		return b.reason
 	}
 	return v1beta1.ReasonDrainBlocked
@@ -289,6 +289,17 @@ func newMismatch(instance, providerID string, found *mismatch) blockage {
 		instance, providerID, found.node, found.common, found.providerID)
 	return blockage{reason: v1beta1.ReasonProviderIDMismatch, since: found.since,
 		message: message, note: message + ": no Node is drained"}
+}
+
+// newForeign returns the blockage by a Node that the shard may not name.
+func newForeign(instance string, observed observation, since time.Time) blockage {
+	b := blockage{reason: v1beta1.ReasonNodeOfOtherShard, since: since,
+		message: fmt.Sprintf("instance %s: %s", instance, observed.foreign)}
+	if len(observed.nodes) > 0 {
+		b.node = observed.nodes[0].Name
+	}
+	b.note = b.message + ": no Node is drained"
+	return b
 }
 
 // newFailure returns the blockage by requests that fail.

@@ -99,7 +99,7 @@ type Controller struct {
 
 // New returns a controller that has registered its handlers and metrics.
 func New(d controllers.Dependencies) (*Controller, error) {
-	nodes, err := controllers.NewNodes(d.Informers.Nodes)
+	nodes, err := controllers.NewNodes(&d)
 	if err != nil {
 		return nil, err
 	}

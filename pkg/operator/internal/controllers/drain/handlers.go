@@ -81,6 +81,7 @@ func relevantChange(before, after *corev1.Node) bool {
 	return before.UID != after.UID ||
 		before.Spec.ProviderID != after.Spec.ProviderID ||
 		before.Spec.Unschedulable != after.Spec.Unschedulable ||
+		before.Labels[v1beta1.LabelShard] != after.Labels[v1beta1.LabelShard] ||
 		unreachable(before) != unreachable(after) ||
 		slices.ContainsFunc(annotationKeys, func(name string) bool { return before.Annotations[name] != after.Annotations[name] })
 }

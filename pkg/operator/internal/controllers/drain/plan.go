@@ -12,6 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/base/drainrule"
 	"nstance.dev/operator/pkg/base/providerid"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -37,6 +38,8 @@ type observation struct {
 	// mismatch is the Node of the last live list that may be the Node of the instance, although
 	// it has another provider id; nil if there is none.
 	mismatch *mismatch
+	// foreign is why the shard may not name the Node, "" if it may.
+	foreign string
 	// hooks are the hooks of the Machine of the instance.
 	hooks hooks
 	pods  podsObservation
@@ -92,9 +95,11 @@ const (
 	// lookUpNode lists all Nodes live, because the cache does not have the Node.
 	lookUpNode
 	// reportAmbiguity reports that several Nodes match, reportMismatch that a Node with another
-	// provider id may be the Node of the instance.
+	// provider id may be the Node of the instance, reportForeign that the Node may belong to
+	// another shard.
 	reportAmbiguity
 	reportMismatch
+	reportForeign
 	cordon
 	// annotate updates the annotations of a cordoned Node after a change of the notice.
 	annotate
@@ -154,7 +159,13 @@ func plan(observed observation, now time.Time) decision {
 		// notice whose watch was interrupted: an acknowledgement would delete an instance
 		// whose Pods still run.
 		return decision{step: expire, outcome: timedOut}
-	case len(observed.nodes) == 1 && !observed.nodes[0].Spec.Unschedulable:
+	case observed.foreign != "" && !observed.acknowledged && !overdue(notice, now):
+		until := now.Add(controllers.ForeignRecheck)
+		if !notice.Deadline.IsZero() {
+			until = earliest(until, notice.Deadline)
+		}
+		return decision{step: reportForeign, until: until}
+	case observed.foreign == "" && len(observed.nodes) == 1 && !observed.nodes[0].Spec.Unschedulable:
 		// A Node is cordoned also if it registered after the acknowledgement or the deadline:
 		// no Pod may start on a machine that is about to be deleted. The drain continues when
 		// the cache shows the cordon, so that all Nodes of a burst are cordoned before the

@@ -48,6 +48,8 @@ type state struct {
 	// ambiguousSince is the time since which several Nodes have the provider id of the
 	// instance, zero if they do not.
 	ambiguousSince time.Time
+	// foreignSince is the time since which the shard may not name the Node, zero if it may.
+	foreignSince time.Time
 	// emptySince is the time since which no Pod remains that has to leave.
 	emptySince time.Time
 	// listAfter is the earliest time of the next list of Pods.
@@ -213,29 +215,33 @@ func (s *state) setBlocked(blocked bool) (report bool) {
 // setAmbiguous stores whether several Nodes have the provider id of the instance, and
 // returns since when, zero if they do not.
 func (s *state) setAmbiguous(ambiguous bool, now time.Time) time.Time {
+	return s.setSince(&s.ambiguousSince, ambiguous, now)
+}
+
+// setForeign stores whether the shard may not name the Node, and returns since when, zero if it
+// may.
+func (s *state) setForeign(foreign bool, now time.Time) time.Time {
+	return s.setSince(&s.foreignSince, foreign, now)
+}
+
+// setSince stores in a field of the state since when something is the case, zero if it is not,
+// and returns the new value.
+func (s *state) setSince(field *time.Time, is bool, now time.Time) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case !ambiguous:
-		s.ambiguousSince = time.Time{}
-	case s.ambiguousSince.IsZero():
-		s.ambiguousSince = now
+	case !is:
+		*field = time.Time{}
+	case field.IsZero():
+		*field = now
 	}
-	return s.ambiguousSince
+	return *field
 }
 
 // setEmpty stores whether all Pods that have to leave have left the Node, and
 // returns since when, zero if they have not.
 func (s *state) setEmpty(empty bool, now time.Time) time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case !empty:
-		s.emptySince = time.Time{}
-	case s.emptySince.IsZero():
-		s.emptySince = now
-	}
-	return s.emptySince
+	return s.setSince(&s.emptySince, empty, now)
 }
 
 // startList stores the time of a list of Pods, and returns the Pods that the watch

@@ -67,7 +67,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 	s := c.ensureState(key, observed.notice)
 	observed.hooks = hooksOf(c.rules.MachineOf(notice.ProviderID))
 	observed.acknowledged, observed.expired = s.isAcknowledged(notice.Announced), s.isExpired()
-	observed.nodes = c.nodes.WithProviderID(notice.ProviderID)
+	observed.nodes, observed.foreign = c.nodes.OfInstance(key.Shard, notice.ProviderID)
 	if len(observed.nodes) == 0 {
 		observed.notFound, observed.mismatch = c.nodeLookup.result(key)
 	} else {
@@ -75,7 +75,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 		c.nodeLookup.forget(key)
 	}
 	observed.outdated = len(observed.nodes) == 1 && outdated(observed.nodes[0], key, &notice)
-	if len(observed.nodes) != 1 || observed.acknowledged || overdue(observed.notice, now) {
+	if len(observed.nodes) != 1 || observed.foreign != "" || observed.acknowledged || overdue(observed.notice, now) {
 		return observed, s, nil
 	}
 	var err error
@@ -118,7 +118,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 	case expire:
 		c.expire(ctx, key, s, observed)
 		c.queue.Add(key)
-	case nothing, reportAmbiguity, reportMismatch, awaitVolumes, awaitHook:
+	case nothing, reportAmbiguity, reportMismatch, reportForeign, awaitVolumes, awaitHook:
 	}
 	return nil
 }
@@ -163,6 +163,9 @@ func (c *Controller) reportProgress(key Key, s *state, observed observation, nex
 	now := c.clock.Now()
 	if since := s.setAmbiguous(next.step == reportAmbiguity, now); !since.IsZero() {
 		blockages = []blockage{newAmbiguity(observed.notice.ProviderID, observed.nodes, since)}
+	}
+	if since := s.setForeign(next.step == reportForeign, now); !since.IsZero() {
+		blockages = []blockage{newForeign(key.Instance, observed, since)}
 	}
 	if observed.mismatch != nil {
 		blockages = []blockage{newMismatch(key.Instance, observed.notice.ProviderID, observed.mismatch)}

@@ -105,7 +105,7 @@ type Controller struct {
 
 // New returns the controller and registers its handlers.
 func New(d controllers.Dependencies, o Options) (*Controller, error) {
-	nodes, err := controllers.NewNodes(d.Informers.Nodes)
+	nodes, err := controllers.NewNodes(&d)
 	if err != nil {
 		return nil, err
 	}

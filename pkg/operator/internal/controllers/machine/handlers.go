@@ -92,10 +92,11 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 }
 
 // nodeChanged enqueues the NstanceMachines with the provider id of a Node that was added or
-// deleted or has other addresses. Heartbeats are ignored.
+// deleted, has other addresses or another shard. Heartbeats are ignored.
 func (c *Controller) nodeChanged(before, after *corev1.Node) {
 	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion &&
 		before.Spec.ProviderID == after.Spec.ProviderID &&
+		before.Labels[v1beta1.LabelShard] == after.Labels[v1beta1.LabelShard] &&
 		equality.Semantic.DeepEqual(before.Status.Addresses, after.Status.Addresses) {
 		return
 	}

@@ -30,9 +30,12 @@ const (
 // wantedProviderID returns the value for spec.providerID. Cluster API compares provider ids
 // byte for byte (docs/capi.md#provider-ids), so this is the id of the matching Node. Without a
 // Node, a value that matches the reported id is kept, and any other is replaced by the
-// reported id. With several Nodes the value is kept.
-func wantedProviderID(current, reported string, nodes []*corev1.Node) string {
+// reported id. With several Nodes, or a Node that the shard may not name, the value is kept:
+// Cluster API drains and deletes the Node of the value with the Machine.
+func wantedProviderID(current, reported string, nodes []*corev1.Node, foreign string) string {
 	switch {
+	case foreign != "":
+		return current
 	case len(nodes) == 1:
 		return nodes[0].Spec.ProviderID
 	case reported == "" || len(nodes) > 1 || providerid.Match(current, reported):

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
 const linkM = `PATCH machines/m/status {"metadata":{"resourceVersion":"7","uid":"uid-of-machine-m"},"status":{"nodeRef":{"name":"n"}}}`
@@ -77,11 +79,37 @@ func TestWantedProviderID(t *testing.T) {
 		"a client wrote the id of another Node": {"aws:///us-west-2c/i-1", "i-1", 1, "aws:///us-west-2a/i-1"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := wantedProviderID(test.current, test.reported, []*corev1.Node{first, second}[:test.nodes]); got != test.want {
+			if got := wantedProviderID(test.current, test.reported, []*corev1.Node{first, second}[:test.nodes], ""); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
 	}
+}
+
+// Cluster API would set, and later drain and delete, the Node whose provider id is written.
+func TestNodeOfAnotherShardIsNotUsed(t *testing.T) {
+	h := newHarness(t, newShards("a", "b"), running(newNstanceMachine("m"), "i-1"))
+	node := newNode("n", "aws:///us-west-2a/provider-i-1")
+	node.Labels = map[string]string{v1beta1.LabelShard: "b"}
+	h.addNode(node)
+	before := h.nstanceMachine("m").Spec.ProviderID
+	for range 3 {
+		_, requeue, err := h.Sync()
+		require.NoError(t, err)
+		assert.Equal(t, controllers.ForeignRecheck, requeue)
+		h.Advance(requeue)
+	}
+	assert.Equal(t, before, h.nstanceMachine("m").Spec.ProviderID)
+	assert.Empty(t, h.nstanceMachine("m").Status.Addresses)
+	assert.Equal(t, []string{`Warning NodeOfOtherShard shard a reports the provider id "aws:///us-west-2a/provider-i-1" of Node n, ` +
+		`which has the label nstance.dev/shard=b: the provider id is not used`}, h.Events())
+
+	own := node.DeepCopy()
+	own.Labels[v1beta1.LabelShard] = "a"
+	h.addNode(own)
+	_, _, err := h.Sync()
+	require.NoError(t, err)
+	assert.Equal(t, own.Spec.ProviderID, h.nstanceMachine("m").Spec.ProviderID)
 }
 
 func TestTheNodeIsSetWhenClusterAPIDoesNotFindIt(t *testing.T) {

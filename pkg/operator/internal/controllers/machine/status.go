@@ -210,9 +210,9 @@ func upToDate(nstanceMachine *v1beta1.NstanceMachine, listed *shard.Instance, mi
 // delay until the next sync.
 func (c *Controller) report(ctx context.Context, observed observation, done outcome, state *syncState) (time.Duration, error) {
 	nstanceMachine := observed.nstanceMachine
-	nodes := c.matchingNodes(nstanceMachine, done)
+	nodes, foreign := c.nodesOf(nstanceMachine, observed, done)
 	if observed.paused == "" && nstanceMachine.DeletionTimestamp.IsZero() {
-		id := wantedProviderID(nstanceMachine.Spec.ProviderID, reportedProviderID(nstanceMachine, done), nodes)
+		id := wantedProviderID(nstanceMachine.Spec.ProviderID, reportedProviderID(nstanceMachine, done), nodes, foreign)
 		needsFinalizer := done.shard != "" || observed.shardID != ""
 		annotations := wantedAnnotations(nstanceMachine, observed, done, id)
 		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID || !hasAll(nstanceMachine.Annotations, annotations) {
@@ -237,9 +237,12 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 		state.located = state.located || done.shard != ""
 		c.recordProblem(observed, status)
 	}
-	c.recordAmbiguity(nstanceMachine, status, nodes, state)
-	if observed.paused != "" {
+	c.recordNodeProblem(nstanceMachine, status, nodes, foreign, state)
+	switch {
+	case observed.paused != "":
 		return 0, nil
+	case foreign != "":
+		return controllers.ForeignRecheck, nil
 	}
 	return c.setNodeRef(ctx, observed, nodes, state)
 }
@@ -254,13 +257,18 @@ func hasAll(annotations, wanted map[string]string) bool {
 	return true
 }
 
-// matchingNodes returns the Nodes whose provider id matches the instance.
-func (c *Controller) matchingNodes(nstanceMachine *v1beta1.NstanceMachine, done outcome) []*corev1.Node {
+// nodesOf returns the Nodes whose provider id matches the instance, and why the shard may not name
+// them. A Node that it may not name is not returned.
+func (c *Controller) nodesOf(nstanceMachine *v1beta1.NstanceMachine, observed observation, done outcome) (nodes []*corev1.Node, foreign string) {
 	id := reportedProviderID(nstanceMachine, done)
 	if id == "" {
-		return nil
+		return nil, ""
 	}
-	return c.nodes.WithProviderID(id)
+	nodes, foreign = c.nodes.OfInstance(cmp.Or(done.shard, observed.shardID), id)
+	if foreign != "" {
+		return nil, foreign
+	}
+	return nodes, ""
 }
 
 // reportedProviderID returns the provider id that the shard has reported, "" before its first
@@ -360,12 +368,18 @@ func (c *Controller) deletionWanted(observed observation) bool {
 	})
 }
 
-// recordAmbiguity records an event when a second Node begins to match.
-func (c *Controller) recordAmbiguity(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus, nodes []*corev1.Node, state *syncState) {
-	ambiguous := len(nodes) > 1
-	if ambiguous && !state.ambiguous {
-		controller.Warn(c.recorder, nstanceMachine, v1beta1.ReasonAmbiguousProviderID, "MatchNode",
-			fmt.Sprintf("provider id %q matches %d Nodes", status.ProviderID, len(nodes)))
+// recordNodeProblem records an event when a second Node begins to match, and when the shard may
+// not name the Node.
+func (c *Controller) recordNodeProblem(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus, nodes []*corev1.Node, foreign string, state *syncState) {
+	reason, note := "", ""
+	switch {
+	case foreign != "":
+		reason, note = v1beta1.ReasonNodeOfOtherShard, foreign+": the provider id is not used"
+	case len(nodes) > 1:
+		reason, note = v1beta1.ReasonAmbiguousProviderID, fmt.Sprintf("provider id %q matches %d Nodes", status.ProviderID, len(nodes))
 	}
-	state.ambiguous = ambiguous
+	if reason != "" && reason != state.nodeProblem {
+		controller.Warn(c.recorder, nstanceMachine, reason, "MatchNode", note)
+	}
+	state.nodeProblem = reason
 }

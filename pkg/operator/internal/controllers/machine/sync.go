@@ -162,8 +162,9 @@ type syncState struct {
 	// node is the Node that matches the provider id since nodeSince.
 	node      types.UID
 	nodeSince time.Time
-	// ambiguous: several Nodes match, and the event was recorded.
-	ambiguous bool
+	// nodeProblem is the reason of the last event about the Nodes that match, "" if there is no
+	// such problem now.
+	nodeProblem string
 }
 
 // rejection is the shard's rejection of a create request. The request is not repeated before

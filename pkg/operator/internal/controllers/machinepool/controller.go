@@ -54,7 +54,6 @@ type Controller struct {
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
 	members              *controllers.Members
 	poolIndex            cache.Indexer
-	shardGroupIndex      cache.Indexer
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	nodes                *controllers.Nodes
@@ -84,7 +83,7 @@ type Controller struct {
 // New returns the controller and registers its handlers. MachinePools that it creates
 // belong to the Cluster d.ClusterName.
 func New(d controllers.Dependencies) (*Controller, error) {
-	nodes, err := controllers.NewNodes(d.Informers.Nodes)
+	nodes, err := controllers.NewNodes(&d)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +108,6 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
 		members:              members,
 		poolIndex:            pools.Informer().GetIndexer(),
-		shardGroupIndex:      shardGroups.Informer().GetIndexer(),
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
@@ -127,7 +125,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
-		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},

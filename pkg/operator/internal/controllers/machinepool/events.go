@@ -35,6 +35,7 @@ var warningReasons = []string{
 	v1beta1.ReasonTooManyReplicas,
 	v1beta1.ReasonBelowMinimum,
 	v1beta1.ReasonAmbiguousProviderID,
+	v1beta1.ReasonNodeOfOtherShard,
 	v1beta1.ReasonShardUnreachable,
 	v1beta1.ReasonWrongShard,
 	v1beta1.ReasonOtherCluster,

@@ -19,7 +19,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
-	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -154,14 +153,15 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 
 // nodeChanged enqueues the pools that have an instance with the Node's provider id.
 func (c *Controller) nodeChanged(before, after *corev1.Node) {
-	if before != nil && after != nil && before.Spec.ProviderID == after.Spec.ProviderID {
+	if before != nil && after != nil && before.Spec.ProviderID == after.Spec.ProviderID &&
+		before.Labels[v1beta1.LabelShard] == after.Labels[v1beta1.LabelShard] {
 		return
 	}
 	for _, node := range []*corev1.Node{before, after} {
 		if node == nil || node.Spec.ProviderID == "" {
 			continue
 		}
-		for _, group := range c.shardGroupsWith(node.Spec.ProviderID) {
+		for _, group := range c.nodes.ShardGroupsWith(node.Spec.ProviderID) {
 			if pool := poolOf(group); pool != "" {
 				c.queue.AddAfter(c.key(pool), shardGroupBatch)
 			}
@@ -179,7 +179,7 @@ func (c *Controller) readinessChanged(before, after *corev1.Node) {
 	if was.Status == is.Status && was.LastTransitionTime.Equal(&is.LastTransitionTime) {
 		return
 	}
-	for _, group := range c.shardGroupsWith(after.Spec.ProviderID) {
+	for _, group := range c.nodes.ShardGroupsWith(after.Spec.ProviderID) {
 		c.enqueueGuarded(group)
 	}
 }
@@ -293,39 +293,21 @@ func (c *Controller) key(name string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, name)
 }
 
-// Indexes, so that no sync walks a whole cache.
-const (
-	// byShard finds pools by a shard that they name.
-	byShard = "shard"
-	// byProviderID finds shard groups by the keys of their provider ids.
-	byProviderID = "providerID"
-)
+// byShard is the index that finds pools by a shard that they name, so that no sync walks the whole
+// cache.
+const byShard = "shard"
 
-var (
-	poolIndexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
-		pool, ok := obj.(*v1beta1.NstanceMachinePool)
-		if !ok {
-			return nil, nil
-		}
-		shards := make([]string, len(pool.Spec.Shards))
-		for i, shard := range pool.Spec.Shards {
-			shards[i] = string(shard)
-		}
-		return shards, nil
-	}}
-
-	shardGroupIndexers = cache.Indexers{byProviderID: func(obj any) ([]string, error) {
-		group, ok := obj.(*v1beta1.NstanceShardGroup)
-		if !ok {
-			return nil, nil
-		}
-		keys := make([]string, len(group.Status.ProviderIDs))
-		for i, id := range group.Status.ProviderIDs {
-			keys[i] = providerid.Key(id)
-		}
-		return keys, nil
-	}}
-)
+var poolIndexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
+	pool, ok := obj.(*v1beta1.NstanceMachinePool)
+	if !ok {
+		return nil, nil
+	}
+	shards := make([]string, len(pool.Spec.Shards))
+	for i, shard := range pool.Spec.Shards {
+		shards[i] = string(shard)
+	}
+	return shards, nil
+}}
 
 // poolOf returns the name of the pool that owns a shard group, "" if no pool does.
 func poolOf(group *v1beta1.NstanceShardGroup) string {
@@ -333,10 +315,4 @@ func poolOf(group *v1beta1.NstanceShardGroup) string {
 		return owner.Name
 	}
 	return ""
-}
-
-// shardGroupsWith returns the shard groups that may have an instance with a provider
-// id.
-func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
-	return controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,41 +29,46 @@ import (
 
 // report writes the reports of the shard groups: first the provider ids into the spec,
 // where Cluster API reads them (docs/capi.md#provider-ids), then the status, which has the
-// new generation of the spec.
-func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
+// new generation of the spec. It returns the delay after which to sync again, 0 to wait for a
+// change.
+func (c *Controller) report(ctx context.Context, observed observation, d decision) (time.Duration, error) {
 	pool := observed.pool
 	complete := allReported(observed) && !retains(pool) && (d.blocked == nil || !pool.DeletionTimestamp.IsZero())
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, complete)
+	ids, wrong := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, complete)
+	recheck := time.Duration(0)
+	if wrong != nil && wrong.reason == v1beta1.ReasonNodeOfOtherShard {
+		recheck = controllers.ForeignRecheck
+	}
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
 		if err != nil {
-			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
+			return 0, fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}
 		c.poolWrites.Record(written)
 		pool = written
 	}
 
-	status := newStatus(pool, observed, d, ambiguous)
+	status := newStatus(pool, observed, d, wrong)
 	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
-		return nil
+		return recheck, nil
 	}
 	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controllers.Apply)
 	if apierrors.IsNotFound(err) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
+		return 0, fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
 	}
 	c.poolWrites.Record(written)
 	c.recordProblem(observed.pool, status)
 	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordShortfall(observed.pool, status)
 	c.recordChanges(ctx, &observed.pool.Status, written)
-	return nil
+	return recheck, nil
 }
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.
-func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decision, ambiguous *problem) v1beta1.NstanceMachinePoolStatus {
+func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decision, wrongID *problem) v1beta1.NstanceMachinePoolStatus {
 	status := *pool.Status.DeepCopy()
 	status.ObservedGeneration = pool.Generation
 	addUp(&status, observed, d)
@@ -98,7 +104,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	}
 	capacity := capacityAvailable(pool, observed, d)
 	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
-	wrong := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d))
+	wrong := cmp.Or(deletionBlocked(observed), d.blocked, wrongID, shardProblem(observed, d))
 	switch unread := unreported(observed); {
 	case wrong != nil:
 		set(v1beta1.ConditionReady, metav1.ConditionFalse, wrong.reason, wrong.message)
@@ -361,24 +367,29 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 // Cluster API compares the list in order. Each is written as on its Node, because
 // Cluster API finds the Node by comparing bytes (docs/capi.md#provider-ids). While no Node
 // or several Nodes match, an id stays written as it is in before. A new id is written as
-// the server reports it.
+// the server reports it, unless the shard may not name its Node: it is left out.
 //
 // Cluster API deletes the Node of an id that is removed from the list. If the groups
 // are not complete, no id is removed.
-func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup, complete bool) (ids []string, ambiguous *problem) {
+func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup, complete bool) (ids []string, wrong *problem) {
 	listed := byKey(before)
 	for _, group := range groups {
 		for _, id := range group.Status.ProviderIDs {
-			nodes := c.nodes.WithProviderID(id)
-			if len(nodes) == 1 {
-				ids = append(ids, nodes[0].Spec.ProviderID)
-				continue
+			nodes, foreign := c.nodes.OfInstance(string(group.Spec.Shard), id)
+			as := asListed(listed[providerid.Key(id)], id)
+			switch {
+			case foreign != "":
+				wrong = cmp.Or(wrong, &problem{v1beta1.ReasonNodeOfOtherShard, foreign})
+				if !slices.Contains(before, as) {
+					continue
+				}
+			case len(nodes) == 1:
+				as = nodes[0].Spec.ProviderID
+			case len(nodes) > 1:
+				wrong = cmp.Or(wrong, &problem{v1beta1.ReasonAmbiguousProviderID,
+					fmt.Sprintf("provider id %q matches %d Nodes", id, len(nodes))})
 			}
-			if len(nodes) > 1 && ambiguous == nil {
-				ambiguous = &problem{v1beta1.ReasonAmbiguousProviderID,
-					fmt.Sprintf("provider id %q matches %d Nodes", id, len(nodes))}
-			}
-			ids = append(ids, asListed(listed[providerid.Key(id)], id))
+			ids = append(ids, as)
 		}
 	}
 	if !complete {
@@ -388,7 +399,7 @@ func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShard
 		}
 	}
 	slices.Sort(ids)
-	return slices.Compact(ids), ambiguous
+	return slices.Compact(ids), wrong
 }
 
 // allReported reports whether every shard of the pool has a shard group that has

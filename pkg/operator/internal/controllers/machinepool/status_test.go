@@ -406,6 +406,28 @@ func TestProviderIDs(t *testing.T) {
 	}
 }
 
+// Cluster API deletes the Node of an id that leaves the list, so a shard cannot put the Node of
+// another shard into it, nor take the Node of another pool out of it.
+func TestNodeOfAnotherShardDoesNotGetIntoTheList(t *testing.T) {
+	pool, other := newPool("a"), newPool("b")
+	other.Name, other.UID = "other", "uid-other"
+	other.Spec.ProviderIDList = []string{"aws:///us-west-2a/i-2"}
+	h := newHarness(t, shardtest.New("a", "b"))
+	labeled := node("labeled", "aws:///us-west-2a/i-3")
+	labeled.Labels = map[string]string{v1beta1.LabelShard: ""}
+	h.Put(h.Informers.Nodes, node("own", "aws:///us-west-2a/i-1"), node("other", "aws:///us-west-2a/i-2"), labeled)
+	liar, honest := ready(newShardGroup(pool, "a", 3), "i-1", "i-2", "i-3"), ready(newShardGroup(other, "b", 1), "i-2")
+	h.Put(h.Informers.Nstance.NstanceShardGroups().Informer(), liar, honest)
+
+	ids, wrong := h.controller.providerIDs(nil, []*v1beta1.NstanceShardGroup{liar}, true)
+	assert.Equal(t, []string{"aws:///us-west-2a/i-1"}, ids)
+	assert.Equal(t, &problem{v1beta1.ReasonNodeOfOtherShard, `shard a reports the provider id "aws:///us-west-2a/i-2", and so does shard b`}, wrong)
+
+	ids, wrong = h.controller.providerIDs(other.Spec.ProviderIDList, []*v1beta1.NstanceShardGroup{honest}, true)
+	assert.Equal(t, other.Spec.ProviderIDList, ids, "an id that is listed stays")
+	assert.Equal(t, v1beta1.ReasonNodeOfOtherShard, wrong.reason)
+}
+
 // A restore may drop owner references. The instances of such a shard group run, and Cluster API
 // would delete the Node of each id that leaves the list.
 func TestShardGroupWithoutAnOwnerIsAdopted(t *testing.T) {

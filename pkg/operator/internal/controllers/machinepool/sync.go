@@ -104,7 +104,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return observed.shortfallWait, nil
 	}
-	return shortest(d.scalingDown.delay(), observed.shortfallWait), errors.Join(err, c.report(ctx, observed, d))
+	recheck, failed := c.report(ctx, observed, d)
+	return shortest(shortest(d.scalingDown.delay(), observed.shortfallWait), recheck), errors.Join(err, failed)
 }
 
 // act carries out a decision. If a part fails, the others are still done.

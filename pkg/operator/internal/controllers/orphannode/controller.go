@@ -58,6 +58,7 @@ type Controller struct {
 	clusterName string
 
 	nodes        cache.Indexer
+	owners       *controllers.Nodes
 	clusters     listers.ResourceIndexer[*clusterv1.Cluster]
 	client       kubernetes.Interface
 	nstance      clientset.InfrastructureV1beta1Interface
@@ -90,10 +91,15 @@ type proof struct {
 
 // New returns the controller and registers its handlers.
 func New(d controllers.Dependencies) (*Controller, error) {
+	owners, err := controllers.NewNodes(&d)
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		namespace:   d.Namespace,
 		clusterName: d.ClusterName,
 		nodes:       d.Informers.Nodes.GetIndexer(),
+		owners:      owners,
 		clusters:    d.Informers.Clusters.Lister(),
 		client:      d.Workload.Kube,
 		nstance:     d.Nstance,
@@ -112,7 +118,6 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	d.Metrics.MustRegister(c.nodesDeleted)
 	c.queue = controller.NewQueue("orphannode", c.sync)
 	c.queue.SeedWith(c.keys)
-	var err error
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},
 	)

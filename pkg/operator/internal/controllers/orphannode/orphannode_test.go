@@ -180,6 +180,14 @@ func TestNodesThatStay(t *testing.T) {
 		"an NstanceMachine with the id": func(h *harness) {
 			ours(h, &v1beta1.NstanceMachine{ObjectMeta: meta, Spec: v1beta1.NstanceMachineSpec{ProviderID: providerID}})
 		},
+		"the label of another shard": func(h *harness) { h.node.Labels = map[string]string{v1beta1.LabelShard: "a"} },
+		"the API server has it with the label of another shard": func(h *harness) {
+			live(h, func(node *corev1.Node) { node.Labels = map[string]string{v1beta1.LabelShard: "a"} })
+		},
+		"a shard group of another shard has the provider id": func(h *harness) {
+			ours(h, &v1beta1.NstanceShardGroup{ObjectMeta: meta,
+				Spec: v1beta1.NstanceShardGroupSpec{Shard: "a"}, Status: v1beta1.NstanceShardGroupStatus{ProviderIDs: []string{providerID}}})
+		},
 		"the API server has another Node":     func(h *harness) { live(h, func(node *corev1.Node) { node.UID = "late-2" }) },
 		"the API server has it Ready":         func(h *harness) { live(h, func(node *corev1.Node) { h.ready(node, corev1.ConditionTrue, 0) }) },
 		"the API server has it being deleted": func(h *harness) { live(h, func(node *corev1.Node) { node.DeletionTimestamp = ptr.To(metav1.Now()) }) },

@@ -79,12 +79,22 @@ func (c *Controller) usable(id string) bool {
 // its groups. It reports whether there is such a shard.
 func (c *Controller) search(ctx context.Context, node *corev1.Node) bool {
 	for _, id := range c.shards.Shards() {
-		if c.usable(id) && c.isTerminated(ctx, id, node) {
+		if c.usable(id) && c.isTerminated(ctx, id, node) && c.mayName(ctx, id, node) {
 			c.set(node.Name, proof{uid: node.UID, shard: id, mark: c.groups.Relist(id)})
 			return true
 		}
 	}
 	return false
+}
+
+// mayName reports whether a Node may belong to a shard. A shard is not trusted with the Nodes of
+// others.
+func (c *Controller) mayName(ctx context.Context, id string, node *corev1.Node) bool {
+	foreign := c.owners.Foreign(id, node)
+	if foreign != "" {
+		klog.FromContext(ctx).Info("Node is not deleted although a shard has confirmed that its instance is terminated", "node", node.Name, "shard", id, "reason", foreign)
+	}
+	return foreign == ""
 }
 
 // isTerminated queries a shard and reports whether it has terminated the instance of a Node. An
@@ -129,7 +139,7 @@ func (c *Controller) remove(ctx context.Context, cached *corev1.Node, shardID st
 		return err
 	}
 	if node == nil || node.UID != cached.UID || node.Spec.ProviderID != cached.Spec.ProviderID ||
-		plan(observation{node: node}, c.clock.Now()).step != search {
+		plan(observation{node: node}, c.clock.Now()).step != search || !c.mayName(ctx, shardID, node) {
 		return nil
 	}
 	owner, err := c.readOwner(ctx, node)

@@ -67,7 +67,7 @@ type instance struct {
 
 // New returns the controller and registers its handlers.
 func New(d controllers.Dependencies) (*Controller, error) {
-	nodes, err := controllers.NewNodes(d.Informers.Nodes)
+	nodes, err := controllers.NewNodes(&d)
 	if err != nil {
 		return nil, err
 	}
