@@ -31,6 +31,7 @@ func TestReachable(t *testing.T) {
 	t.Run("Scale", testScale)
 	t.Run("Drain", testDrain)
 	t.Run("Pod", testPodGetsAMachine)
+	t.Run("Tokens", testTokensAreRenewed)
 }
 
 // A pool in the management cluster has its Nodes in the workload cluster, and Cluster API

@@ -31,6 +31,7 @@ var required = []string{
 	"Restore etcd",
 	"Restore the storage of the servers",
 	"Upgrade",
+	"Renew the tokens of a workload cluster",
 	"Uninstall",
 	"Move from cloud auto-scaling groups",
 	"Move a tenant",

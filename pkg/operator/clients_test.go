@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	kubetesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -325,5 +326,40 @@ func TestKubernetesClusterMustBeReadable(t *testing.T) {
 		assert.ErrorContains(t, err, "read the UID of the namespace kube-system")
 		assert.True(t, apierrors.IsForbidden(err))
 		assert.Len(t, client.Actions(), 1)
+	})
+}
+
+// authorization is a transport that keeps the credentials of the last request.
+type authorization struct{ header string }
+
+func (a *authorization) RoundTrip(r *http.Request) (*http.Response, error) {
+	a.header = r.Header.Get("Authorization")
+	return &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}, nil
+}
+
+// Tokens for a workload cluster expire. The kubelet replaces the file when the Secret changes, and
+// the operator uses the new token without a restart.
+func TestNewTokenOfTheWorkloadClusterIsUsed(t *testing.T) {
+	options := complete()
+	options.WorkloadKubeconfig = newAPIServer(t).kubeconfig(t)
+	token := filepath.Join(filepath.Dir(options.WorkloadKubeconfig), "token")
+	synctest.Test(t, func(t *testing.T) {
+		config, err := workloadConfig(options)
+		require.NoError(t, err)
+		requests := &authorization{}
+		transport, err := rest.HTTPWrappersForConfig(config, requests)
+		require.NoError(t, err)
+		send := func() string {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, config.Host, http.NoBody)
+			require.NoError(t, err)
+			response, err := transport.RoundTrip(request)
+			require.NoError(t, err)
+			require.NoError(t, response.Body.Close())
+			return requests.header
+		}
+		assert.Equal(t, "Bearer first", send())
+		require.NoError(t, os.WriteFile(token, []byte("second"), 0o600))
+		time.Sleep(time.Minute)
+		assert.Equal(t, "Bearer second", send())
 	})
 }
