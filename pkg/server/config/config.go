@@ -74,6 +74,9 @@ type Shard struct {
 	// MaxOnDemand is the largest number of on-demand instances of a tenant, nil for
 	// maxOnDemand.
 	MaxOnDemand *int32
+	// MaxOnDemandPerHour is the largest number of on-demand instances that a tenant may create in
+	// an hour, nil for no limit.
+	MaxOnDemandPerHour *int32
 	// CreateRateLimit is the least time between two requests to create an
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	patterns "path"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
@@ -22,6 +23,9 @@ const MaxSize = 10000
 
 // maxOnDemand is the largest number of on-demand instances that a tenant may have.
 const maxOnDemand = 10000
+
+// OnDemandPeriod is the period of Shard.MaxOnDemandPerHour.
+const OnDemandPeriod = time.Hour
 
 // Limits bound what operators may set for a static group.
 type Limits struct {
@@ -181,6 +185,19 @@ func (c *Config) MaxSize(tenant, name string) int32 {
 // MaxOnDemand returns the largest number of on-demand instances that each tenant may have.
 func (c *Config) MaxOnDemand() int {
 	return int(ptr.Deref(c.Shard.MaxOnDemand, maxOnDemand))
+}
+
+// MaxOnDemandPerHour returns the largest number of on-demand instances that each tenant may create
+// in OnDemandPeriod, and whether there is such a limit.
+func (c *Config) MaxOnDemandPerHour() (limit int, limited bool) {
+	return int(ptr.Deref(c.Shard.MaxOnDemandPerHour, 0)), c.Shard.MaxOnDemandPerHour != nil
+}
+
+func validateMaxOnDemand(path *field.Path, most *int32) field.ErrorList {
+	if most != nil && (*most < 0 || *most > maxOnDemand) {
+		return field.ErrorList{field.Invalid(path, *most, fmt.Sprintf("must be from 0 to %d", maxOnDemand))}
+	}
+	return nil
 }
 
 func validateMaxSize(path *field.Path, size int32) field.ErrorList {

@@ -76,6 +76,14 @@ func TestCheckAllowed(t *testing.T) {
 		`vars: Forbidden: "role" is not allowed: the server's configuration allows nothing (limits.vars)`)
 }
 
+func TestMaxOnDemandPerHour(t *testing.T) {
+	_, limited := (&Config{}).MaxOnDemandPerHour()
+	assert.False(t, limited)
+	limit, limited := (&Config{Shard: Shard{MaxOnDemandPerHour: ptr.To[int32](0)}}).MaxOnDemandPerHour()
+	assert.True(t, limited)
+	assert.Zero(t, limit)
+}
+
 func TestMaxOnDemand(t *testing.T) {
 	assert.Equal(t, 10000, (&Config{}).MaxOnDemand())
 	assert.Zero(t, (&Config{Shard: Shard{MaxOnDemand: ptr.To[int32](0)}}).MaxOnDemand())

@@ -128,6 +128,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
 		MaxSize:             MaxSize,
 		MaxOnDemand:         o.Int32("max_on_demand"),
+		MaxOnDemandPerHour:  o.Int32("max_on_demand_per_hour"),
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
 		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),

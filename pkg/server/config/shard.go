@@ -37,14 +37,27 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 		}
 	}
 	errs = append(errs, validateMaxSize(path.Child("max_size"), s.MaxSize)...)
-	if most := s.MaxOnDemand; most != nil && (*most < 0 || *most > maxOnDemand) {
-		errs = append(errs, field.Invalid(path.Child("max_on_demand"), *most, fmt.Sprintf("must be from 0 to %d", maxOnDemand)))
-	}
+	errs = append(errs, s.validateOnDemand(path)...)
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
 	errs = append(errs, validation.Positive(path.Child("health_check_interval"), s.HealthCheckInterval)...)
 	// A call without a timeout could block for ever.
 	return append(errs, validation.Positive(path.Child("request_timeout"), s.RequestTimeout)...)
+}
+
+// validateOnDemand checks the limits of on-demand instances. Instances are counted by their
+// records, so deleted instances must be remembered for an hour.
+func (s *Shard) validateOnDemand(path *field.Path) field.ErrorList {
+	errs := validateMaxOnDemand(path.Child("max_on_demand"), s.MaxOnDemand)
+	errs = append(errs, validateMaxOnDemand(path.Child("max_on_demand_per_hour"), s.MaxOnDemandPerHour)...)
+	if len(errs) > 0 {
+		return errs
+	}
+	if retention := s.GarbageCollection.DeletedRecordRetention; s.MaxOnDemandPerHour != nil && retention < OnDemandPeriod {
+		errs = append(errs, field.Invalid(path.Child("garbage_collection", "deleted_record_retention"), retention.String(),
+			fmt.Sprintf("must be at least %s with max_on_demand_per_hour", OnDemandPeriod)))
+	}
+	return errs
 }
 
 func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) field.ErrorList {

@@ -39,8 +39,8 @@ import (
 // reused key is InvalidArgument and a reused id is AlreadyExists. A request with
 // neither may have created an instance although it returns Unavailable.
 //
-// If the provider has no capacity for a first request, or the tenant has as many on-demand
-// instances as it may have, the call returns ResourceExhausted with ReasonOutOfCapacity, and has
+// If the provider has no capacity for a first request, or the tenant has reached a limit of
+// on-demand instances, the call returns ResourceExhausted with ReasonOutOfCapacity, and has
 // no effect.
 func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
 	logger := klog.FromContext(ctx)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 )
@@ -113,6 +114,21 @@ const (
 	maxOnDemandBytes = 16 << 20
 )
 
+// checkHour declines a new on-demand instance of a tenant that has created as many in the last hour
+// as it may. concurrent is the number of instances whose records are not stored yet.
+func (s *OperatorService) checkHour(record *instance.Record, concurrent int) error {
+	limit, limited := s.Store.Config().MaxOnDemandPerHour()
+	if !limited {
+		return nil
+	}
+	created := s.Instances.CreatedAfter(record.Tenant, record.CreatedAt.Add(-config.OnDemandPeriod)) + concurrent
+	if created >= limit {
+		return outOfCapacity("instance of group %s: the tenant has created %d on-demand instances on this shard in the last hour, at most %d are allowed (shard.max_on_demand_per_hour)",
+			record.Group, created, limit)
+	}
+	return nil
+}
+
 // reserve declines a new on-demand instance of a tenant that has reached a limit. Otherwise the
 // instance counts until the caller calls release, which it does when the record is stored:
 // concurrent requests must not exceed a limit together.
@@ -124,6 +140,9 @@ func (s *OperatorService) reserve(record *instance.Record) (release func(), err 
 	if limit := s.Store.Config().MaxOnDemand(); used.Instances >= limit {
 		return nil, outOfCapacity("instance of group %s: the tenant has %d on-demand instances on this shard, at most %d are allowed (shard.max_on_demand)",
 			record.Group, used.Instances, limit)
+	}
+	if err := s.checkHour(record, r.reserved[record.Tenant].Instances); err != nil {
+		return nil, err
 	}
 	if total := used.Plus(needed).Bytes; total > maxOnDemandBytes {
 		return nil, outOfCapacity("instance of group %s: vars and idempotency keys of the tenant's on-demand instances would have %d bytes on this shard, at most %d are allowed",

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -101,6 +102,28 @@ func TestNumberOfOnDemandInstances(t *testing.T) {
 	s.limit(0)
 	_, err = s.CreateInstance(as(t.Context(), "other"), keyed("4", nil))
 	expectOutOfCapacity(t, err, "at most 0 are allowed")
+}
+
+// A tenant that deletes its instances again cannot create more in an hour. Other tenants and requests
+// whose instance exists are not affected.
+func TestNumberOfOnDemandInstancesInAnHour(t *testing.T) {
+	s := newService(t)
+	c := *newConfig()
+	c.Shard.MaxOnDemandPerHour = ptr.To[int32](2)
+	require.NoError(t, s.Store.Reconfigure(t.Context(), &c))
+	old := instance.Record{ID: newID(t, "wrk"), Tenant: "default", Group: "plain", OnDemand: true, CreatedAt: time.Now().Add(-time.Hour - time.Second)}
+	require.NoError(t, s.Instances.Add(t.Context(), old))
+
+	first := s.create(keyed("1", nil))
+	s.create(keyed("2", nil))
+	require.NoError(t, s.Instances.SetDeleting(t.Context(), first.ID, instance.ReasonRequested))
+	require.NoError(t, s.Instances.Remove(t.Context(), first.ID))
+	_, err := s.CreateInstance(s.ctx(), keyed("3", nil))
+	expectOutOfCapacity(t, err, "instance of group plain: the tenant has created 2 on-demand instances on this shard in the last hour, "+
+		"at most 2 are allowed (shard.max_on_demand_per_hour)")
+	assert.Equal(t, first.ID, s.create(keyed("1", nil)).ID)
+	_, err = s.CreateInstance(as(t.Context(), "other"), keyed("3", nil))
+	require.NoError(t, err)
 }
 
 // Concurrent requests do not exceed the limit together.

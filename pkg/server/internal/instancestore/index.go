@@ -148,6 +148,18 @@ func (x *index) draining(tenant string) []entry {
 	return entries
 }
 
+// createdAfter iterates over all instances: it is called for each create request of a tenant with a
+// limit per hour, which are few.
+func (x *index) createdAfter(tenant string, after time.Time) int {
+	created := 0
+	for _, e := range x.byID {
+		if record := &e.row.Record; record.OnDemand && record.Tenant == tenant && record.CreatedAt.After(after) {
+			created++
+		}
+	}
+	return created
+}
+
 // put adds an entry, or replaces the row of an existing one.
 func (x *index) put(row *cache.Row) {
 	id, key := row.Record.ID, row.Record.Key()

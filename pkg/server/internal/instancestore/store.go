@@ -16,6 +16,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"k8s.io/utils/clock"
 	"k8s.io/utils/keymutex"
@@ -137,6 +138,15 @@ func (s *Store) OnDemand(tenant string) Usage {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.index.onDemand[tenant]
+}
+
+// CreatedAfter returns how many on-demand instances of a tenant were created after a time, also
+// those that were deleted and are not purged yet. A server remembers only the deletions that it
+// was the leader for.
+func (s *Store) CreatedAfter(tenant string, after time.Time) int {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.index.createdAfter(tenant, after)
 }
 
 // Draining returns the draining instances of a tenant that are not being

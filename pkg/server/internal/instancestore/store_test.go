@@ -95,6 +95,26 @@ func TestUsageOfOnDemandInstances(t *testing.T) {
 	require.Equal(t, instancestore.Usage{Instances: 1, Bytes: 7}, s.OnDemand("acme"))
 }
 
+// Deleted instances count too, also after a restart: the instances of a tenant that creates and
+// deletes them are not less for that.
+func TestOnDemandInstancesAreCountedByTheirAge(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	created := func(at time.Time) func(*instance.Record) {
+		return func(r *instance.Record) { r.CreatedAt = at }
+	}
+	s.add(onDemand("old"), created(epoch))
+	young := s.add(onDemand("young"), created(epoch.Add(time.Minute)))
+	s.add(onDemand("other"), created(epoch.Add(time.Minute)), func(r *instance.Record) { r.Tenant = "acme" })
+	s.add(created(epoch.Add(time.Minute)))
+	require.Equal(t, 1, s.CreatedAfter("default", epoch))
+	require.Equal(t, 2, s.CreatedAfter("default", epoch.Add(-time.Second)))
+	require.NoError(t, s.SetDeleting(t.Context(), young.ID, instance.ReasonRequested))
+	require.NoError(t, s.Remove(t.Context(), young.ID))
+	require.Equal(t, 1, s.CreatedAfter("default", epoch), "after a deletion")
+	s.restart()
+	require.Equal(t, 1, s.CreatedAfter("default", epoch), "after a deletion and a restart")
+}
+
 func TestListIsOrderedByAge(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	var want []string
