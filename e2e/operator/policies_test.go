@@ -332,8 +332,8 @@ func TestPoliciesHaveNoWarnings(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(policies.Items) != 9 {
-			return fmt.Errorf("%d policies, want 9", len(policies.Items))
+		if len(policies.Items) != 10 {
+			return fmt.Errorf("%d policies, want 10", len(policies.Items))
 		}
 		for _, policy := range policies.Items {
 			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {

@@ -61,9 +61,11 @@ func TestOperatorChangesNothingOfWebhooksButTheCABundle(t *testing.T) {
 		"failure policy":     func(c *configuration) { c.Webhooks[0].FailurePolicy = ptr.To(admissionregistrationv1.Fail) },
 		"namespace selector": func(c *configuration) { c.Webhooks[1].NamespaceSelector = nil },
 		"match conditions":   func(c *configuration) { c.Webhooks[0].MatchConditions = nil },
-		"service":            func(c *configuration) { c.Webhooks[0].ClientConfig.Service.Name = "other" },
-		"URL": func(c *configuration) {
-			c.Webhooks[0].ClientConfig.Service, c.Webhooks[0].ClientConfig.URL = nil, ptr.To("https://example.com/")
+		// The webhook of the suite has a URL.
+		"URL": func(c *configuration) { c.Webhooks[0].ClientConfig.URL = ptr.To("https://example.com/") },
+		"service": func(c *configuration) {
+			c.Webhooks[0].ClientConfig.URL = nil
+			c.Webhooks[0].ClientConfig.Service = &admissionregistrationv1.ServiceReference{Namespace: "default", Name: "other"}
 		},
 		"timeout": func(c *configuration) { c.Webhooks[0].TimeoutSeconds = ptr.To[int32](30) },
 		"another webhook": func(c *configuration) {
