@@ -119,7 +119,7 @@ func (cp *ControlPlane) allowNodes(ctx context.Context) error {
 	return Apply(ctx, cp.AdminConfig(), "devcluster", append(objects, token))
 }
 
-// BootstrapKubeconfig returns the kubeconfig with which a kubelet joins.
+// BootstrapKubeconfig returns the kubeconfig with which a kubelet joins, JSON.
 func (cp *ControlPlane) BootstrapKubeconfig() ([]byte, error) {
 	server := "https://" + net.JoinHostPort(cp.nodes.address.String(), strconv.Itoa(cp.ports.APIServer))
 	path, err := cp.writeKubeconfig(cp.kubeconfigFile("kubelet-bootstrap"), server, "kubelet-bootstrap", "",
@@ -127,7 +127,11 @@ func (cp *ControlPlane) BootstrapKubeconfig() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return os.ReadFile(path)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return yaml.YAMLToJSON(text)
 }
 
 // CA is the certificate of the cluster's authority, PEM.

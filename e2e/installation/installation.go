@@ -94,8 +94,15 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("remove old state: %w", err)
 	}
-	if n.authority, _, err = CreateKeys(ctx, n.EncryptionKeyFile(), n.Bucket()); err != nil {
+	authority, stored, err := CreateKeys(ctx, n.EncryptionKeyFile(), n.Bucket())
+	if err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)
+	}
+	n.authority = authority
+	if o.Machines != nil {
+		if err := stored.Set(ctx, JoinSecret, o.Machines.Kubeconfig); err != nil {
+			return nil, fmt.Errorf("install Nstance: %w", err)
+		}
 	}
 	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)

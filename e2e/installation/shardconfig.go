@@ -243,8 +243,8 @@ type Machines struct {
 	Privileges string
 	// Address is the address at which containers reach this machine.
 	Address string
-	// Kubeconfig is the kubeconfig with which kubelets join, and CA the certificate of the
-	// cluster's authority, PEM.
+	// Kubeconfig is the kubeconfig with which kubelets join, JSON: a secret. CA is the certificate
+	// of the cluster's authority, PEM.
 	Kubeconfig, CA []byte
 	// DNS is the address of the cluster's DNS. Optional.
 	DNS string
@@ -256,6 +256,10 @@ type Machines struct {
 func (m *Machines) options() object {
 	return object{"host": m.DockerHost, "image": m.Image, "stop_timeout": "5s"}
 }
+
+// JoinSecret is the name of the secret with which machines join, and of the file in which they
+// get it (docs/agent.md#join-a-kubernetes-cluster).
+const JoinSecret = "join.json"
 
 //go:embed userdata.sh
 var userdata string
@@ -272,13 +276,14 @@ func (m *Machines) template(labels map[string]string) object {
 	if m.DNS != "" {
 		dns = " --cluster-dns=" + m.DNS
 	}
-	script := strings.NewReplacer("KUBECONFIG", encode(m.Kubeconfig), "CLUSTER_CA", encode(m.CA),
+	script := strings.NewReplacer("CLUSTER_CA", encode(m.CA),
 		",NODE_LABELS", nodeLabels.String(), " CLUSTER_DNS", dns).Replace(userdata)
 	args := object{"privileges": cmp.Or(m.Privileges, "privileged")}
 	if len(m.Volumes) > 0 {
 		args["volumes"] = m.Volumes
 	}
-	return object{"args": args, "userdata": script}
+	files := object{JoinSecret: object{"kind": "secret", "source": JoinSecret}}
+	return object{"args": args, "userdata": script, "files": files}
 }
 
 // machineAddress is where instances reach a port of this machine.

@@ -114,14 +114,16 @@ func checkSyntax(t *testing.T, script string) {
 }
 
 // TestProviderUserdata is rendered as a server renders it, and run in a folder. The Node has
-// the provider id that the server reports.
+// the provider id that the server reports. The machine joins when the agent has received the
+// secret, and not before.
 func TestProviderUserdata(t *testing.T) {
+	const project = "$(touch PWNED) `touch PWNED` '\"; touch PWNED\nYAML\ntouch PWNED\n  - name: v"
 	for _, tc := range []struct{ document, kind, commands, providerID string }{
 		{"proxmox.md", "proxmox", "", "proxmox:///zone-a/knd06bgm7733st2576nx5jht4ecj"},
 		// Like the metadata service, it responds only to requests with its token.
 		{"aws.md", "aws", `curl() { case "$*" in *-X\ PUT*/api/token) echo T ;; *"token: T"*/instance-id) echo i-0123456789abcdef0 ;; *) return 22 ;; esac; }`,
 			"aws:///zone-a/i-0123456789abcdef0"},
-		{"google.md", "google", "", "gce://my-project/zone-a/knd06bgm7733st2576nx5jht4ecj"},
+		{"google.md", "google", "", "gce://" + project + "/zone-a/knd06bgm7733st2576nx5jht4ecj"},
 	} {
 		t.Run(tc.document, func(t *testing.T) {
 			var source string
@@ -130,9 +132,8 @@ func TestProviderUserdata(t *testing.T) {
 					source = text
 				}
 			}
-			const token = "$(touch PWNED) `touch PWNED` '\"; touch PWNED\nYAML\ntouch PWNED\n  caCertHashes: []"
 			folder := t.TempDir()
-			runUserdata(t, folder, tc.kind, tc.commands, token, source)
+			runUserdata(t, folder, tc.kind, tc.commands, project, source)
 			_, err := os.Stat(folder + "/PWNED")
 			require.ErrorIs(t, err, os.ErrNotExist, "the value of a var was run")
 			nonce, err := os.ReadFile(folder + "/opt/nstance-agent/identity/nonce.jwt")
@@ -147,10 +148,7 @@ func TestProviderUserdata(t *testing.T) {
 			var join struct {
 				Kind      string
 				Discovery struct {
-					BootstrapToken struct {
-						Token        string
-						CACertHashes []string
-					}
+					File struct{ KubeConfigPath string }
 				}
 				NodeRegistration struct {
 					KubeletExtraArgs []struct{ Name, Value string }
@@ -158,17 +156,20 @@ func TestProviderUserdata(t *testing.T) {
 			}
 			require.NoError(t, yaml.Unmarshal(data, &join))
 			assert.Equal(t, "JoinConfiguration", join.Kind)
-			assert.Equal(t, token, join.Discovery.BootstrapToken.Token)
-			assert.Equal(t, []string{"sha256:00"}, join.Discovery.BootstrapToken.CACertHashes)
+			assert.Equal(t, folder+"/opt/nstance-agent/recv/join.json", join.Discovery.File.KubeConfigPath)
 			require.Len(t, join.NodeRegistration.KubeletExtraArgs, 2)
 			assert.Equal(t, tc.providerID, join.NodeRegistration.KubeletExtraArgs[0].Value)
+			joined, err := os.ReadFile(folder + "/joined")
+			require.NoError(t, err)
+			assert.Equal(t, "received\n", string(joined))
 		})
 	}
 }
 
 // runUserdata renders userdata and runs it with a folder as the root, and with commands of
-// the shell that replace others.
-func runUserdata(t *testing.T, folder, kind, commands, token, source string) {
+// the shell that replace others. The agent receives its file while the userdata waits, and
+// kubeadm copies the file.
+func runUserdata(t *testing.T, folder, kind, commands, project, source string) {
 	t.Helper()
 	parsed, err := config.NewTemplate("userdata").Option("missingkey=error").Parse(source)
 	require.NoError(t, err)
@@ -180,11 +181,14 @@ func runUserdata(t *testing.T, folder, kind, commands, token, source string) {
 			"Shard": "a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
 		},
 		"Provider": map[string]string{"Kind": kind, "Region": "region", "Zone": "zone-a"},
-		"Vars":     map[string]string{"project": "my-project", "api_server": "10.0.0.10:6443", "join_token": token, "ca_hash": "sha256:00"},
+		"Vars":     map[string]string{"project": project},
 		"Nonce":    "SECRET",
 	}))
 	require.NoError(t, os.Mkdir(folder+"/etc", 0o755))
-	text := strings.NewReplacer("/opt/", folder+"/opt/", "/etc/", folder+"/etc/", "systemctl ", "echo ", "kubeadm join", "echo").Replace(script.String())
+	recv := folder + "/opt/nstance-agent/recv"
+	text := strings.NewReplacer("/opt/", folder+"/opt/", "/etc/", folder+"/etc/", "systemctl ", "echo ",
+		"sleep ", "mkdir "+recv+"; echo received >"+recv+"/join.json; echo ",
+		"kubeadm join", "cp "+recv+"/join.json joined; echo").Replace(script.String())
 	command := exec.Command("sh", "-c", commands+"\n"+text)
 	command.Dir = folder
 	output, err := command.CombinedOutput()
