@@ -13,6 +13,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -22,7 +23,6 @@ import (
 	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/kubectl/pkg/drain"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/base/drainrule"
@@ -145,28 +145,43 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 // package comment describes. It bypasses the caches, because the acknowledgement depends on it.
 // unreadable is the error of reading DaemonSets: their Pods are not listed.
 func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.Node) (pods []corev1.Pod, unreadable, err error) {
-	helper := drain.Helper{
-		Ctx:                 ctx,
-		Client:              c.client,
-		Force:               true,
-		IgnoreAllDaemonSets: true,
-		DeleteEmptyDirData:  true,
-		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
-			if !s.blocksDrain(&pod, node, c.clock.Now()) || s.comesBack(&pod) {
-				return drain.MakePodDeleteStatusSkip()
-			}
-			return drain.MakePodDeleteStatusOkay()
-		}},
+	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node.Name).String(),
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, err)
 	}
-	list, errs := helper.GetPodsForDeletion(node.Name)
+	var errs []error
+	for i := range list.Items {
+		pod := &list.Items[i]
+		stays, err := c.staysWithDaemonSet(ctx, pod)
+		switch _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; {
+		case err != nil:
+			errs = append(errs, fmt.Errorf("read the DaemonSet of Pod %s/%s: %w", pod.Namespace, pod.Name, err))
+		case !stays && !mirror && s.blocksDrain(pod, node, c.clock.Now()) && !s.comesBack(pod):
+			pods = append(pods, *pod)
+		}
+	}
 	if len(errs) > 0 {
 		slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-		err = fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
+		unreadable = fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
 	}
-	if list == nil {
-		return nil, nil, err
+	return pods, unreadable, nil
+}
+
+// staysWithDaemonSet reports whether a Pod stays on a Node that is drained, like with kubectl drain
+// --ignore-daemonsets: a DaemonSet of Kubernetes that exists would create it again at once. A
+// finished Pod, and a Pod whose DaemonSet was deleted, leave
+// (https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/).
+func (c *Controller) staysWithDaemonSet(ctx context.Context, pod *corev1.Pod) (bool, error) {
+	if finished(pod) || !controlledByDaemonSet(pod) || controlledByOtherDaemonSet(pod) {
+		return false, nil
 	}
-	return list.Pods(), err, nil
+	_, err := c.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, metav1.GetControllerOfNoCopy(pod).Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // unknownRule is the rule of a Pod if its rules cannot be read: they may protect it, and they may
