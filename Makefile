@@ -5,7 +5,7 @@ SHELL := /bin/bash -o pipefail
 # Compiling everything the first time takes minutes. A fourth of it is garbage collection in
 # compilers that exit soon, and a tenth is DWARF, which only debuggers need. Without cgo
 # the programs are static, and the linker drops what they do not call, which it cannot do
-# when plugins could (k8s.io/kubectl brings the package plugin). Packages that were
+# when plugins could (k8s.io/cli-runtime brings the package plugin). Packages that were
 # compiled with other flags are compiled again.
 FLAGS := CGO_ENABLED=0 GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
 COMPILE := GOGC=400 $(FLAGS)
@@ -51,12 +51,14 @@ agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at m
 	done
 
 .PHONY: image
-image: ## Write an image archive of each binary to bin/images/NAME.tar.
+image: ## Write an image archive of each binary to bin/images/NAME.tar, and its bill of materials to NAME.cdx.json.
 	@for name in nstance-operator nstance-server nstance-admin marekvs-operator; do \
 		GOOS=linux $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o bin/images/$$name ./cmd/$$name && \
-		(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/images/$$name -tag "$$name:$(VERSION)" \
+		$(COMPILE) hack/describe-binary.sh bin/images/$$name '$(VERSION)' bin/images/licenses/$$name bin/images/$$name.cdx.json && \
+		digest=$$(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/images/$$name -tag "$$name:$(VERSION)" \
+			-licenses $(CURDIR)/bin/images/licenses/$$name \
 			-version '$(VERSION)' -revision "$$(git rev-parse HEAD)" -output $(CURDIR)/bin/images/$$name.tar) || exit; \
-		echo "bin/images/$$name.tar: $$name:$(VERSION)"; \
+		echo "bin/images/$$name.tar: $$name:$(VERSION) $$digest"; \
 	done
 
 # clusterctl reads releases whose version is semantic only.
@@ -65,12 +67,21 @@ RELEASE_DIR ?= $(CURDIR)/bin/release
 node-image: ## Build the image of nodes that are containers, nstance-node:dev, for the provider docker.
 	hack/node-image.sh
 
+# The image of the operator in the manifests: where it was pushed, with the digest that it has there.
+# Without it the manifests have the tag of the archive, which is in no registry.
+RELEASE_IMAGE ?=
 .PHONY: release
 release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 release: ## Write the release VERSION to bin/release, as clusterctl reads it.
 	@$(COMPILE) go run ./hack/releaseseries '$(VERSION)' manifests/release/metadata.yaml
-	@dir='$(RELEASE_DIR)/infrastructure-nstance/$(VERSION)' && mkdir -p "$$dir" && \
-		$(TOOL) kustomize build manifests/release | sed 's/nstance-operator:VERSION/nstance-operator:$(VERSION)/' \
+	@image='$(RELEASE_IMAGE)' && if [[ -z $$image ]]; then \
+			image=docker.io/library/nstance-operator:$(VERSION); \
+			echo "the manifests name the image by its tag: for a release push it, and set RELEASE_IMAGE=NAME@sha256:DIGEST" >&2; \
+		elif [[ ! $$image =~ ^[a-z0-9][a-z0-9./:_-]*@sha256:[0-9a-f]{64}$$ ]]; then \
+			echo "RELEASE_IMAGE=$$image: must be NAME@sha256:DIGEST, because a tag can be moved to another image" >&2; exit 1; \
+		fi && \
+		dir='$(RELEASE_DIR)/infrastructure-nstance/$(VERSION)' && mkdir -p "$$dir" && \
+		$(TOOL) kustomize build manifests/release | sed "s|docker.io/library/nstance-operator:VERSION|$$image|" \
 			>"$$dir/infrastructure-components.yaml" && \
 		cp manifests/release/metadata.yaml manifests/release/cluster-template.yaml "$$dir" && \
 		echo "$$dir"
@@ -86,7 +97,8 @@ krew: ## Write archives of the plugin of kubectl and their manifest for krew to 
 	for platform in $(KREW_PLATFORMS); do \
 		dir=bin/krew/$$platform archive=bin/krew/kubectl-nstance_$$platform.tar.gz && \
 		GOOS=$${platform%_*} GOARCH=$${platform#*_} $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$dir/kubectl-nstance ./cmd/kubectl-nstance && \
-		cp LICENSE $$dir && tar --sort=name --owner=0 --group=0 --mtime=@0 -C $$dir -czf $$archive kubectl-nstance LICENSE && \
+		$(COMPILE) hack/describe-binary.sh $$dir/kubectl-nstance '$(VERSION)' $$dir bin/krew/kubectl-nstance_$$platform.cdx.json && \
+		tar --sort=name --owner=0 --group=0 --mtime=@0 -C $$dir -czf $$archive kubectl-nstance LICENSE THIRD_PARTY_NOTICES && \
 		sed -i "s|SHA256_$${platform^^}|$$(sha256sum $$archive | cut -d' ' -f1)|" bin/krew/nstance.yaml && echo "$$archive" || exit; \
 	done && ! grep -n 'SHA256_' bin/krew/nstance.yaml && echo bin/krew/nstance.yaml
 
@@ -176,6 +188,11 @@ test-browser: ## Run the test of the dashboard in a browser, which is Debian's p
 soak: ## Change pools at random while parts of the system fail, for 20 minutes.
 	cd e2e && NSTANCE_TEST_FULL=1 NSTANCE_WALK_DURATION=20m $(GOTEST) soak -count=1 -timeout 60m ./walk
 
+FUZZTIME ?= 10m
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME, one after another.
+	$(FLAGS) hack/fuzz.sh run '$(FUZZTIME)'
+
 .PHONY: bench-targets
 bench-targets: ## Run every benchmark once; a target that is missed fails. Nothing is recorded.
 	NSTANCE_TEST_FULL=1 $(GOTEST) bench -run '^$$' -bench . ./...
@@ -190,7 +207,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-crds verify-modules verify-imports verify-citations verify-format verify-words verify-alerts verify-agent lint ## Check everything that is not a test.
+verify: verify-generated verify-crds verify-modules verify-imports verify-citations verify-format verify-fuzz verify-words verify-alerts verify-agent verify-vulnerabilities lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
@@ -207,6 +224,7 @@ verify-modules: ## Check that go.mod files list what is used, in the same versio
 	cd e2e/cmd/kube && go mod tidy -diff
 	cd hack/versitygw && go mod tidy -diff
 	cd hack/discovery && go mod tidy -diff
+	cd hack/supplychain && go mod tidy -diff
 	hack/verify-versions.sh
 
 .PHONY: verify-imports
@@ -221,6 +239,10 @@ verify-citations: ## Check that documents that are cited exist.
 verify-format: ## Check formatting and license headers.
 	hack/verify-format.sh
 
+.PHONY: verify-fuzz
+verify-fuzz: ## Check that CONTRIBUTING.md lists the fuzz targets.
+	hack/fuzz.sh verify
+
 .PHONY: verify-words
 verify-words: ## Check the words of comments.
 	hack/verify-words.sh
@@ -234,6 +256,10 @@ verify-alerts: ## Test the alerts with promtool, of Debian's package prometheus.
 .PHONY: verify-agent
 verify-agent: ## Check the size of the agent.
 	$(MAKE) --no-print-directory agent AGENT_ARCHES=amd64 AGENT_FLAGS=
+
+.PHONY: verify-vulnerabilities
+verify-vulnerabilities: build ## Check the binaries for known vulnerabilities, and say so if no database is reached.
+	$(COMPILE) hack/verify-vulnerabilities.sh bin/*
 
 .PHONY: lint-api
 lint-api: ## Check API types against the conventions of Kubernetes.

@@ -1,6 +1,6 @@
 module nstance.dev/operator/e2e
 
-go 1.26.0
+go 1.26.8
 
 replace nstance.dev/operator => ../
 

@@ -37,6 +37,7 @@ unit() {
 		NSTANCE_TEST_FULL= CGO_ENABLED=1 nice -n 5 hack/gotest.sh race -race "${fresh[@]}" ./... || failed=1
 	fi
 	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat) || failed=1
+	(cd hack/supplychain && nice -n 5 "$root/hack/gotest.sh" supplychain ./...) || failed=1
 	return "$failed"
 }
 

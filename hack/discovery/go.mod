@@ -6,6 +6,6 @@
 // ours.
 module nstance.dev/operator/hack/discovery
 
-go 1.26.0
+go 1.26.8
 
 require google.golang.org/api v0.310.0

@@ -1,6 +1,6 @@
 module nstance.dev/operator/hack/tools
 
-go 1.26.0
+go 1.26.8
 
 tool (
 	github.com/bufbuild/buf/cmd/buf

@@ -3,7 +3,7 @@ module nstance.dev/operator/hack/versitygw
 // The S3 service that tests run. A module of its own, so that its many
 // requirements are not those of the operator.
 
-go 1.26.0
+go 1.26.8
 
 tool github.com/versity/versitygw/cmd/versitygw
 

@@ -4,7 +4,7 @@ module nstance.dev/operator/e2e/cmd/kube
 // What they share with the operator has the operator's version, so that it is compiled
 // once (hack/verify-versions.sh).
 
-go 1.26.0
+go 1.26.8
 
 // Versions of the three go together.
 require (

@@ -3,7 +3,8 @@
 
 // Command image packs a static binary into a container image, without a container
 // engine and without a base image, and writes it as an archive for "docker load",
-// "podman load" or "ctr images import".
+// "podman load" or "ctr images import". It prints the digest that the image has in a registry if the
+// archive is pushed as it is, such as with "crane push".
 package main
 
 import (
@@ -31,6 +32,8 @@ const user = "65532:65532"
 // options describes the image to build.
 type options struct {
 	binary, tag, version, revision, output string
+	// licenses is a folder whose files the image has in /licenses.
+	licenses string
 }
 
 func main() {
@@ -40,15 +43,16 @@ func main() {
 	flag.StringVar(&o.version, "version", "", "version of the binary")
 	flag.StringVar(&o.revision, "revision", "", "revision of its source")
 	flag.StringVar(&o.output, "output", "", "archive to write")
+	flag.StringVar(&o.licenses, "licenses", "", "folder with licenses and notices, which the image has in /licenses")
 	flag.Parse()
-	if err := o.write(); err != nil {
+	if err := o.write(os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
 }
 
-// write writes the archive.
-func (o options) write() error {
+// write writes the archive, and prints its digest.
+func (o options) write(out io.Writer) error {
 	tag, err := name.NewTag(o.tag)
 	if err != nil {
 		return fmt.Errorf("-tag: %w", err)
@@ -60,7 +64,19 @@ func (o options) write() error {
 	if err := os.MkdirAll(filepath.Dir(o.output), 0o755); err != nil {
 		return err
 	}
-	return tarball.WriteToFile(o.output, tag, image)
+	if err := tarball.WriteToFile(o.output, tag, image); err != nil {
+		return fmt.Errorf("-output: %w", err)
+	}
+	pushed, err := tarball.ImageFromPath(o.output, &tag)
+	if err != nil {
+		return fmt.Errorf("read %s again: %w", o.output, err)
+	}
+	digest, err := pushed.Digest()
+	if err != nil {
+		return fmt.Errorf("read the digest of %s: %w", o.output, err)
+	}
+	_, err = fmt.Fprintln(out, digest)
+	return err
 }
 
 // build returns the image. Images of the same binary are identical.
@@ -70,7 +86,12 @@ func (o options) build() (v1.Image, error) {
 		return nil, fmt.Errorf("-binary: %w", err)
 	}
 	entrypoint := "/" + filepath.Base(o.binary)
-	content, err := layer(entrypoint, binary)
+	contents := []file{{path: entrypoint, mode: 0o555, data: binary}}
+	licenses, err := o.readLicenses()
+	if err != nil {
+		return nil, fmt.Errorf("-licenses: %w", err)
+	}
+	content, err := layer(append(contents, licenses...))
 	if err != nil {
 		return nil, fmt.Errorf("pack %s: %w", o.binary, err)
 	}
@@ -108,19 +129,48 @@ func (o options) config(image v1.Image, entrypoint string) *v1.ConfigFile {
 	return config
 }
 
-// layer returns an archive with one executable file, and a folder for temporary files.
-func layer(path string, content []byte) ([]byte, error) {
+// file is a file of the image.
+type file struct {
+	path string
+	mode int64
+	data []byte
+}
+
+// readLicenses returns the files of the folder with licenses, sorted by name.
+func (o options) readLicenses() ([]file, error) {
+	if o.licenses == "" {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(o.licenses)
+	if err != nil {
+		return nil, err
+	}
+	var files []file
+	for _, entry := range entries {
+		data, err := os.ReadFile(filepath.Join(o.licenses, entry.Name()))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file{path: "/licenses/" + entry.Name(), mode: 0o444, data: data})
+	}
+	return files, nil
+}
+
+// layer returns an archive with files, and a folder for temporary files.
+func layer(files []file) ([]byte, error) {
 	var archive bytes.Buffer
 	writer := tar.NewWriter(&archive)
 	epoch := time.Unix(0, 0)
 	if err := writer.WriteHeader(&tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777, ModTime: epoch}); err != nil {
 		return nil, err
 	}
-	if err := writer.WriteHeader(&tar.Header{Name: path[1:], Mode: 0o555, Size: int64(len(content)), ModTime: epoch}); err != nil {
-		return nil, err
-	}
-	if _, err := writer.Write(content); err != nil {
-		return nil, err
+	for _, file := range files {
+		if err := writer.WriteHeader(&tar.Header{Name: file.path[1:], Mode: file.mode, Size: int64(len(file.data)), ModTime: epoch}); err != nil {
+			return nil, err
+		}
+		if _, err := writer.Write(file.data); err != nil {
+			return nil, err
+		}
 	}
 	if err := writer.Close(); err != nil {
 		return nil, err

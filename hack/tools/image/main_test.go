@@ -5,9 +5,12 @@ package main
 
 import (
 	"archive/tar"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -41,30 +44,41 @@ func TestImage(t *testing.T) {
 	if config.Config.User != "65532:65532" || config.OS != "linux" || config.Config.Labels["org.opencontainers.image.version"] != "v1" {
 		t.Errorf("config %+v", config)
 	}
-	files := tar.NewReader(mutate.Extract(first))
+	files, found := tar.NewReader(mutate.Extract(first)), map[string]string{}
 	for {
 		header, err := files.Next()
 		if err == io.EOF {
-			t.Fatal("the image has no binary")
+			break
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		if header.Name != "nstance-operator" {
-			continue
-		}
 		content, err := io.ReadAll(files)
-		if err != nil || string(content) != "program" || header.Mode != 0o555 {
-			t.Errorf("the binary is %q, mode %o: %v", content, header.Mode, err)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return
+		found[header.Name] = fmt.Sprintf("%o %s", header.Mode, content)
+	}
+	want := map[string]string{
+		"tmp": "1777 ", "nstance-operator": "555 program", "licenses/LICENSE": "444 ours", "licenses/THIRD_PARTY_NOTICES": "444 of others",
+	}
+	if !maps.Equal(found, want) {
+		t.Errorf("the image has %q, want %q", found, want)
 	}
 }
 
 // read writes an image and reads it back.
 func read(t *testing.T, binary, output string) v1.Image {
 	t.Helper()
-	if err := (options{binary: binary, tag: "nstance-operator:v1", version: "v1", output: output}).write(); err != nil {
+	licenses := t.TempDir()
+	for file, text := range map[string]string{"LICENSE": "ours", "THIRD_PARTY_NOTICES": "of others"} {
+		if err := os.WriteFile(filepath.Join(licenses, file), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var printed strings.Builder
+	o := options{binary: binary, tag: "nstance-operator:v1", version: "v1", output: output, licenses: licenses}
+	if err := o.write(&printed); err != nil {
 		t.Fatal(err)
 	}
 	tag, err := name.NewTag("nstance-operator:v1")
@@ -74,6 +88,9 @@ func read(t *testing.T, binary, output string) v1.Image {
 	image, err := tarball.ImageFromPath(output, &tag)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if digest, err := image.Digest(); err != nil || printed.String() != digest.String()+"\n" {
+		t.Errorf("printed %q, the archive has digest %s: %v", printed.String(), digest, err)
 	}
 	return image
 }
