@@ -37,7 +37,7 @@ func TestMachineJoinsWithASecret(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	const name = "joins"
 	id, secret := createToken(t)
-	storeJoinSecret(t, id+"."+secret)
+	defer storeJoinSecret(t, id+"."+secret)()
 	env.CreatePoolForTest(t, name, 0)
 	env.Scale(t, name, 1)
 	env.UntilRunning(t, name, 1)
@@ -91,9 +91,9 @@ func createToken(t *testing.T) (id, secret string) {
 	return id, secret
 }
 
-// storeJoinSecret stores what the script of the guides stores for a token, until the test ends.
-// The token stays valid for machines that have received it until then.
-func storeJoinSecret(t *testing.T, token string) {
+// storeJoinSecret stores what the script of the guides stores for a token, and returns a function
+// that stores again what was there. The token stays valid for machines that have received it.
+func storeJoinSecret(t *testing.T, token string) (restore func()) {
 	t.Helper()
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
@@ -127,7 +127,7 @@ func storeJoinSecret(t *testing.T, token string) {
 	}
 	set(filepath.Join(folder, "stored"))
 	before := write("before", bootstrap)
-	t.Cleanup(func() { set(before) })
+	return func() { set(before) }
 }
 
 // encodings returns a text as it is, and the parts of its base64 that do not depend on what is
