@@ -154,11 +154,14 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 	var errs []error
 	for i := range list.Items {
 		pod := &list.Items[i]
+		if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || !s.blocksDrain(pod, node, c.clock.Now()) || s.comesBack(pod) {
+			continue
+		}
 		stays, err := c.staysWithDaemonSet(ctx, pod)
-		switch _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; {
+		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("read the DaemonSet of Pod %s/%s: %w", pod.Namespace, pod.Name, err))
-		case !stays && !mirror && s.blocksDrain(pod, node, c.clock.Now()) && !s.comesBack(pod):
+		case !stays:
 			pods = append(pods, *pod)
 		}
 	}
@@ -171,10 +174,10 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 
 // staysWithDaemonSet reports whether a Pod stays on a Node that is drained, like with kubectl drain
 // --ignore-daemonsets: a DaemonSet of Kubernetes that exists would create it again at once. A
-// finished Pod, and a Pod whose DaemonSet was deleted, leave
+// Pod whose DaemonSet was deleted leaves
 // (https://kubernetes.io/docs/tasks/administer-cluster/safely-drain-node/).
 func (c *Controller) staysWithDaemonSet(ctx context.Context, pod *corev1.Pod) (bool, error) {
-	if finished(pod) || !controlledByDaemonSet(pod) || controlledByOtherDaemonSet(pod) {
+	if !controlledByDaemonSet(pod) || controlledByOtherDaemonSet(pod) {
 		return false, nil
 	}
 	_, err := c.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, metav1.GetControllerOfNoCopy(pod).Name, metav1.GetOptions{})
