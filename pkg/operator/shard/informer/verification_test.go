@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
@@ -117,6 +118,34 @@ func TestServerThatDoesNotReplyToAQueryIsNotAWrongServer(t *testing.T) {
 			t.Errorf("with the instance: reachable %t, reason %v, synced %t", reachable, err, g.HasSynced("a"))
 		}
 	})
+}
+
+// redirectedClient replies to queries for the server of a connection.
+type redirectedClient struct {
+	nstancev1.OperatorServiceClient
+	server *conninfo.Info
+}
+
+func (c *redirectedClient) GetInstanceStatus(_ context.Context, _ *nstancev1.GetInstanceStatusRequest, options ...grpc.CallOption) (*nstancev1.InstanceStatusResponse, error) {
+	for _, option := range options {
+		if server, ok := option.(grpc.PeerCallOption); ok {
+			server.PeerAddr.AuthInfo = c.server
+		}
+	}
+	return &nstancev1.InstanceStatusResponse{}, nil
+}
+
+// The connection may be lost between the list and the query: then the server of the shard has
+// the instance, and the list is of another server.
+func TestReplyOfAnotherServerVerifiesNothing(t *testing.T) {
+	listed, next := conninfo.New(credentials.TLSInfo{}, "10.0.0.2:8993"), conninfo.New(credentials.TLSInfo{}, "10.0.0.1:8993")
+	g := NewGroups(Options{KnownInstances: func() map[string]Known { return map[string]Known{"a": {OnDemand: []string{"knd1"}}} }})
+	reader := &groupReader{groups: g, shard: "a", client: &redirectedClient{server: next}}
+	err := reader.verify(t.Context(), listed, nil)
+	assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	assert.Nil(t, listed.Rejected(), "the server was not asked")
+	reader.client = &redirectedClient{server: listed}
+	assert.NoError(t, reader.verify(t.Context(), listed, nil))
 }
 
 // After the first list, the cache is newer than the Kubernetes objects, which are written from
