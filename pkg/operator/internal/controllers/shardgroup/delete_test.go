@@ -6,6 +6,7 @@ package shardgroup
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -382,16 +383,21 @@ func TestDeletionThatThePoolDoesNotWantKeepsTheGroup(t *testing.T) {
 		assert.NotContains(t, call, "delete group")
 	}
 	h.ExpectEvents(`Normal GroupRetained shard "a" keeps group "workers" and its instances, because its pool still has the shard`)
+}
 
-	h = newHarness(t, newObject())
-	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
-	h.setGroup(reported())
-	h.wanted = true
-	controllertest.Change(h.API, "workers--a", func(o *v1beta1.NstanceShardGroup) {
-		o.Annotations = map[string]string{v1beta1.AnnotationConfirmDeletion: "workers--a"}
-	})
-	did, _, err = h.Sync()
-	require.NoError(t, err)
-	require.NotEmpty(t, did)
-	assert.Contains(t, did[0], "delete", "the confirmed deletion")
+// The annotation names the object, so that a copy of it confirms no other deletion.
+func TestConfirmedDeletionThatThePoolDoesNotWant(t *testing.T) {
+	for value, confirmed := range map[string]bool{"workers--a": true, "workers--b": false, "true": false, "": false} {
+		h := newHarness(t, newObject())
+		h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
+		h.setGroup(reported())
+		h.wanted = true
+		controllertest.Change(h.API, "workers--a", func(o *v1beta1.NstanceShardGroup) {
+			o.Annotations = map[string]string{v1beta1.AnnotationConfirmDeletion: value}
+		})
+		did, _, err := h.Sync()
+		require.NoError(t, err)
+		require.NotEmpty(t, did)
+		assert.Equal(t, confirmed, strings.HasPrefix(did[0], "delete"), "annotation %q: %s", value, did[0])
+	}
 }
