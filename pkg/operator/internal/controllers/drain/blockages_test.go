@@ -132,15 +132,21 @@ func TestNothingIsAcknowledgedBeforeVolumeAttachmentsAreKnown(t *testing.T) {
 		h := newHarness(t, newNode("n1"), volume, attachment, withClaim(newPod("db-0", "n1"), "data"))
 		h.restartWithout("volumeattachments")
 		h.announce("n1", time.Now().Add(10*time.Hour))
-		advance(time.Minute)
+		advance(3 * blockedAfter)
 		h.expectAcknowledged()
 		assert.Equal(t, 1, h.count("create pods/eviction"), "evictions")
 		blocked, message := h.blockedDrains()
 		assert.Equal(t, 1, blocked, "blocked drains")
 		assert.Contains(t, message, "VolumeAttachments")
 
+		// The informer lists again after a random delay of at most a minute.
 		h.stopFailures()
-		advance(40 * time.Second)
+		for range 60 {
+			if !h.controller.volumesSynced() {
+				advance(time.Second)
+			}
+		}
+		advance(time.Second)
 		h.expectAcknowledged()
 		require.NoError(t, h.StorageV1().VolumeAttachments().Delete(t.Context(), "data", metav1.DeleteOptions{}))
 		advance(2 * time.Second)
