@@ -339,6 +339,31 @@ func TestARemovalReadsTheAPIServer(t *testing.T) {
 	}
 }
 
+// So is the update of the next Pod.
+func TestAnUpdateReadsTheAPIServer(t *testing.T) {
+	h := newHarness(t, sized(4))
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Image = "new" })
+	partition := func() int32 { return *h.set().Spec.UpdateStrategy.RollingUpdate.Partition }
+	h.pass()
+	before := partition()
+	for range 40 {
+		h.show()
+		pod := h.pods()[0].DeepCopy()
+		unready := pod.DeepCopy()
+		unready.Status.Conditions[0].Status = corev1.ConditionFalse
+		h.builtIn.Update(podResource, unready)
+		_, err := h.syncStale(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, before, partition(), "%s is not ready", pod.Name)
+		h.builtIn.Update(podResource, pod)
+		h.pass()
+		before = partition()
+	}
+	for _, pod := range h.pods() {
+		assert.Equal(t, "new", pod.Labels["controller-revision-hash"], pod.Name)
+	}
+}
+
 // The load must be low for the whole window, whatever the time since the last change.
 func TestOneHighRateRestartsTheStabilization(t *testing.T) {
 	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { autoscaled(c); c.Spec.Nodes = 4 })
