@@ -317,6 +317,9 @@ func TestPlanRotation(t *testing.T) {
 		{name: "not while another one is pending", state: group(2, newInstance("b", 1, running, old), newInstance("c", 0, pending, known))},
 		{name: "not while another one is impaired", state: group(2, newInstance("b", 1, running, old), newInstance("c", 0, impaired)), want: []string{"create for unhealthy"}},
 		{name: "not while one is missing", state: group(2, newInstance("b", 1, running, old)), want: []string{"create for scale-up"}},
+		{name: "not while a missing one is left alone", state: group(2, newInstance("a", 2, instance.Missing), newInstance("b", 1, running, old)).with(func(s *state) {
+			s.kept = map[string]bool{"a": true}
+		})},
 		{name: "on-demand instances do not rotate and do not block rotation", state: group(1, newInstance("a", 1, running, old), newInstance("b", 1, running, old, onDemand, draining("expired", 3))), want: []string{"create for config-drift"}, next: 3},
 		{name: "an instance of the eligible age is replaced", state: group(2, newInstance("a", 20, running), newInstance("b", 19, running)).with(ages(20, 30, 0)), want: []string{"create for expired"}, next: 1},
 		{name: "then the oldest drains", state: group(2, newInstance("b", 21, running), newInstance("a", 22, running), newInstance("c", 0, pending, known)).with(ages(20, 30, 0)), want: []string{"drain a for expired until +5m0s"}, next: 9},
