@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // lost is a group that no object has.
@@ -178,6 +179,22 @@ func TestCheckPresent(t *testing.T) {
 	require.NoError(t, Reset(t.Context(), store, "us-west-2a"))
 	require.NoError(t, open(t, store).CheckPresent(t.Context(), keys))
 	require.ErrorContains(t, Reset(t.Context(), store, "us-west-2a"), objectKey)
+}
+
+// The storage has lost the object, and the configuration no longer names its groups. An object
+// without the other groups would hide that they are lost.
+func TestTheObjectIsStoredOnlyIfNoGroupIsMissing(t *testing.T) {
+	store := newStorage(t)
+	s, err := Open(t.Context(), newConfig(), newConfigWith(nil), store)
+	require.NoError(t, err)
+	missing := new(MissingError)
+	require.ErrorAs(t, s.CheckPresent(t.Context(), []instance.GroupKey{plain, dynamic}), &missing)
+	assert.Equal(t, []instance.GroupKey{dynamic}, missing.Groups)
+	_, err = store.Get(t.Context(), objectKey)
+	require.ErrorIs(t, err, storage.ErrNotFound)
+	require.NoError(t, s.CheckPresent(t.Context(), []instance.GroupKey{plain}))
+	_, err = store.Get(t.Context(), objectKey)
+	require.NoError(t, err)
 }
 
 func TestDelete(t *testing.T) {
