@@ -10,7 +10,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/clock"
+
+	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // The requests of a drain grow with its Pods, and not with other Nodes or with time.
@@ -120,4 +124,20 @@ func TestPodsThatAreCreatedOneAfterTheOtherAreListedTogether(t *testing.T) {
 			t.Errorf("%d lists of Pods for 100 Pods in 10 s", n)
 		}
 	})
+}
+
+// While the Nodes are listed, the shard may learn the provider id: the list has the Node by that
+// id, and not by the former one.
+func TestAListForAFormerProviderIDProvesNothing(t *testing.T) {
+	key := Key{Shard: "a", Instance: "knd1"}
+	former, notice := &shard.DeletionNotice{ProviderID: "kwok:///former"}, &shard.DeletionNotice{ProviderID: "kwok:///knd1"}
+	l := newNodeLookup(nil, clock.RealClock{}, func(Key, time.Duration) {})
+	none := &nodeList{}
+	l.request(key, notice)
+	l.setResult(key, former, none)
+	notFound, _ := l.result(key)
+	assert.False(t, notFound, "by the former id")
+	l.setResult(key, notice, none)
+	notFound, _ = l.result(key)
+	assert.True(t, notFound, "by the id of the notice")
 }
