@@ -63,14 +63,15 @@ func toleratesCordon(pod *corev1.Pod) bool {
 	})
 }
 
-// comesBack reports whether an evicted Pod would be replaced on the same Node.
-func (s *state) comesBack(pod *corev1.Pod) bool {
+// comesBack reports whether an evicted Pod would be replaced on the same Node. It is false until
+// the Node was listed: a Node that registers again may have got Pods before its cordon.
+func (s *state) comesBack(pod *corev1.Pod, node *corev1.Node) bool {
 	if controlledByOtherDaemonSet(pod) {
 		return true
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.present != nil && !s.present.Has(pod.UID) && toleratesCordon(pod)
+	return s.presentOn == node.UID && !s.present.Has(pod.UID) && toleratesCordon(pod)
 }
 
 // setPresent stores the Pods of the first list of a Node, which may be evicted even if they
@@ -78,7 +79,7 @@ func (s *state) comesBack(pod *corev1.Pod) bool {
 func (s *state) setPresent(node *corev1.Node, pods sets.Set[types.UID]) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.present == nil || s.presentOn != node.UID {
+	if s.presentOn != node.UID {
 		s.present, s.presentOn = pods, node.UID
 	}
 }
@@ -154,7 +155,7 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 	var errs []error
 	for i := range list.Items {
 		pod := &list.Items[i]
-		if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || !s.blocksDrain(pod, node, c.clock.Now()) || s.comesBack(pod) {
+		if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || !s.blocksDrain(pod, node, c.clock.Now()) || s.comesBack(pod, node) {
 			continue
 		}
 		stays, err := c.staysWithDaemonSet(ctx, pod)

@@ -131,3 +131,34 @@ func deletedWith(gracePeriod, ahead time.Duration) func(*corev1.Pod) {
 		pod.Finalizers = []string{"example.com/keep"}
 	}
 }
+
+// A Node that registers again is another Node: Pods that were bound to it before it was cordoned
+// leave, and those that come back stay.
+func TestPodsOfANodeThatRegistersAgainLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tolerant := func(name string) *corev1.Pod {
+			pod := newPod(name, "n1")
+			pod.Spec.Tolerations = []corev1.Toleration{{Operator: corev1.TolerationOpExists}}
+			return pod
+		}
+		h := newHarness(t, newNode("n1"), tolerant("web-0"))
+		h.setShardError(errUnreachable)
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(4 * time.Second)
+		h.deleteNode("n1")
+		h.addPod(tolerant("web-1"))
+		again := newNode("n1")
+		again.UID = "node-n1-again"
+		start := time.Now()
+		h.addNode(again)
+		advance(10 * time.Second)
+		assert.NotEqual(t, time.Duration(-1), h.evictedAt("web-1", start), "web-1 was there before the cordon")
+		stays := tolerant("web-2")
+		stays.Labels = nil
+		h.addPod(stays)
+		h.setShardError(nil)
+		advance(time.Minute)
+		h.expectAcknowledged("i-n1")
+		assert.Equal(t, 2, h.count("create pods/eviction"), "evictions")
+	})
+}

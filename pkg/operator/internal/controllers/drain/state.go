@@ -33,8 +33,8 @@ type state struct {
 	// classified are the Pods for which it is known whether they have to leave, leaving the
 	// Pods that have to leave.
 	classified, leaving sets.Set[types.UID]
-	// present are the Pods that had to leave when the Node was first listed after its cordon,
-	// nil before. Another Pod was created or bound later. presentOn is the Node.
+	// present are the Pods that had to leave when the Node was first listed after its cordon.
+	// Another Pod was created or bound later. presentOn is the Node, empty before.
 	present   sets.Set[types.UID]
 	presentOn types.UID
 	// unreadable are the Pods whose DaemonSets could not be read, and unreadableErr is the
