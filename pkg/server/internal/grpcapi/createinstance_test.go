@@ -227,6 +227,11 @@ func TestIdempotencyKeysArePerTenantAndIDsAreNot(t *testing.T) {
 	request.InstanceId, request.IdempotencyKey = record.ID, ""
 	_, err = s.CreateInstance(as(t.Context(), "other"), request)
 	expectStatus(t, "another tenant's id", err, codes.AlreadyExists, record.ID)
+	// Nothing but the tenant differs.
+	request.InstanceId = newID(t, "knd")
+	s.create(request)
+	_, err = s.CreateInstance(as(t.Context(), "other"), request)
+	expectStatus(t, "another tenant's id without a key", err, codes.AlreadyExists, request.InstanceId)
 	// No request created a managed instance.
 	request.InstanceId = s.add().ID
 	_, err = s.CreateInstance(s.ctx(), request)
