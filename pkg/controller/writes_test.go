@@ -133,6 +133,23 @@ func TestWritesForgetsWhatTheCacheHas(t *testing.T) {
 	}
 }
 
+// The cache may be stale: the patch is for this object and this finalizer, and for no others that
+// have its name and its place since.
+func TestRemoveFinalizer(t *testing.T) {
+	object := version("a", "1")
+	object.UID, object.Finalizers = "uid", []string{"other", "own"}
+	patch, err := RemoveFinalizer(object, "own")
+	require.NoError(t, err)
+	require.JSONEq(t, `[
+		{"op": "test", "path": "/metadata/uid", "value": "uid"},
+		{"op": "test", "path": "/metadata/finalizers/1", "value": "own"},
+		{"op": "remove", "path": "/metadata/finalizers/1"}
+	]`, string(patch))
+	patch, err = RemoveFinalizer(object, "missing")
+	require.NoError(t, err)
+	require.Nil(t, patch)
+}
+
 func TestApplyConfiguration(t *testing.T) {
 	condition := metav1.Condition{
 		Type: "Ready", Status: metav1.ConditionFalse, Reason: "Scaling",
