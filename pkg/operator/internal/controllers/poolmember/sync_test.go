@@ -196,15 +196,26 @@ func TestSyncWaitsForTheCacheOfItsWrites(t *testing.T) {
 
 func TestForeignNstanceMachineHasOneEventAndIsNotChanged(t *testing.T) {
 	const event = "Warning NameTaken instances get no NstanceMachine, because there is one of their name that is not of this pool: "
-	for name, inCache := range map[string]bool{"in the cache": true, "not in the cache yet": false} {
+	other := newPool("a")
+	other.Name, other.UID = "other", "other"
+	ofOther := newNstanceMachine(other, newMachinePool(), instance{"i-1", "a"})
+	for name, c := range map[string]struct {
+		existing *v1beta1.NstanceMachine
+		inCache  bool
+	}{
+		"in the cache":                          {foreign(), true},
+		"not in the cache yet":                  {foreign(), false},
+		"of another pool":                       {ofOther, true},
+		"of another pool, not in the cache yet": {ofOther, false},
+	} {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool("a")
 			objects := []runtime.Object{pool, newShardGroup(pool, "a")}
 			h := newHarness(t, byShard{"a": running("i-1", "i-2")}, objects...)
-			require.NoError(h.T, h.Tracker().Add(foreign()))
+			require.NoError(h.T, h.Tracker().Add(c.existing.DeepCopy()))
 			before := h.nstanceMachine("i-1")
 			var writes []string
-			if inCache {
+			if c.inCache {
 				h.show()
 			} else {
 				writes = append(writes, "create nstancemachines i-1")
