@@ -264,6 +264,20 @@ func TestARequestIsNotSentToAFormerShard(t *testing.T) {
 	h.Expect("create large of workers on b", applyM, applyStatusM)
 }
 
+// With another request id the shard would create another instance.
+func TestARequestIsNotSentWithAFormerID(t *testing.T) {
+	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
+	h.Show()
+	h.change(func(m *v1beta1.NstanceMachine) {
+		withShard(m)
+		m.Status.RequestID, m.ResourceVersion = "another", "99"
+	})
+	h.restart()
+	_, _, err := h.SyncStale()
+	require.ErrorContains(t, err, "the cache does not show")
+	assert.Zero(t, h.requests())
+}
+
 // The next shard may be stored although the reply to the write was lost, and the former shard
 // may accept the request by now.
 func TestARequestIsNotSentToAFormerShardAfterALostReply(t *testing.T) {
