@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/base/audit/audittest"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/informer"
+	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
 	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -177,4 +178,20 @@ func TestOneRequestIDFromTheCallToTheTerminations(t *testing.T) {
 		assert.NotContains(t, log.Text(), "secret-of-a-user")
 		assert.NotContains(t, log.Text(), "PRIVATE KEY")
 	})
+}
+
+// Before the groups of a server that names no shard were compared, it gets no call that changes
+// something.
+func TestCallsToAServerThatIsNotVerified(t *testing.T) {
+	nameless := conninfo.New(credentials.TLSInfo{}, "10.0.0.2:8993")
+	call := func(ctx context.Context, method string) error {
+		_, err := verifiedOnly{}.GetRequestMetadata(credentials.NewContextWithRequestInfo(ctx, credentials.RequestInfo{Method: method, AuthInfo: nameless}))
+		return err
+	}
+	const change, list = nstancev1.OperatorService_UpsertGroup_FullMethodName, nstancev1.OperatorService_ListGroups_FullMethodName
+	require.ErrorIs(t, call(t.Context(), change), errNotVerified)
+	require.NoError(t, call(t.Context(), list))
+	require.NoError(t, call(conninfo.WithVerifying(t.Context()), change), "the query that verifies it")
+	nameless.Verify()
+	require.NoError(t, call(t.Context(), change))
 }
