@@ -121,6 +121,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 				t.health.Registered(&i.Record)
 				t.changed(i.Key())
 			},
+			Failed: t.failures.ReportInstance,
 		},
 		Health: t.health,
 		Files:  t.files,

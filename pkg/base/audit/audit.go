@@ -137,6 +137,9 @@ const (
 	// IssueCertificate means that a certificate was signed, also one that an instance gets as a
 	// file.
 	IssueCertificate Action = "Audit: issue certificate"
+	// RefuseRegistration means that the provider contradicts what an agent with a valid nonce says
+	// of its machine, so that the agent gets no certificate.
+	RefuseRegistration Action = "Audit: refuse registration"
 	// RevokeCertificates means that certificates of a client were revoked.
 	RevokeCertificates Action = "Audit: revoke certificates"
 	// SetSecret means that a secret was stored, or encrypted again.
@@ -148,7 +151,7 @@ const (
 // Actions lists all actions.
 var Actions = []Action{
 	ShrinkGroup, ReplaceInstances, DeleteGroup, DeleteInstance, AcknowledgeDrain, DrainInstance, TerminateInstance, DeleteObject,
-	IssueNonce, IssueCertificate, RevokeCertificates, SetSecret, DeleteSecret,
+	IssueNonce, IssueCertificate, RefuseRegistration, RevokeCertificates, SetSecret, DeleteSecret,
 }
 
 const (

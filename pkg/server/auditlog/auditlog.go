@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package auditlog stores who was let into a cluster: an object of the storage for each nonce of an
-// operator, for certificates, each change of a secret, and each revocation
+// operator, for certificates, each change of a secret, each revocation, and
+// each registration that a provider contradicts
 // (docs/server-reference.md#audit-log). Logs of a process, and above all of an administrator's
 // command, do not last.
 package auditlog
@@ -52,7 +53,7 @@ type Entry struct {
 // kinds are the kinds of what entries are about, in the log.
 var kinds = map[audit.Action]string{
 	audit.IssueNonce: "Nonce", audit.IssueCertificate: "Certificate", audit.RevokeCertificates: "Certificate",
-	audit.SetSecret: "Secret", audit.DeleteSecret: "Secret",
+	audit.RefuseRegistration: "Registration", audit.SetSecret: "Secret", audit.DeleteSecret: "Secret",
 }
 
 // Log is the audit log of a shard, or of the cluster.
@@ -77,6 +78,9 @@ func (l Log) Write(ctx context.Context, entry Entry) error {
 	line := audit.Entry{
 		Action: entry.Action, Instance: entry.Instance, Kind: kinds[entry.Action], Name: entry.Name,
 		Writer: entry.Writer, Reason: entry.Reason, Result: audit.Accepted,
+	}
+	if entry.Action == audit.RefuseRegistration {
+		line.Result = audit.Rejected
 	}
 	if !entry.ExpiresAt.IsZero() {
 		line.To = "valid until " + entry.ExpiresAt.UTC().Format(time.RFC3339)

@@ -47,6 +47,8 @@ type Instance struct {
 	Unlisted bool
 	// Addresses are the addresses of the machine that the provider reports.
 	Addresses []netip.Addr
+	// Hostname is the host name of the machine that the provider reports.
+	Hostname string
 	// Stopped is true once the provider has reported that the instance is being terminated,
 	// or was stopped.
 	Stopped bool
@@ -150,6 +152,9 @@ type VM struct {
 	Reason string
 	// Addresses are the addresses of the machine, the preferred address first.
 	Addresses []netip.Addr
+	// Hostname is the host name, usually with a domain, that the provider's network gives to
+	// the machine. It is empty if the provider gives it no other name than its id.
+	Hostname string
 	// Expected is true if the provider has not found the instance yet: it only existed when
 	// it was last reported.
 	Expected bool
@@ -162,7 +167,8 @@ type VM struct {
 // Equal reports whether two reports are the same but for Unlisted.
 func (v VM) Equal(other VM) bool {
 	return v.ID == other.ID && v.ProviderID == other.ProviderID && v.Group == other.Group && v.Origin == other.Origin &&
-		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses) && v.Expected == other.Expected
+		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses) &&
+		v.Hostname == other.Hostname && v.Expected == other.Expected
 }
 
 // Origin is the part of a record that a provider stores with the instance, as metadata

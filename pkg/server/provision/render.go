@@ -62,42 +62,6 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	return f
 }
 
-// FileFacts are the values that the templates of files can use: the values for arguments, and
-// the agent's report about its machine (docs/server-reference.md#files).
-type FileFacts struct {
-	facts
-	Instance struct{ ID, Kind, Arch, Type, Hostname, IP4, IP6 string }
-}
-
-// FileFacts returns the values for an instance of a group, which Effective returned.
-func (p *Provisioner) FileFacts(group *groups.Group, record *instance.Record) FileFacts {
-	f := FileFacts{facts: p.facts(p.Config(), group, record)}
-	f.Instance.ID, f.Instance.Kind, f.Instance.Arch, f.Instance.Type = record.ID, group.Kind, group.Arch, group.InstanceType
-	if r := record.Registration; r != nil {
-		f.Instance.Hostname, f.Instance.IP4, f.Instance.IP6 = r.Hostname, r.IPv4, r.IPv6
-	}
-	return f
-}
-
-// Render renders one template. The error does not quote it.
-func (f FileFacts) Render(text string) (string, error) {
-	rendered, err := render("text", text, f)
-	if err != nil {
-		return "", withoutText(err)
-	}
-	return rendered, nil
-}
-
-// RenderAll returns a copy of value, which has the types of encoding/json, in which every
-// string is rendered. Keys are not rendered. The error does not quote the strings.
-func (f FileFacts) RenderAll(value any) (any, error) {
-	rendered, err := renderAny("text", value, f)
-	if err != nil {
-		return nil, withoutText(err)
-	}
-	return rendered, nil
-}
-
 // render parses and executes a template.
 func render(name, text string, facts any) (string, error) {
 	parsed, err := config.NewTemplate(name).Parse(text)

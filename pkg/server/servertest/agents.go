@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"maps"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -65,6 +67,29 @@ type agentProvider struct {
 	provider.Provider
 	machines *machines
 }
+
+// Get returns an instance with the address and the host name that agents report in tests.
+func (p *agentProvider) Get(id string) (instance.VM, bool) {
+	vm, found := p.Provider.Get(id)
+	return described(vm), found
+}
+
+// List is like Get for the instances of a group.
+func (p *agentProvider) List(group instance.GroupKey) []instance.VM {
+	vms := p.Provider.List(group)
+	for n := range vms {
+		vms[n] = described(vms[n])
+	}
+	return vms
+}
+
+func described(vm instance.VM) instance.VM {
+	vm.Addresses, vm.Hostname = machineAddresses, "machine.internal"
+	return vm
+}
+
+// machineAddresses are the addresses of each machine.
+var machineAddresses = []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("fd00::7")}
 
 // Create records the userdata.
 func (p *agentProvider) Create(ctx context.Context, spec provider.Spec) error {

@@ -11,10 +11,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"k8s.io/klog/v2"
 
@@ -26,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/registration"
@@ -63,6 +61,8 @@ type Registrar struct {
 	AuditLog auditlog.Log
 	// Registered is called after an agent has registered.
 	Registered func(i instance.Instance)
+	// Failed is called when the provider contradicts what an agent says of its machine.
+	Failed provider.FailureFunc
 
 	limits auditlog.Limits
 }
@@ -94,6 +94,9 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	machine, err := request.Machine.validated()
 	if err != nil {
 		return nil, err
+	}
+	if err := machine.compare(&i); err != nil {
+		return nil, r.refuse(ctx, &i, err)
 	}
 	certificate, err := r.issue(ctx, &i, key, "registration", machine.register)
 	if isRefused(err) {
@@ -323,46 +326,4 @@ func (r *Registrar) restore(ctx context.Context, i *instance.Instance, certifica
 	i.Registration = &own
 	r.Registered(*i)
 	return nil
-}
-
-// ErrMachine means that an agent reports an invalid address or host name.
-var ErrMachine = errors.New("the description of the machine is not valid")
-
-// maxHostname is the maximum length of a host name.
-const maxHostname = 253
-
-// Machine describes the agent's machine, as the agent reports it. Each field may be empty.
-type Machine struct {
-	IPv4, IPv6, Hostname string
-}
-
-// validated returns the machine with addresses in canonical form.
-func (m Machine) validated() (Machine, error) {
-	var err error
-	if m.IPv4, err = validateAddress("private_ipv4", m.IPv4, netip.Addr.Is4); err != nil {
-		return m, err
-	}
-	if m.IPv6, err = validateAddress("private_ipv6", m.IPv6, func(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }); err != nil {
-		return m, err
-	}
-	if len(m.Hostname) > maxHostname || !utf8.ValidString(m.Hostname) {
-		return m, fmt.Errorf("%w: hostname must be text of at most %d bytes", ErrMachine, maxHostname)
-	}
-	for _, c := range m.Hostname {
-		if !unicode.IsGraphic(c) || unicode.IsSpace(c) {
-			return m, fmt.Errorf("%w: hostname must have printable characters only", ErrMachine)
-		}
-	}
-	return m, nil
-}
-
-func validateAddress(name, value string, ofFamily func(netip.Addr) bool) (string, error) {
-	if value == "" {
-		return "", nil
-	}
-	address, err := netip.ParseAddr(value)
-	if err != nil || !ofFamily(address) || address.Zone() != "" {
-		return "", fmt.Errorf("%w: %s must be an address of that version", ErrMachine, name)
-	}
-	return address.String(), nil
 }

@@ -48,6 +48,12 @@ func newKey(t testing.TB, seed byte) (ed25519.PrivateKey, []byte) {
 // instance of tenant "default". Nonces are signed with key 0.
 func newRegistrar(t testing.TB) (*Registrar, string) {
 	t.Helper()
+	return newRegistrarWith(t, providertest.NewInstances())
+}
+
+// newRegistrarWith is like newRegistrar with the instances of a provider.
+func newRegistrarWith(t testing.TB, provider *providertest.Instances) (*Registrar, string) {
+	t.Helper()
 	store, err := file.Open(t.TempDir())
 	require.NoError(t, err)
 	c := &config.Config{ClusterID: "test", Shard: config.Shard{ID: "a"}, AgentCertificateTTL: time.Hour}
@@ -57,7 +63,7 @@ func newRegistrar(t testing.TB) (*Registrar, string) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = cached.Close() })
 	instances, err := instancestore.Open(t.Context(), instancestore.Options{
-		Storage: store, Cache: cached, Provider: providertest.NewInstances(), Shard: "a", Clock: clock.RealClock{},
+		Storage: store, Cache: cached, Provider: provider, Shard: "a", Clock: clock.RealClock{},
 	})
 	require.NoError(t, err)
 	id, err := puidv7.New("knd")
@@ -70,6 +76,7 @@ func newRegistrar(t testing.TB) (*Registrar, string) {
 		Authority: authority, NonceKey: nonceKey.Public().(ed25519.PublicKey), Instances: instances, Groups: wanted,
 		AuditLog:   auditlog.Log{Store: store, Scope: "a"},
 		Registered: func(instance.Instance) {},
+		Failed:     func(instance.GroupKey, string, error) {},
 	}, id.String()
 }
 

@@ -83,7 +83,7 @@ func TestFilesAreNotSentOnTheStreamOfAFormerAgent(t *testing.T) {
 			Groups: store, Instances: knownInstance{i},
 			Renderer: &agentfiles.Renderer{
 				Config: store.Config,
-				Facts:  func(*groups.Group, *instance.Record) provision.FileFacts { return provision.FileFacts{} },
+				Facts:  func(*groups.Group, *instance.Instance) provision.FileFacts { return provision.FileFacts{} },
 			},
 			LastReport: func(string) *nstancev1.HealthReportRequest { return &nstancev1.HealthReportRequest{} },
 			Failed:     func(_ instance.GroupKey, _ string, err error) { t.Error(err) },

@@ -98,7 +98,7 @@ func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.V
 		switch {
 		case known != nil && (!ours || vm.ID != known.ID):
 			vm = *known
-			vm.Addresses = addresses(&all[n])
+			vm.Addresses, vm.Hostname = addresses(&all[n]), awssdk.ToString(all[n].PrivateDnsName)
 		case !ours:
 			continue
 		}

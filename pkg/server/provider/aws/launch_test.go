@@ -47,7 +47,7 @@ func TestLaunch(t *testing.T) {
 		require.NotNil(t, made)
 		assert.Equal(t, cloud.VM{
 			ID: r.ID, ProviderID: "aws:///us-test-1a/" + made.ID, Group: workers, Origin: r.Origin, Type: testType.Name, State: instance.Pending,
-			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::0:0:1:1")},
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::0:0:1:1")}, Hostname: "ip-10-0-0-1.ec2.internal",
 		}, m)
 		assert.Equal(t, r.Userdata, made.Userdata)
 		assert.Equal(t, []string{"instance", "volume", "network-interface", "spot-instances-request"}, made.Tagged)

@@ -168,12 +168,18 @@ func (a *API) vm(i *types.Instance, id string) cloud.VM {
 		ProviderID: providerID(zone, awssdk.ToString(i.InstanceId)),
 		Type:       string(i.InstanceType),
 		Addresses:  addresses(i),
+		// https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/ec2-instance-naming.html
+		Hostname: awssdk.ToString(i.PrivateDnsName),
 	}
 }
 
-// addresses returns the private addresses of an instance, IPv4 first.
+// addresses returns the private addresses of an instance, IPv4 first, the address of the
+// first network interface before those of others.
 func addresses(i *types.Instance) []netip.Addr {
 	texts := []string{awssdk.ToString(i.PrivateIpAddress)}
+	for _, nic := range i.NetworkInterfaces {
+		texts = append(texts, awssdk.ToString(nic.PrivateIpAddress))
+	}
 	for _, nic := range i.NetworkInterfaces {
 		for _, address := range nic.Ipv6Addresses {
 			texts = append(texts, awssdk.ToString(address.Ipv6Address))
@@ -181,7 +187,7 @@ func addresses(i *types.Instance) []netip.Addr {
 	}
 	var all []netip.Addr
 	for _, text := range texts {
-		if address, err := netip.ParseAddr(text); err == nil {
+		if address, err := netip.ParseAddr(text); err == nil && !slices.Contains(all, address) {
 			all = append(all, address)
 		}
 	}

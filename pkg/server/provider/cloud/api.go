@@ -77,6 +77,8 @@ type VM struct {
 	Reason string
 	// Addresses are the addresses of the VM, the preferred address first.
 	Addresses []netip.Addr
+	// Hostname is the host name that the cloud gives to the VM, if it is not the instance id.
+	Hostname string
 }
 
 // Limits limit the calls to a cloud, and say how soon its responses are up to date.

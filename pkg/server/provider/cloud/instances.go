@@ -84,7 +84,8 @@ func (e *entry) instanceVM() instance.VM {
 	switch {
 	case e.vm == nil:
 	case e.listed:
-		i.ProviderID, i.State, i.Reason, i.Addresses = e.vm.ProviderID, e.vm.State, e.vm.Reason, e.vm.Addresses
+		i.ProviderID, i.State, i.Reason = e.vm.ProviderID, e.vm.State, e.vm.Reason
+		i.Addresses, i.Hostname = e.vm.Addresses, e.vm.Hostname
 	case e.vm.State != instance.Running:
 		i.State, i.Reason = e.vm.State, e.vm.Reason
 	}

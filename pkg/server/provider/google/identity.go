@@ -153,6 +153,8 @@ func (a *API) vm(vm virtualMachine, i identity) cloud.VM {
 		Origin:     i.Instance(),
 		Type:       vm.MachineType[strings.LastIndex(vm.MachineType, "/")+1:],
 		Addresses:  vm.addresses(),
+		// https://cloud.google.com/compute/docs/internal-dns
+		Hostname: fmt.Sprintf("%s.%s.c.%s.internal", vm.Name, a.shard.Zone, a.options.Project),
 	}
 	m.State, m.Reason = vm.state()
 	return m

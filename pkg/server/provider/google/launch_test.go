@@ -36,7 +36,7 @@ func TestLaunch(t *testing.T) {
 		assert.True(t, netip.MustParsePrefix("10.0.0.0/16").Contains(m.Addresses[0]))
 		assert.Equal(t, cloud.VM{
 			ID: r.ID, ProviderID: "gce://test-project/zone-a/" + r.ID, Group: workers, Origin: r.Origin, Type: "e2-small",
-			State: instance.Running, Addresses: m.Addresses,
+			State: instance.Running, Addresses: m.Addresses, Hostname: r.ID + ".zone-a.c.test-project.internal",
 		}, m)
 		made, _ := w.Machine(r.ID)
 		assert.Equal(t, map[string]string{

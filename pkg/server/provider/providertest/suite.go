@@ -136,7 +136,7 @@ func (s *suite) expectVM(h *Harness, want instance.VM) {
 	if want.ProviderID == "" {
 		want.ProviderID = got.ProviderID
 	}
-	want.Addresses = got.Addresses
+	want.Addresses, want.Hostname = got.Addresses, got.Hostname
 	if !known || !got.Equal(want) {
 		s.t.Errorf("Get returns %v, %t, want %v", got, known, want)
 	}

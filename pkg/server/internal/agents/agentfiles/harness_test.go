@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -131,9 +132,12 @@ func (s *shard) renderer() *Renderer {
 }
 
 func newInstance(id string) instance.Instance {
-	return instance.Instance{Record: instance.Record{
-		ID: id, Tenant: workersKey.Tenant, Group: workersKey.Group, Registration: &instance.Registration{Hostname: "machine", IPv4: "10.0.0.7"},
-	}}
+	return instance.Instance{
+		Record: instance.Record{
+			ID: id, Tenant: workersKey.Tenant, Group: workersKey.Group, Registration: &instance.Registration{Hostname: "machine", IPv4: "10.0.0.7"},
+		},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.7")}, Hostname: "machine",
+	}
 }
 
 // world is a Pusher that runs, in a bubble of synctest: times are exact.

@@ -248,7 +248,7 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	if session == nil {
 		return nil
 	}
-	patch, err := p.Renderer.patch(ctx, group, &i.Record, keys)
+	patch, err := p.Renderer.patch(ctx, group, i, keys)
 	if err != nil {
 		return err
 	}

@@ -50,7 +50,7 @@ type Patch struct {
 type Renderer struct {
 	Config func() *config.Config
 	// Facts has the values for templates.
-	Facts func(*groups.Group, *instance.Record) provision.FileFacts
+	Facts func(*groups.Group, *instance.Instance) provision.FileFacts
 	// Secret and Object read a secret and an object of the storage.
 	Secret func(ctx context.Context, name string) ([]byte, error)
 	Object func(ctx context.Context, key string) ([]byte, error)
@@ -65,9 +65,9 @@ type Renderer struct {
 
 // patch returns the files of an instance of a group, which provision.Effective returned. keys
 // are the agent's keys. The error names the file and shows no part of its content.
-func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *instance.Record, keys map[string]ed25519.PublicKey) (*Patch, error) {
+func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.Instance, keys map[string]ed25519.PublicKey) (*Patch, error) {
 	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
-	facts := r.Facts(group, record)
+	facts := r.Facts(group, i)
 	var certificates [][]byte
 	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
 		content, err := r.content(ctx, group.Files[name], facts, keys)
@@ -88,7 +88,7 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *insta
 		}
 	}
 	if len(certificates) > 0 {
-		if err := r.Issue(ctx, record, certificates); err != nil {
+		if err := r.Issue(ctx, &i.Record, certificates); err != nil {
 			return nil, err
 		}
 	}
@@ -170,7 +170,7 @@ func (r *Renderer) certificate(source config.FileSource, facts provision.FileFac
 	if !found {
 		return nil, fmt.Errorf("the agent has not sent the key %q", source.Key)
 	}
-	workload, err := workloadOf(template, facts)
+	workload, err := workloadOf(template, facts.Certified())
 	if err != nil {
 		return nil, fmt.Errorf("certificate template %q: %w", source.Template, err)
 	}

@@ -26,8 +26,8 @@ import (
 // render makes the files of instance "a".
 func (s *shard) render(t *testing.T, keys map[string]ed25519.PublicKey) (*Patch, error) {
 	t.Helper()
-	record := newInstance("a").Record
-	return s.renderer().patch(t.Context(), s.groups[workersKey], &record, keys)
+	i := newInstance("a")
+	return s.renderer().patch(t.Context(), s.groups[workersKey], &i, keys)
 }
 
 func TestFilesOfEachKind(t *testing.T) {
@@ -69,6 +69,41 @@ func TestACertificateOfAClient(t *testing.T) {
 	_, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
 	require.NoError(t, err)
 	assert.Equal(t, []pki.Workload{{CommonName: "worker", TTL: time.Hour}}, s.signed)
+}
+
+// A certificate waits until the provider confirms what the agent says of its machine.
+func TestACertificateWaitsForTheAddressesOfTheProvider(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.setGroup(func(group *groups.Group) {
+			group.Files = map[string]config.File{"kubelet.crt": files()["kubelet.crt"]}
+		})
+		reported := w.instances["a"]
+		set := func(addresses []netip.Addr) {
+			w.lock.Lock()
+			defer w.lock.Unlock()
+			i := reported
+			i.Addresses = addresses
+			w.instances["a"] = i
+		}
+		set(nil)
+		session, end := w.ReceiveFiles("a")
+		defer end()
+		synctest.Wait()
+		i := reported
+		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+		w.report("a", "", nil)
+		const failure = `default/workers a: files of instance a: make file kubelet.crt: certificate template "kubelet": ip: .Instance.IP4: `
+		assert.Contains(t, w.takeFailures(), failure+"the provider reports no addresses of the instance, or not yet")
+		set([]netip.Addr{netip.MustParseAddr("10.0.0.8")})
+		pass(maxBackoff)
+		assert.Contains(t, w.takeFailures(), failure+"the agent reports the address 10.0.0.7, must be one of those that the provider reports, [10.0.0.8]")
+		wantNothing(t, session)
+		assert.Empty(t, w.signed)
+		set(reported.Addresses)
+		pass(maxBackoff)
+		wantPatch(t, session, "hash-1")
+		assert.Len(t, w.signed, 1)
+	})
 }
 
 // An instance gets all of its files or no file. The error names the file and shows no
@@ -138,8 +173,8 @@ func TestErrorsOfFilesAreWrapped(t *testing.T) {
 	assert.ErrorIs(t, err, storage.ErrNotFound)
 	r, failed := s.renderer(), errors.New("no CA")
 	r.Sign = func(pki.Workload, ed25519.PublicKey) ([]byte, error) { return nil, failed }
-	record := newInstance("a").Record
-	_, err = r.patch(t.Context(), s.groups[workersKey], &record, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	i := newInstance("a")
+	_, err = r.patch(t.Context(), s.groups[workersKey], &i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
 	assert.ErrorIs(t, err, failed)
 	assert.ErrorContains(t, err, "make file kubelet.crt: ")
 }

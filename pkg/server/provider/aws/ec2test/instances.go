@@ -274,7 +274,7 @@ func (s *Server) describe(i *Instance, now time.Time) instanceItem {
 	if now.Sub(i.launched) < s.AddressDelay || state.name == "terminated" {
 		return item
 	}
-	item.Address = i.address
+	item.Address, item.DNSName = i.address, "ip-"+strings.ReplaceAll(i.address, ".", "-")+".ec2.internal"
 	nic := interfaceItem{ID: "eni-" + i.ID[2:], Address: i.address}
 	for n := range i.ipv6 {
 		nic.IPv6 = append(nic.IPv6, ipv6Item{fmt.Sprintf("2001:db8::%s:%x", strings.ReplaceAll(i.address[3:], ".", ":"), n+1)})

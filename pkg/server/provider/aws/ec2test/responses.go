@@ -96,6 +96,7 @@ type instanceItem struct {
 	Zone        string          `xml:"placement>availabilityZone"`
 	SubnetID    string          `xml:"subnetId"`
 	Address     string          `xml:"privateIpAddress,omitempty"`
+	DNSName     string          `xml:"privateDnsName,omitempty"`
 	Interfaces  []interfaceItem `xml:"networkInterfaceSet>item"`
 	LaunchTime  string          `xml:"launchTime"`
 	Lifecycle   string          `xml:"instanceLifecycle,omitempty"`
