@@ -200,6 +200,7 @@ cat >agent.env <<ENV
 NSTANCE_INSTANCE_ID={{.Instance.ID}}
 NSTANCE_SERVER_REGISTRATION_ADDR={{.Server.RegistrationAddr}}
 NSTANCE_SERVER_AGENT_ADDR={{.Server.AgentAddr}}
+NSTANCE_SERVER_URI=nstance://{{.Cluster.ID}}/{{.Server.Shard}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
 NSTANCE_INSTANCE_HOSTNAME={{.Instance.ID}}
 NSTANCE_IDENTITY_DIR=identity

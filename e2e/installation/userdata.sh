@@ -12,6 +12,7 @@ cat >/etc/nstance-agent.env <<'ENV'
 NSTANCE_SERVER_REGISTRATION_ADDR={{.Server.RegistrationAddr}}
 NSTANCE_SERVER_AGENT_ADDR={{.Server.AgentAddr}}
 NSTANCE_INSTANCE_ID={{.Instance.ID}}
+NSTANCE_SERVER_URI=nstance://{{.Cluster.ID}}/{{.Server.Shard}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
 NSTANCE_PROVIDER=aws
 ENV

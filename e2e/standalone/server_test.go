@@ -46,6 +46,7 @@ type object = map[string]any
 const userdata = `NSTANCE_INSTANCE_ID={{.Instance.ID}}
 NSTANCE_SERVER_REGISTRATION_ADDR={{.Server.RegistrationAddr}}
 NSTANCE_SERVER_AGENT_ADDR={{.Server.AgentAddr}}
+NSTANCE_SERVER_URI=nstance://{{.Cluster.ID}}/{{.Server.Shard}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
 identity/nonce.jwt={{.Nonce}}
 identity/ca.crt<<END

@@ -19,6 +19,7 @@ NSTANCE_INSTANCE_ID={{.Instance.ID}}
 NSTANCE_INSTANCE_KIND={{.Instance.Kind}}
 NSTANCE_SERVER_REGISTRATION_ADDR={{.Server.RegistrationAddr}}
 NSTANCE_SERVER_AGENT_ADDR={{.Server.AgentAddr}}
+NSTANCE_SERVER_URI=nstance://{{.Cluster.ID}}/{{.Server.Shard}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
 NSTANCE_PROVIDER={{.Provider.Kind}}
 EOF

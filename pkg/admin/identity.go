@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/base/keys"
 )
 
@@ -50,13 +51,19 @@ func loadIdentity(folder string) (*tls.Config, error) {
 	return config, nil
 }
 
-// trust returns the TLS configuration that trusts servers of an authority.
+// trust returns the TLS configuration that trusts servers of an authority, but no workloads.
 func trust(caPEM []byte) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(caPEM) {
 		return nil, errors.New("no PEM certificate found")
 	}
-	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}, nil
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    roots,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return identifier.CheckServer(state.PeerCertificates[0])
+		},
+	}, nil
 }
 
 // ensureKey returns the key of the identity in folder. It creates a missing key.

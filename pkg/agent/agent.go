@@ -33,6 +33,7 @@ func Run(ctx context.Context, o *Options) error {
 	if err != nil {
 		return fmt.Errorf("open the identity: %w", err)
 	}
+	id.ServerURI = o.ServerURI
 	exporter := newExporter(id)
 	health := &health{metrics: exporter.handler()}
 	if err := health.serve(ctx, o.HealthAddress); err != nil {

@@ -23,6 +23,9 @@ import (
 type Options struct {
 	// RegistrationAddress and AgentAddress are the two addresses of the server, host:port.
 	RegistrationAddress, AgentAddress string
+	// ServerURI is the URI that the server's certificate must have, nstance://CLUSTER/SHARD. If
+	// it is empty, every server of the CA is accepted.
+	ServerURI string
 	// InstanceID is the id of the instance that runs on this machine.
 	InstanceID string
 
@@ -81,6 +84,7 @@ func DefaultOptions() *Options {
 func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.RegistrationAddress, "server-registration-addr", o.RegistrationAddress, "address at which the server registers instances, host:port (required)")
 	flags.StringVar(&o.AgentAddress, "server-agent-addr", o.AgentAddress, "address of the server for agents, host:port (required)")
+	flags.StringVar(&o.ServerURI, "server-uri", o.ServerURI, "URI that the certificate of the server must have, nstance://CLUSTER/SHARD; empty to accept each server of the CA")
 	flags.StringVar(&o.InstanceID, "instance-id", o.InstanceID, "id of the instance that runs on this machine (required)")
 	flags.StringVar(&o.IdentityFolder, "identity-dir", o.IdentityFolder, "folder of the CA, the nonce, the key and the certificate of the instance")
 	flags.StringVar(&o.KeysFolder, "keys-dir", o.KeysFolder, "folder of the keys that the server requests")
@@ -114,6 +118,9 @@ func (o *Options) Validate() error {
 	}
 	refuse("server-registration-addr", validateAddress(o.RegistrationAddress))
 	refuse("server-agent-addr", validateAddress(o.AgentAddress))
+	if parsed, err := url.Parse(o.ServerURI); o.ServerURI != "" && (err != nil || parsed.Scheme != identifier.ServerScheme || parsed.Host == "" || parsed.Path == "") {
+		refuse("server-uri", fmt.Errorf("%q must be of the form nstance://CLUSTER/SHARD", o.ServerURI))
+	}
 	refuse("instance-id", identifier.Validate(o.InstanceID))
 	for flag, folder := range map[string]string{"identity-dir": o.IdentityFolder, "keys-dir": o.KeysFolder, "recv-dir": o.ReceiveFolder} {
 		if folder == "" {

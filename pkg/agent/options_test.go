@@ -32,6 +32,7 @@ func TestEnvironment(t *testing.T) {
 	got, err := parse(t, map[string]string{
 		"NSTANCE_SERVER_REGISTRATION_ADDR": "10.0.0.1:8992",
 		"NSTANCE_SERVER_AGENT_ADDR":        "10.0.0.1:8994",
+		"NSTANCE_SERVER_URI":               "nstance://test/a",
 		"NSTANCE_INSTANCE_ID":              "knc06bgm7733st2576nx5jht4ecjw",
 		"NSTANCE_DEBUG":                    "true",
 		"NSTANCE_ENVIRONMENT":              "production",
@@ -57,7 +58,7 @@ func TestEnvironment(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, got.Validate())
 	want := &Options{
-		RegistrationAddress: "10.0.0.1:8992", AgentAddress: "10.0.0.1:8994", InstanceID: "knc06bgm7733st2576nx5jht4ecjw",
+		RegistrationAddress: "10.0.0.1:8992", AgentAddress: "10.0.0.1:8994", ServerURI: "nstance://test/a", InstanceID: "knc06bgm7733st2576nx5jht4ecjw",
 		Debug: true, Environment: "production", IdentityFolder: "/i", KeysFolder: "/k", ReceiveFolder: "/r",
 		IdentityMode: 0o640, KeysMode: 0o600, ReceiveMode: 0o644, InstanceKind: "knc", InstanceHostname: "h",
 		InstanceFQDN: "h.example.org", InstanceIPv4: "10.0.0.2", InstanceIPv6: "fd00::2", MetricsInterface: "eth0",
@@ -82,12 +83,12 @@ func TestDefaults(t *testing.T) {
 
 func TestValidateNamesEveryWrongOption(t *testing.T) {
 	o := &Options{
-		RegistrationAddress: "host", AgentAddress: "host:0", InstanceID: "A", InstanceIPv4: "fd00::1", InstanceIPv6: "x",
+		RegistrationAddress: "host", AgentAddress: "host:0", InstanceID: "A", ServerURI: "https://test/a", InstanceIPv4: "fd00::1", InstanceIPv6: "x",
 		ReportInterval: -1, MetadataURL: "metadata",
 	}
 	err := o.Validate()
 	for _, flag := range []string{
-		"server-registration-addr", "server-agent-addr", "instance-id", "identity-dir", "keys-dir", "recv-dir",
+		"server-registration-addr", "server-agent-addr", "server-uri", "instance-id", "identity-dir", "keys-dir", "recv-dir",
 		"instance-ipv4", "instance-ipv6", "report-interval", "spot-poll-interval", "metadata-url",
 	} {
 		if err == nil || !strings.Contains(err.Error(), "--"+flag+": ") {

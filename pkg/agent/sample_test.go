@@ -28,8 +28,8 @@ func TestUserdataSample(t *testing.T) {
 	var script bytes.Buffer
 	require.NoError(t, sample.ExecuteTemplate(&script, "userdata.sh", map[string]any{
 		"Instance": map[string]string{"ID": "knc06bgm7733st2576nx5jht4ecjw", "Kind": "knc"},
-		"Cluster":  map[string]string{"CACert": "-----BEGIN CERTIFICATE-----"},
-		"Server":   map[string]string{"RegistrationAddr": "10.0.0.1:8992", "AgentAddr": "10.0.0.1:8994", "HealthCheckInterval": "1m0s"},
+		"Cluster":  map[string]string{"ID": "test", "CACert": "-----BEGIN CERTIFICATE-----"},
+		"Server":   map[string]string{"Shard": "a", "RegistrationAddr": "10.0.0.1:8992", "AgentAddr": "10.0.0.1:8994", "HealthCheckInterval": "1m0s"},
 		"Provider": map[string]string{"Kind": "aws"},
 		"Nonce":    "SECRET",
 	}))

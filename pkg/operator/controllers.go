@@ -124,7 +124,7 @@ func (c *components) registrationOptions(options *Options, informers *informers)
 		Cert:        informers.cert,
 		Endpoints:   c.configuration,
 		Credentials: func(authorities *x509.CertPool, shard string) credentials.TransportCredentials {
-			return identity.AnonymousCredentials(authorities, options.ClusterID, shard)
+			return identity.AnonymousCredentials(authorities, options.ClusterID, shard, options.RequireServerURI)
 		},
 		Renewer: c.connections,
 	}

@@ -113,7 +113,7 @@ func newComponents(
 	ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder, kubernetesCluster string,
 	metrics prometheus.Registerer,
 ) (*components, error) {
-	id := &identity.Identity{}
+	id := &identity.Identity{RequireURI: options.RequireServerURI}
 	c := &components{
 		connections: connpool.New(connpool.Options{
 			Credentials:       id.Credentials(options.ClusterID),

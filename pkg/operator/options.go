@@ -42,6 +42,8 @@ type Options struct {
 	// ShardsConfigMap and CAConfigMap name the objects with the shards' endpoints and
 	// their CA.
 	ShardsConfigMap, CAConfigMap string
+	// RequireServerURI makes the operator refuse servers whose certificate names no shard.
+	RequireServerURI bool
 	// NonceSecret, KeySecret and CertSecret name the Secrets with the nonce for the
 	// registration, the operator's key and its client certificate.
 	NonceSecret, KeySecret, CertSecret string
@@ -113,6 +115,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.WebhookAddress, "webhook-address", o.WebhookAddress, "address that serves the admission webhook")
 	flags.StringVar(&o.ShardsConfigMap, "shards-configmap", o.ShardsConfigMap, "ConfigMap with the shards' endpoints")
 	flags.StringVar(&o.CAConfigMap, "ca-configmap", o.CAConfigMap, "ConfigMap with the shards' CA in ca.crt")
+	flags.BoolVar(&o.RequireServerURI, "require-server-uri", o.RequireServerURI, "refuse shard servers whose certificate does not name their shard, as of other versions")
 	flags.StringVar(&o.NonceSecret, "nonce-secret", o.NonceSecret, "Secret with the nonce to register with in nonce.jwt")
 	flags.StringVar(&o.KeySecret, "key-secret", o.KeySecret, "Secret that the operator keeps the key of its client certificate in")
 	flags.StringVar(&o.CertSecret, "cert-secret", o.CertSecret, "Secret with the operator's client certificate in tls.crt and tls.key")

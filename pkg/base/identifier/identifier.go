@@ -7,7 +7,6 @@ package identifier
 
 import (
 	"fmt"
-	"net/url"
 	"regexp"
 	"strings"
 )
@@ -50,23 +49,3 @@ const KubernetesClusterKey = "nstance-kubernetes-cluster"
 // OtherClusterReason is the reason in the google.rpc.ErrorInfo of a call that is
 // rejected because the tenant belongs to another Kubernetes cluster.
 const OtherClusterReason = "OTHER_KUBERNETES_CLUSTER"
-
-// ServerScheme is the scheme of the URIs that name servers in their certificates.
-const ServerScheme = "nstance"
-
-// ServerURI returns the URI of the servers of a shard in their certificates
-// (docs/protocol.md#authentication).
-func ServerURI(cluster, shard string) *url.URL {
-	return &url.URL{Scheme: ServerScheme, Host: cluster, Path: "/" + shard}
-}
-
-// ServerNames returns the URIs of a certificate that name a server.
-func ServerNames(uris []*url.URL) []string {
-	var names []string
-	for _, uri := range uris {
-		if uri.Scheme == ServerScheme {
-			names = append(names, uri.String())
-		}
-	}
-	return names
-}

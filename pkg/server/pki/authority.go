@@ -10,6 +10,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -226,7 +227,8 @@ func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 }
 
 // Workload is the identity of software on an instance, such as a kubelet. It is not a Client:
-// its certificate has no role, so no service of a shard server accepts it.
+// its certificate has no role, so no service of a shard server accepts it, and is marked, so that
+// no agent or operator takes its owner for a server.
 type Workload struct {
 	// Server is true for a server certificate, false for a client certificate.
 	Server        bool
@@ -254,6 +256,8 @@ func (a *Authority) SignWorkload(w Workload, key ed25519.PublicKey, reserved []s
 		template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	}
 	template.DNSNames, template.URIs = w.DNS, w.URI
+	// The value is an ASN.1 NULL.
+	template.ExtraExtensions = []pkix.Extension{{Id: identifier.WorkloadOID, Value: asn1.NullBytes}}
 	for _, address := range w.IP {
 		template.IPAddresses = append(template.IPAddresses, net.IP(address.Unmap().AsSlice()))
 	}

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Clients trust the authority of workloads, and compare only names: a mapped IPv4 address is
@@ -44,4 +46,6 @@ func TestWorkloadsDoNotGetTheNamesOfServers(t *testing.T) {
 	require.NoError(t, err)
 	assert.NoError(t, certificate.VerifyHostname("node.example.com"))
 	assert.NoError(t, certificate.VerifyHostname("10.0.0.8"))
+	assert.ErrorIs(t, identifier.CheckServer(certificate), identifier.ErrWorkload)
+	assert.Empty(t, certificate.UnhandledCriticalExtensions, "others accept the certificate")
 }

@@ -14,9 +14,12 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/credentials"
+
+	"nstance.dev/operator/pkg/base/identifier"
 )
 
 // Certificate is the client certificate of the instance.
@@ -98,8 +101,8 @@ func (i *Identity) parse(certPEM []byte) (*Certificate, error) {
 }
 
 // Credentials returns gRPC client credentials for TLS 1.3 with the certificate of the
-// instance. The certificate of the server must chain to the CA and be valid for the host of
-// the dialed address. The files are read at each handshake, so that a new certificate or CA
+// instance. The certificate of the server must chain to the CA, be valid for the host of
+// the dialed address, have ServerURI, and not be the certificate of a workload. The files are read at each handshake, so that a new certificate or CA
 // applies to the next connection.
 func (i *Identity) Credentials() credentials.TransportCredentials {
 	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i, mutual: true}
@@ -126,7 +129,7 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 	}
 	// Without a ServerName, gRPC's credentials use the host of the authority
 	// (https://pkg.go.dev/google.golang.org/grpc/credentials#NewTLS).
-	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities}
+	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities, VerifyConnection: c.identity.verifyServer}
 	if c.mutual {
 		certificate, err := c.identity.Certificate()
 		if err != nil {
@@ -142,6 +145,22 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 		}
 	}
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+}
+
+// errOtherServer means that a server has not the URI that is required.
+var errOtherServer = errors.New("the certificate of the server belongs to another server")
+
+// verifyServer checks the certificate of a server beyond its chain and its host.
+func (i *Identity) verifyServer(state tls.ConnectionState) error {
+	certificate := state.PeerCertificates[0]
+	if err := identifier.CheckServer(certificate); err != nil {
+		return err
+	}
+	names := identifier.ServerNames(certificate.URIs)
+	if i.ServerURI != "" && !slices.Contains(names, i.ServerURI) {
+		return fmt.Errorf("%w: it names %q, needs to name %q", errOtherServer, names, i.ServerURI)
+	}
+	return nil
 }
 
 // Clone implements credentials.TransportCredentials.

@@ -42,6 +42,9 @@ type Identity struct {
 	folder     string
 	mode       fs.FileMode
 	instanceID string
+	// ServerURI is the URI that certificates of servers must have, "" if they need none. It must
+	// be set before the first connection.
+	ServerURI string
 }
 
 // Open returns the identity in a folder. It creates a missing folder. All files get the

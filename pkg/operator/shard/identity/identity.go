@@ -30,6 +30,10 @@ var errMissing = errors.New("no client certificate and cluster CA are set yet")
 // time: new connections use the current identity, and existing connections stay open. The zero
 // Identity is ready for use. It is safe for concurrent use.
 type Identity struct {
+	// RequireURI makes the connections refuse servers whose certificate names no shard. It must
+	// be set before the first connection.
+	RequireURI bool
+
 	mu          sync.RWMutex
 	certificate *tls.Certificate
 	authorities *x509.CertPool
@@ -77,8 +81,9 @@ func (i *Identity) tlsConfig() (*tls.Config, error) {
 // Credentials returns a function that returns gRPC client credentials for the servers of a
 // shard. They use TLS 1.3, and at each handshake the current client certificate and CA. The
 // server's certificate must contain the host of the endpoint. If it names another shard, the
-// error is a shard.WrongServerError. A certificate without a shard is accepted: the server is
-// then verified by its groups (docs/protocol.md#authentication).
+// error is a shard.WrongServerError. A certificate without a shard is accepted unless RequireURI is
+// set: the server is then verified by its groups (docs/protocol.md#authentication). A certificate
+// of a workload never is.
 func (i *Identity) Credentials(cluster string) func(shard string) credentials.TransportCredentials {
 	return func(shard string) credentials.TransportCredentials {
 		return &transportCredentials{
@@ -90,14 +95,14 @@ func (i *Identity) Credentials(cluster string) func(shard string) credentials.Tr
 }
 
 // AnonymousCredentials returns gRPC client credentials without a client certificate. Servers
-// are verified in the same way as by Credentials.
-func AnonymousCredentials(authorities *x509.CertPool, cluster, shard string) credentials.TransportCredentials {
+// are verified in the same way as by Credentials, with Identity.RequireURI.
+func AnonymousCredentials(authorities *x509.CertPool, cluster, shard string, requireURI bool) credentials.TransportCredentials {
 	want := identifier.ServerURI(cluster, shard).String()
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    authorities,
 		VerifyConnection: func(state tls.ConnectionState) error {
-			return verifyServer(state.PeerCertificates[0], want)
+			return verifyServer(state.PeerCertificates[0], want, requireURI)
 		},
 	})
 }
@@ -116,7 +121,7 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 		return nil, nil, err
 	}
 	config.VerifyConnection = func(state tls.ConnectionState) error {
-		return verifyServer(state.PeerCertificates[0], c.server)
+		return verifyServer(state.PeerCertificates[0], c.server, c.identity.RequireURI)
 	}
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
 }
@@ -127,11 +132,19 @@ func (c *transportCredentials) Clone() credentials.TransportCredentials {
 }
 
 // verifyServer returns a shard.WrongServerError if the certificate names other servers than
-// want.
-func verifyServer(certificate *x509.Certificate, want string) error {
+// want, or none although it has to, and an error for the certificate of a workload.
+func verifyServer(certificate *x509.Certificate, want string, requireURI bool) error {
+	if err := identifier.CheckServer(certificate); err != nil {
+		return err
+	}
 	names := identifier.ServerNames(certificate.URIs)
-	if len(names) == 0 || slices.Contains(names, want) {
+	switch {
+	case slices.Contains(names, want):
 		return nil
+	case len(names) == 0 && !requireURI:
+		return nil
+	case len(names) == 0:
+		names = []string{"no name"}
 	}
 	return &shard.WrongServerError{Want: want, Got: strings.Join(names, ", ")}
 }

@@ -117,7 +117,7 @@ func TestServerMustNotBeOfAnotherShard(t *testing.T) {
 			address, _ := pkitest.Listen(t, pki.NewServing(authority, names).MutualConfig())
 			for kind, client := range map[string]credentials.TransportCredentials{
 				"with a certificate":    i.Credentials("test")("a"),
-				"without a certificate": AnonymousCredentials(pkitest.Roots(authority), "test", "a"),
+				"without a certificate": AnonymousCredentials(pkitest.Roots(authority), "test", "a", false),
 			} {
 				err := handshakeWith(t, client, address)
 				if test.wrong == "" {
@@ -132,11 +132,46 @@ func TestServerMustNotBeOfAnotherShard(t *testing.T) {
 	}
 }
 
+// A machine gets certificates for servers from the same CA, as files.
+func TestAWorkloadIsNoServer(t *testing.T) {
+	authority := pkitest.NewAuthority(t)
+	certPEM, keyPEM := pkitest.Operator(t, authority, "prod", "default")
+	var i Identity
+	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
+	address, _ := pkitest.Listen(t, pkitest.WorkloadConfig(t, authority, "127.0.0.1"))
+	require.ErrorIs(t, handshake(t, &i, address), identifier.ErrWorkload)
+	require.ErrorIs(t, handshakeWith(t, AnonymousCredentials(pkitest.Roots(authority), "test", "a", false), address), identifier.ErrWorkload)
+}
+
+func TestServersWithoutANameAreRefusedIfANameIsRequired(t *testing.T) {
+	authority := pkitest.NewAuthority(t)
+	certPEM, keyPEM := pkitest.Operator(t, authority, "prod", "default")
+	i := Identity{RequireURI: true}
+	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
+	for _, uri := range []*url.URL{nil, identifier.ServerURI("test", "a")} {
+		names := pki.Names{Hosts: []string{"127.0.0.1"}, URI: uri}
+		address, _ := pkitest.Listen(t, pki.NewServing(authority, names).MutualConfig())
+		for kind, client := range map[string]credentials.TransportCredentials{
+			"with a certificate":    i.Credentials("test")("a"),
+			"without a certificate": AnonymousCredentials(pkitest.Roots(authority), "test", "a", true),
+		} {
+			err := handshakeWith(t, client, address)
+			if uri != nil {
+				assert.NoError(t, err, kind)
+				continue
+			}
+			var wrong *shard.WrongServerError
+			require.ErrorAs(t, err, &wrong, kind)
+			assert.Equal(t, shard.WrongServerError{Want: "nstance://test/a", Got: "no name"}, *wrong, kind)
+		}
+	}
+}
+
 func TestServerMayHaveTheNamesOfSeveralShards(t *testing.T) {
 	certificate := &x509.Certificate{URIs: []*url.URL{identifier.ServerURI("test", "b"), identifier.ServerURI("test", "c")}}
-	assert.NoError(t, verifyServer(certificate, "nstance://test/c"))
+	assert.NoError(t, verifyServer(certificate, "nstance://test/c", true))
 	var wrong *shard.WrongServerError
-	require.ErrorAs(t, verifyServer(certificate, "nstance://test/a"), &wrong)
+	require.ErrorAs(t, verifyServer(certificate, "nstance://test/a", false), &wrong)
 	assert.Equal(t, "nstance://test/b, nstance://test/c", wrong.Got)
 }
 

@@ -5,8 +5,11 @@
 package pkitest
 
 import (
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -36,6 +39,22 @@ func Roots(authority *pki.Authority) *x509.CertPool {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.CertificatePEM())
 	return roots
+}
+
+// WorkloadConfig returns the TLS configuration of a server that has the certificate of a workload
+// for a host, as a machine gets it as a file.
+func WorkloadConfig(t testing.TB, authority *pki.Authority, host string) *tls.Config {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	w := pki.Workload{Server: true, CommonName: host, IP: []netip.Addr{netip.MustParseAddr(host)}, TTL: time.Hour}
+	certificate, err := authority.SignWorkload(w, public, nil)
+	require.NoError(t, err)
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		ClientAuth:   tls.RequireAnyClientCert,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{certificate.Raw}, PrivateKey: private}},
+	}
 }
 
 // Listen serves TLS until the end of the test, and returns the address and the common

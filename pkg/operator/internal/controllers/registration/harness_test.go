@@ -122,7 +122,7 @@ func (h *harness) restart() {
 		CA: h.configMaps, Nonce: h.secrets, Key: h.secrets, Cert: h.secrets,
 		Endpoints: h.endpoints, Renewer: h.pool,
 		Credentials: func(authorities *x509.CertPool, shard string) credentials.TransportCredentials {
-			return identity.AnonymousCredentials(authorities, servertest.ClusterID, shard)
+			return identity.AnonymousCredentials(authorities, servertest.ClusterID, shard, false)
 		},
 	})
 	require.NoError(h.T, err)
