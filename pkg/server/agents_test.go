@@ -366,14 +366,27 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, first.Subject.String(), second.Subject.String())
 	assert.Equal(t, second.SerialNumber.Text(16), recordOf(t, s, id).Registration.CertSerial)
-	_, otherPEM := s.AgentKey()
-	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPEM})
-	wantCode(t, "another key", err, codes.InvalidArgument)
+	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: []byte("x")})
+	wantCode(t, "no key", err, codes.InvalidArgument)
 	// Both certificates are accepted: the response may have been lost.
 	for _, certificate := range [][]byte{response.GetClientCertificatePem(), renewed.GetClientCertificatePem()} {
 		_, err = s.AgentWith(certificate, key).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: id})
 		assert.NoError(t, err)
 	}
+
+	// The next certificate is for another key. It replaces the present key, which does not get
+	// another certificate.
+	otherKey, otherPEM := s.AgentKey()
+	replaced, err := agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPEM})
+	require.NoError(t, err)
+	assert.Equal(t, string(keyPEM), recordOf(t, s, id).Registration.PublicKeyPEM)
+	before := agent
+	agent, keyPEM = s.AgentWith(replaced.GetClientCertificatePem(), otherKey), otherPEM
+	_, err = agent.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: id})
+	require.NoError(t, err)
+	assert.Equal(t, string(otherPEM), recordOf(t, s, id).Registration.PublicKeyPEM)
+	_, err = before.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPEM})
+	wantCode(t, "a replaced key", err, codes.PermissionDenied)
 
 	operator := s.Operator("default")
 	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 0})

@@ -224,10 +224,18 @@ type Notice struct {
 }
 
 // Registration is the registration of the agent of an instance. It is part of the record
-// and binds the instance to one key for good: every further certificate is for this key.
+// and binds the instance to its key: only the owner of this key can replace it, by a renewal.
 type Registration struct {
 	// PublicKeyPEM is the key of the agent, PKIX.
 	PublicKeyPEM string `json:"public_key_pem"`
+	// NextPublicKeyPEM is another key that the agent's latest certificate is for, "" if there is
+	// none. It becomes PublicKeyPEM when the agent uses the certificate, because the agent may
+	// have lost the certificate.
+	NextPublicKeyPEM string `json:"next_public_key_pem,omitempty"`
+	// PreviousPublicKeyPEM was PublicKeyPEM before, and is accepted until PreviousUntil: the agent
+	// still has connections with it.
+	PreviousPublicKeyPEM string    `json:"previous_public_key_pem,omitempty"`
+	PreviousUntil        time.Time `json:"previous_until,omitzero"`
 	// CertSerial is the serial number of the agent's latest certificate in hexadecimal
 	// digits, and ExpiresAt is when that certificate expires.
 	CertSerial string    `json:"cert_serial"`

@@ -5,7 +5,6 @@ package identity
 
 import (
 	"context"
-	"crypto/ed25519"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
@@ -38,6 +37,8 @@ func (c *Certificate) Expired(now time.Time) bool {
 // Certificate returns the stored certificate, even if it has expired, or nil if no
 // certificate is stored.
 func (i *Identity) Certificate() (*Certificate, error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	certPEM, err := i.read(certificateFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -57,9 +58,12 @@ func (i *Identity) Certificate() (*Certificate, error) {
 	return certificate, nil
 }
 
-// SetCertificate stores a certificate that a server issued. It must be for the key and the
-// instance, and chain to the CA.
+// SetCertificate stores a certificate that a server issued. It must be for the instance and its
+// key or its next key, and chain to the CA. With a certificate for the next key, this becomes the
+// key of the instance.
 func (i *Identity) SetCertificate(certPEM []byte) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	certificate, err := i.parse(certPEM)
 	if err != nil {
 		return fmt.Errorf("read the certificate that the server issued: %w", err)
@@ -72,32 +76,38 @@ func (i *Identity) SetCertificate(certPEM []byte) error {
 	if _, err := certificate.Leaf.Verify(options); err != nil {
 		return fmt.Errorf("verify the certificate that the server issued: %w", err)
 	}
-	return i.write(certificateFile, certPEM)
+	if err := i.write(certificateFile, certPEM); err != nil {
+		return err
+	}
+	return i.finishReplacement()
 }
 
 // parse reads a certificate of the instance.
 func (i *Identity) parse(certPEM []byte) (*Certificate, error) {
-	key, err := i.existingKey()
+	leaf, chain, err := decode(certPEM)
 	if err != nil {
 		return nil, err
 	}
-	certificate := &Certificate{Certificate: tls.Certificate{PrivateKey: key}}
-	for block, rest := pem.Decode(certPEM); block != nil; block, rest = pem.Decode(rest) {
-		certificate.Certificate.Certificate = append(certificate.Certificate.Certificate, block.Bytes)
-	}
-	if len(certificate.Certificate.Certificate) == 0 {
-		return nil, errors.New("no PEM block found")
-	}
-	if certificate.Leaf, err = x509.ParseCertificate(certificate.Certificate.Certificate[0]); err != nil {
+	key, err := i.keyOf(leaf.PublicKey)
+	if err != nil {
 		return nil, err
 	}
-	if !key.Public().(ed25519.PublicKey).Equal(certificate.Leaf.PublicKey) {
-		return nil, errors.New("it is not for the key of the instance")
-	}
-	if id := certificate.Leaf.Subject.CommonName; id != i.instanceID {
+	if id := leaf.Subject.CommonName; id != i.instanceID {
 		return nil, fmt.Errorf("it is for instance %q, not %q", id, i.instanceID)
 	}
-	return certificate, nil
+	return &Certificate{Certificate: tls.Certificate{Certificate: chain, PrivateKey: key, Leaf: leaf}}, nil
+}
+
+// decode returns the first certificate of PEM blocks, and the content of all blocks.
+func decode(certPEM []byte) (leaf *x509.Certificate, chain [][]byte, err error) {
+	for block, rest := pem.Decode(certPEM); block != nil; block, rest = pem.Decode(rest) {
+		chain = append(chain, block.Bytes)
+	}
+	if len(chain) == 0 {
+		return nil, nil, errors.New("no PEM block found")
+	}
+	leaf, err = x509.ParseCertificate(chain[0])
+	return leaf, chain, err
 }
 
 // Credentials returns gRPC client credentials for TLS 1.3 with the certificate of the

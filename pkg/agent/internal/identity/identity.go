@@ -8,8 +8,6 @@
 package identity
 
 import (
-	"crypto/ed25519"
-	"crypto/rand"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -17,11 +15,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/golang-jwt/jwt/v5"
 
 	"nstance.dev/operator/pkg/agent/internal/atomicfile"
-	"nstance.dev/operator/pkg/base/keys"
 )
 
 // Names of the files.
@@ -29,6 +27,7 @@ const (
 	caFile          = "ca.crt"
 	nonceFile       = "nonce.jwt"
 	keyFile         = "identity.key"
+	nextKeyFile     = "identity.next.key"
 	publicKeyFile   = "identity.pub"
 	certificateFile = "identity.crt"
 	configHashFile  = "config.hash"
@@ -42,6 +41,8 @@ type Identity struct {
 	folder     string
 	mode       fs.FileMode
 	instanceID string
+	// mu guards the key and the certificate, which belong together.
+	mu sync.Mutex
 	// ServerURI is the URI that certificates of servers must have, "" if they need none. It must
 	// be set before the first connection.
 	ServerURI string
@@ -57,12 +58,12 @@ func Open(folder string, mode fs.FileMode, instanceID string) (*Identity, error)
 		return nil, err
 	}
 	i := &Identity{folder: folder, mode: mode, instanceID: instanceID}
-	for _, name := range []string{caFile, nonceFile, keyFile, publicKeyFile, certificateFile, configHashFile} {
+	for _, name := range []string{caFile, nonceFile, keyFile, nextKeyFile, publicKeyFile, certificateFile, configHashFile} {
 		if err := os.Chmod(i.path(name), mode.Perm()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("set the mode of the identity: %w", err)
 		}
 	}
-	return i, nil
+	return i, i.finishReplacement()
 }
 
 // InstanceID returns the id of the instance, which every certificate must have.
@@ -79,53 +80,6 @@ func (i *Identity) CA() (*x509.CertPool, error) {
 		return nil, fmt.Errorf("read %s: no PEM certificate found", i.path(caFile))
 	}
 	return pool, nil
-}
-
-// Key returns the key of the instance. The first call creates it. It is on disk when Key
-// returns, so that a registration whose response is lost can be repeated with the same key.
-func (i *Identity) Key() (ed25519.PrivateKey, error) {
-	key, err := i.existingKey()
-	if errors.Is(err, fs.ErrNotExist) {
-		key, err = i.createKey()
-	}
-	if err != nil {
-		return nil, err
-	}
-	public, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
-	if err != nil {
-		return nil, err
-	}
-	if present, err := i.read(publicKeyFile); err == nil && string(present) == string(public) {
-		return key, nil
-	}
-	if err := i.write(publicKeyFile, public); err != nil {
-		return nil, err
-	}
-	return key, nil
-}
-
-func (i *Identity) existingKey() (ed25519.PrivateKey, error) {
-	data, err := i.read(keyFile)
-	if err != nil {
-		return nil, err
-	}
-	key, err := keys.ParsePrivate(data)
-	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", i.path(keyFile), err)
-	}
-	return key, nil
-}
-
-func (i *Identity) createKey() (ed25519.PrivateKey, error) {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, fmt.Errorf("create the key of the instance: %w", err)
-	}
-	data, err := keys.EncodePrivate(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode the key of the instance: %w", err)
-	}
-	return key, i.write(keyFile, data)
 }
 
 // Nonce returns the registration nonce, "" if the file is missing.

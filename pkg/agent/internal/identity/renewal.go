@@ -87,11 +87,7 @@ func (r *Renewal) renew(ctx context.Context, certificate *Certificate) error {
 			return nil
 		}
 	}
-	certPEM, err := r.call(ctx, certificate.PrivateKey.(ed25519.PrivateKey))
-	if err == nil {
-		err = r.Identity.SetCertificate(certPEM)
-	}
-	if err != nil {
+	if err := r.replace(ctx, certificate.PrivateKey.(ed25519.PrivateKey)); err != nil {
 		if certificate.Expired(time.Now()) {
 			return fmt.Errorf("the certificate expired at %s, the instance needs a nonce to register again: %w",
 				certificate.Leaf.NotAfter.Format(time.RFC3339), err)
@@ -101,6 +97,24 @@ func (r *Renewal) renew(ctx context.Context, certificate *Certificate) error {
 	klog.FromContext(ctx).Info("Renewed the certificate")
 	r.reconnect(ctx)
 	return nil
+}
+
+// replace gets a certificate for the next key and stores it. Servers of older versions reject
+// another key than the present one, which then stays.
+func (r *Renewal) replace(ctx context.Context, present ed25519.PrivateKey) error {
+	next, err := r.Identity.NextKey()
+	if err != nil {
+		return err
+	}
+	certPEM, err := r.call(ctx, next)
+	if status.Code(err) == codes.InvalidArgument {
+		klog.FromContext(ctx).Info("The server does not replace the key of the instance", "reason", err.Error())
+		certPEM, err = r.call(ctx, present)
+	}
+	if err != nil {
+		return err
+	}
+	return r.Identity.SetCertificate(certPEM)
 }
 
 func (r *Renewal) registerAgain(ctx context.Context) error {

@@ -116,10 +116,12 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 func (m Machine) register(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
 	next.RegisteredAt = time.Now()
 	if present != nil {
-		if present.PublicKeyPEM != next.PublicKeyPEM {
-			return next, instancestore.ErrOtherKey
+		used, err := withUsedKey(*present, next.PublicKeyPEM, time.Now())
+		if err != nil {
+			return next, err
 		}
-		next.RegisteredAt = present.RegisteredAt
+		used.CertSerial, used.ExpiresAt = next.CertSerial, next.ExpiresAt
+		next = used
 	}
 	next.IPv4, next.IPv6, next.Hostname = m.IPv4, m.IPv6, m.Hostname
 	return next, nil
@@ -131,8 +133,8 @@ func isRefused(err error) bool {
 	return errors.Is(err, instancestore.ErrUnknown) || errors.Is(err, instancestore.ErrOtherKey)
 }
 
-// Renew returns a certificate with the same identity and the same key as the present
-// certificate, which stays valid.
+// Renew returns a certificate with the same identity as the present certificate, for the same key
+// or another. The present certificate stays valid, until keyGrace after another key is used.
 func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
 	i, err := r.Admit(ctx, client, present)
 	if err != nil {
@@ -145,6 +147,19 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	if err != nil {
 		return nil, err
 	}
+	own, err := registered(present)
+	if err != nil {
+		return nil, err
+	}
+	renew := func(stored *instance.Registration, next instance.Registration) (instance.Registration, error) {
+		// A replaced key must not choose the next one.
+		if stored == nil || stored.PublicKeyPEM != own.PublicKeyPEM {
+			return next, instancestore.ErrOtherKey
+		}
+		renewed := withNextKey(*stored, next.PublicKeyPEM)
+		renewed.CertSerial, renewed.ExpiresAt = next.CertSerial, next.ExpiresAt
+		return renewed, nil
+	}
 	certificate, err := r.issue(ctx, &i, key, "renewal", renew)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", ErrInstance, err)
@@ -155,16 +170,6 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 	klog.FromContext(ctx).Info("Renewed the certificate of agent",
 		"serial", certificate.SerialNumber.Text(16), "expires", certificate.NotAfter)
 	return certificate, nil
-}
-
-// renew returns the registration for a renewed certificate, which next describes.
-func renew(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
-	if present == nil || present.PublicKeyPEM != next.PublicKeyPEM {
-		return next, fmt.Errorf("%w: it is not that of the registration", registration.ErrPublicKey)
-	}
-	next.RegisteredAt = present.RegisteredAt
-	next.IPv4, next.IPv6, next.Hostname = present.IPv4, present.IPv6, present.Hostname
-	return next, nil
 }
 
 // issue signs a certificate and stores the registration that change makes from the present
@@ -301,10 +306,7 @@ func (r *Registrar) Admit(ctx context.Context, client pki.Client, certificate *x
 			return i, err
 		}
 	}
-	if i.Registration.PublicKeyPEM != own.PublicKeyPEM {
-		return i, fmt.Errorf("%w: %w", ErrInstance, instancestore.ErrOtherKey)
-	}
-	return i, nil
+	return i, r.useKey(ctx, &i, own.PublicKeyPEM)
 }
 
 // restore stores the registration that a certificate proves, unless the instance has one.

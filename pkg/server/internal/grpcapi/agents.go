@@ -65,8 +65,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 	}, nil
 }
 
-// RenewCertificate returns the caller's next certificate, for the key that it has
-// registered with.
+// RenewCertificate returns the caller's next certificate, for its present key or another.
 func (s *AgentService) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
 	certificate, err := s.Registrar.Renew(ctx, clientFrom(ctx), certificateFrom(ctx), request.GetPublicKeyPem())
 	if err != nil {

@@ -247,6 +247,7 @@ func (s *Store) reread(ctx context.Context, row *cache.Row) error {
 // normalized returns the registration with times as they are decoded.
 func normalized(r instance.Registration) *instance.Registration {
 	r.ExpiresAt, r.RegisteredAt = r.ExpiresAt.Round(0).UTC(), r.RegisteredAt.Round(0).UTC()
+	r.PreviousUntil = r.PreviousUntil.Round(0).UTC()
 	return &r
 }
 

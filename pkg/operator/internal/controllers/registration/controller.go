@@ -12,7 +12,6 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -269,21 +268,27 @@ func (c *Controller) register(ctx context.Context, o observation) error {
 	return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: keyPEM, nonce: digest(o.nonce), authorities: o.authorities})
 }
 
-// renew exchanges the certificate for the next one, for the same key.
+// renew exchanges the certificate for the next one, for a new key. Key and certificate are stored
+// together. If they are lost, the present certificate is renewed again: the servers accept it for
+// a while after the renewal (docs/protocol.md#certificates).
 func (c *Controller) renew(ctx context.Context, o observation) error {
-	cert := o.cert
-	if cert.key == nil {
-		return errors.New("renew the client certificate: its key is not an Ed25519 key")
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return fmt.Errorf("generate the next key of the client certificate: %w", err)
 	}
-	publicKeyPEM, err := keys.EncodePublic(cert.key.Public().(ed25519.PublicKey))
+	publicKeyPEM, err := keys.EncodePublic(public)
 	if err != nil {
 		return fmt.Errorf("encode the public key: %w", err)
+	}
+	keyPEM, err := keys.EncodePrivate(private)
+	if err != nil {
+		return fmt.Errorf("encode the next key of the client certificate: %w", err)
 	}
 	var failures shardErrors
 	for _, id := range slices.Sorted(maps.Keys(c.options.Endpoints.Endpoints())) {
 		certPEM, err := c.options.Renewer.RenewCertificate(ctx, id, publicKeyPEM)
 		if err == nil {
-			return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: cert.keyPEM, nonce: cert.nonce, authorities: o.authorities})
+			return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: keyPEM, nonce: o.cert.nonce, authorities: o.authorities})
 		}
 		failures.add(id, err)
 	}

@@ -102,9 +102,7 @@ func digest(nonce string) string {
 
 // certificate is the content of the Secret with the client certificate.
 type certificate struct {
-	leaf   *x509.Certificate
-	key    ed25519.PrivateKey
-	keyPEM []byte
+	leaf *x509.Certificate
 	// own: the operator obtained the certificate. If not, it belongs to an administrator and
 	// is never replaced.
 	own bool
@@ -132,9 +130,7 @@ func parseCertificate(name string, object *corev1.Secret, authorities *x509.Cert
 	if err != nil {
 		return invalid(fmt.Errorf("read %s and %s: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err))
 	}
-	c.leaf, c.keyPEM = pair.Leaf, object.Data[corev1.TLSPrivateKeyKey]
-	// Only the operator's own key must have this type, because its certificate is renewed.
-	c.key, _ = pair.PrivateKey.(ed25519.PrivateKey)
+	c.leaf = pair.Leaf
 	if err := chains(c.leaf, authorities); err != nil {
 		return invalid(fmt.Errorf("%s was not issued by the cluster CA: %w", corev1.TLSCertKey, err))
 	}

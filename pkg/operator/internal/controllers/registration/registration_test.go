@@ -34,6 +34,7 @@ func TestRegistration(t *testing.T) {
 	requeue := h.mustSync()
 	h.expectState(metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	h.expectOneRegistration()
+	h.expectRegisteredKey()
 	cert := h.certificate()
 	assert.True(t, cert.own)
 	if lifetime := 24 * time.Hour; requeue < lifetime*19/30 || requeue > lifetime*2/3 {
@@ -80,6 +81,7 @@ func TestRegistrationIsResumed(t *testing.T) {
 	h.mustSync()
 	h.expectState(metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	h.expectOneRegistration()
+	h.expectRegisteredKey()
 	assert.True(t, key.Equal(h.keyOf()), "the key was replaced")
 }
 
@@ -96,7 +98,7 @@ func TestRenewal(t *testing.T) {
 	second := h.certificate()
 	assert.True(t, second.own)
 	assert.NotEqual(t, first.leaf.SerialNumber, second.leaf.SerialNumber)
-	assert.True(t, first.key.Equal(second.key))
+	assert.NotEqual(t, first.leaf.PublicKey, second.leaf.PublicKey, "the key is not replaced")
 	assert.Equal(t, 1, h.calls("RegisterOperator"))
 	h.expectOneRegistration()
 
@@ -104,6 +106,26 @@ func TestRenewal(t *testing.T) {
 	h.FakeClock.SetTime(time.Now())
 	h.mustSync()
 	assert.Equal(t, 1, h.calls("RenewCertificate"))
+}
+
+// The operator stops after a server has renewed the certificate, and before it has stored it: the
+// next leader renews the stored one again, for another key.
+func TestARenewalWhoseCertificateIsLost(t *testing.T) {
+	h := newHarness(t)
+	first := h.register()
+	h.FakeClock.SetTime(first.renewal().Add(time.Second))
+	h.failing[certName] = true
+	_, err := h.sync()
+	require.Error(t, err)
+	assert.Equal(t, first.leaf.SerialNumber, h.certificate().leaf.SerialNumber)
+	h.failing[certName] = false
+	h.mustSync(writeCert)
+	second := h.certificate()
+	assert.NotEqual(t, first.leaf.PublicKey, second.leaf.PublicKey)
+	assert.Equal(t, 2, h.calls("RenewCertificate"))
+	h.FakeClock.SetTime(time.Now())
+	h.mustSync()
+	h.expectState(metav1.ConditionTrue, v1beta1.ReasonReady, "")
 }
 
 func TestRenewalThatFailsIsReported(t *testing.T) {
@@ -149,7 +171,7 @@ func TestExpiredCertificateIsReplaced(t *testing.T) {
 	h.mustSync()
 	h.expectState(metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	assert.Len(t, h.registrations(), 2)
-	assert.True(t, h.keyOf().Equal(h.certificate().key))
+	h.expectRegisteredKey()
 }
 
 // rejecting is a cache of groups whose shards reject the certificate.
@@ -257,11 +279,11 @@ func TestShortCertificateIsNotRenewedAtOnce(t *testing.T) {
 
 func TestUnusableCertificateOfAServerIsNotStored(t *testing.T) {
 	h := newHarness(t)
-	cert := h.register()
+	h.register()
 	other := pkitest.NewAuthority(t)
 	certPEM, keyPEM := pkitest.Operator(t, other, servertest.ClusterID, tenant)
 	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: keyPEM, authorities: h.authorities()}), "another authority")
-	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: cert.keyPEM, authorities: h.authorities()}), "cannot be used")
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: h.secret(certName).Data[corev1.TLSPrivateKeyKey], authorities: h.authorities()}), "cannot be used")
 
 	// The clock of the operator is a day and an hour ahead.
 	h.deleteSecret(certName)
