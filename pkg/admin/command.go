@@ -30,6 +30,9 @@ import (
 // environment variable default to its value.
 func NewCommand() *cobra.Command {
 	root := newFamily("nstance-admin", "Administer Nstance shard servers",
+		newFamily("agent", "Revoke the certificates of agents",
+			newAgentRevokeCommand(),
+		),
 		newFamily("cluster", "Let operators into the cluster",
 			newCACommand(),
 			newNonceCommand(),

@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
+	"nstance.dev/operator/pkg/server/registration"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -117,6 +118,9 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 			Instances: t.instances,
 			Groups:    t.groups,
 			AuditLog:  t.auditLog(),
+			Revoked: func(ctx context.Context) (*registration.RevokedAgents, error) {
+				return registration.ReadRevokedAgents(ctx, t.storage, t.shared.shard)
+			},
 			Registered: func(i instance.Instance) {
 				t.health.Registered(&i.Record)
 				t.changed(i.Key())

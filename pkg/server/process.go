@@ -139,7 +139,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		object, err := p.storage.Get(ctx, key)
 		return object.Data, err
 	}
-	p.guard = clientauth.New(klog.FromContext(ctx), p.storage)
+	p.guard = clientauth.New(klog.FromContext(ctx), p.storage, s.Shard)
 	p.countUnary, p.countStream = grpcapi.Count(sh.registry)
 	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection, nil)
 	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election, p.hasLed)

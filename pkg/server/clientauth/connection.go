@@ -69,6 +69,9 @@ func newConnection(conn net.Conn, info credentials.TLSInfo) *connection {
 	return c
 }
 
+// isAgent reports whether the client is an agent of an instance.
+func (c *connection) isAgent() bool { return c.client.Role == pki.RoleAgent }
+
 // TLS returns the state of the TLS connection.
 func (c *connection) TLS() credentials.TLSInfo { return c.TLSInfo }
 

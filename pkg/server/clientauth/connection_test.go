@@ -125,6 +125,38 @@ func TestARevocationClosesConnections(t *testing.T) {
 	})
 }
 
+// A revoked agent gets no files any more, also on streams that are open.
+func TestARevocationClosesTheConnectionOfAnAgent(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		agent := func(id string) identity {
+			return w.issue(pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}, time.Hour)
+		}
+		one, two := agent("knd01"), agent("knd02")
+		revoked, other := w.connect(one), w.connect(two)
+		closed, stays := revoked.open(), other.open()
+		// Certificates have whole seconds.
+		pass(time.Second)
+		require.NoError(t, registration.RevokeAgent(t.Context(), w.store, "a", "knd01", ""))
+		pass(interval)
+		wantStreamClosed(t, closed, codes.Unauthenticated, "was revoked")
+		wantCode(t, revoked.call(), codes.Unauthenticated, "was revoked")
+		pass(rejectDelay)
+		revoked.wantClosed()
+		wantCode(t, w.connect(one).call(), codes.Unauthenticated, "was revoked")
+		wantOpen(t, stays)
+		assert.NoError(t, other.call())
+		require.NoError(t, registration.RevokeAgent(t.Context(), w.store, "a", "knd02", two.serial))
+		pass(interval)
+		wantStreamClosed(t, stays, codes.Unauthenticated, "was revoked")
+		// A certificate that was issued later is accepted, and an outage changes nothing.
+		assert.NoError(t, w.connect(agent("knd01")).call())
+		w.setDown(true)
+		pass(2 * maxAge)
+		wantCode(t, w.connect(one).call(), codes.Unauthenticated, "was revoked")
+		assert.NoError(t, w.connect(agent("knd03")).call())
+	})
+}
+
 // The connection is closed before the grace period is over, so that a client that has the
 // next certificate connects again without a rejected call.
 func TestAReplacedCertificateClosesConnectionsBeforeItsGracePeriodEnds(t *testing.T) {

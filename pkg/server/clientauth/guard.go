@@ -48,19 +48,24 @@ type Guard struct {
 	logger  klog.Logger
 	records *objects[registration.Record]
 	owners  *objects[Owner]
+	// agents has the revoked agents of the shard, in the object agentsKey.
+	agents    *objects[registration.RevokedAgents]
+	agentsKey string
 
 	mu sync.Mutex
 	// connections are the connections whose handshake has finished.
 	connections map[*connection]struct{}
 }
 
-// New returns a Guard without connections. store is the storage of the cluster. The Guard
-// creates objects in it, and never changes them.
-func New(logger klog.Logger, store storage.Store) *Guard {
+// New returns a Guard without connections for the servers of a shard. store is the storage of the
+// cluster. The Guard creates objects in it, and never changes them.
+func New(logger klog.Logger, store storage.Store, shard string) *Guard {
 	return &Guard{
 		logger:      logger,
 		records:     newObjects[registration.Record](logger, store),
 		owners:      newObjects[Owner](logger, store),
+		agents:      newObjects[registration.RevokedAgents](logger, store),
+		agentsKey:   storage.RevokedAgentsKey(shard),
 		connections: map[*connection]struct{}{},
 	}
 }
@@ -83,8 +88,11 @@ func (g *Guard) Run(ctx context.Context) {
 func (g *Guard) checkConnections(ctx context.Context) {
 	connected := g.connected()
 	start := g.records.now()
-	records, owners := map[string]struct{}{}, map[string]struct{}{}
+	records, owners, agents := map[string]struct{}{}, map[string]struct{}{}, map[string]struct{}{}
 	for _, c := range connected {
+		if c.isAgent() {
+			agents[g.agentsKey] = struct{}{}
+		}
 		if c.recordKey != "" {
 			records[c.recordKey] = struct{}{}
 		}
@@ -94,7 +102,12 @@ func (g *Guard) checkConnections(ctx context.Context) {
 	}
 	g.records.refresh(ctx, records)
 	g.owners.refresh(ctx, owners)
+	g.agents.refresh(ctx, agents)
+	revoked := g.agents.state(g.agentsKey).value
 	for _, c := range connected {
+		if c.isAgent() {
+			_ = g.checkAgent(c, revoked)
+		}
 		g.checkConnection(c, start)
 		if owner := g.owners.state(c.ownerKey).value; owner != nil {
 			c.closeStreams(owner)
@@ -139,6 +152,17 @@ func (g *Guard) checkConnection(c *connection, start int64) {
 	}
 }
 
+// checkAgent closes the connection of an agent whose certificate is revoked, and returns its
+// status.
+func (g *Guard) checkAgent(c *connection, revoked *registration.RevokedAgents) error {
+	err := revoked.Check(c.client.ID, c.certificate)
+	if err != nil {
+		err = unauthenticated(err)
+		g.close(c, err, rejectDelay)
+	}
+	return err
+}
+
 // checkCertificate returns a gRPC status if a call with the certificate of c is not
 // admitted.
 func (g *Guard) checkCertificate(ctx context.Context, c *connection) error {
@@ -161,8 +185,13 @@ func (g *Guard) checkCertificate(ctx context.Context, c *connection) error {
 	if err != nil {
 		err = unauthenticated(err)
 		g.close(c, err, rejectDelay)
+		return err
 	}
-	return err
+	if !c.isAgent() {
+		return nil
+	}
+	revoked, _ := g.agents.get(ctx, g.agentsKey)
+	return g.checkAgent(c, revoked)
 }
 
 func unauthenticated(err error) error {

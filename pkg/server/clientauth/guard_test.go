@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
@@ -90,6 +91,9 @@ func TestOtherClientsThanOperatorsReadNothing(t *testing.T) {
 				assert.NoError(t, c.call("cluster-1"))
 				pass(time.Minute)
 				assert.NoError(t, c.call("cluster-2"))
+				if client.Role == pki.RoleAgent {
+					assert.NotEmpty(t, w.takeCalls(storage.RevokedAgentsKey("a")))
+				}
 				assert.Empty(t, w.calls)
 			})
 		})

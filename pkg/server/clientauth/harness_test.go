@@ -69,7 +69,7 @@ func inBubble(t *testing.T, test func(*testing.T, *world)) {
 		require.NoError(t, err)
 		w := &world{t: t, authority: pkitest.NewAuthority(t), store: store}
 		w.intercepted = storagetest.Intercepted{Store: store, Intercept: w.intercept}
-		w.Guard = New(logr.Discard(), w.intercepted)
+		w.Guard = New(logr.Discard(), w.intercepted, "a")
 		w.serving = w.Credentials(credentials.NewTLS(pki.NewServing(w.authority, pki.Names{Hosts: []string{"127.0.0.1"}}).MutualConfig()))
 		ctx, cancel := context.WithCancel(t.Context())
 		var running sync.WaitGroup

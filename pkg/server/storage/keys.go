@@ -34,7 +34,7 @@ func IsReservedSecret(name string) bool { return name == AuthoritySecret || name
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
+	case "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "revoked-agents", "tenant":
 		return true
 	}
 	return false
@@ -66,6 +66,9 @@ func InstancePrefix(shard string) string { return "instance/" + shard + "/" }
 func InstanceKey(shard, tenant, storageKey string) string {
 	return InstancePrefix(shard) + tenant + "." + storageKey + ".json"
 }
+
+// RevokedAgentsKey has the revoked certificates of the agents of a shard.
+func RevokedAgentsKey(shard string) string { return "revoked-agents/" + shard + ".json" }
 
 // ClusterAuditLog is the scope of the audit log of the whole cluster. No shard has this id.
 const ClusterAuditLog = "cluster"

@@ -4,7 +4,9 @@
 package agents
 
 import (
+	"context"
 	"crypto/x509"
+	"errors"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/registration"
 )
 
 // agentOf is a registered agent.
@@ -105,4 +108,20 @@ func TestAnAgentRegistersAgainWithItsNextKey(t *testing.T) {
 	require.NoError(t, a.admit(again))
 	_, err = a.register(1)
 	require.ErrorIs(t, err, instancestore.ErrOtherKey)
+}
+
+// A nonce that was created before the certificates of its instance were revoked is of no use to
+// the owner of the revoked key.
+func TestARevokedAgentDoesNotRegisterAgain(t *testing.T) {
+	a, _ := newAgent(t)
+	_, keyPEM := newKey(t, 1)
+	token := newNonce(t, a.id)
+	require.NoError(t, registration.RevokeAgent(t.Context(), a.AuditLog.Store, "a", a.id, ""))
+	_, err := a.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.ErrorIs(t, err, registration.ErrInvalidNonce)
+	require.ErrorContains(t, err, "were revoked")
+	lost := errors.New("the storage does not respond")
+	a.Revoked = func(context.Context) (*registration.RevokedAgents, error) { return nil, lost }
+	_, err = a.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.ErrorIs(t, err, lost)
 }

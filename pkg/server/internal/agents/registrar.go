@@ -59,6 +59,8 @@ type Registrar struct {
 	Groups    Groups
 	// AuditLog gets each certificate.
 	AuditLog auditlog.Log
+	// Revoked reads the revoked certificates of the shard's agents.
+	Revoked func(ctx context.Context) (*registration.RevokedAgents, error)
 	// Registered is called after an agent has registered.
 	Registered func(i instance.Instance)
 	// Failed is called when the provider contradicts what an agent says of its machine.
@@ -85,6 +87,13 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	}
 	i, err := r.checkNonce(claims)
 	if err != nil {
+		return nil, err
+	}
+	revoked, err := r.Revoked(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
+	}
+	if err := revoked.CheckNonce(claims); err != nil {
 		return nil, err
 	}
 	key, err := parseKey(request.PublicKeyPEM)

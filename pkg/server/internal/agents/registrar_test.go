@@ -74,7 +74,10 @@ func newRegistrarWith(t testing.TB, provider *providertest.Instances) (*Registra
 	nonceKey, _ := newKey(t, 0)
 	return &Registrar{
 		Authority: authority, NonceKey: nonceKey.Public().(ed25519.PublicKey), Instances: instances, Groups: wanted,
-		AuditLog:   auditlog.Log{Store: store, Scope: "a"},
+		AuditLog: auditlog.Log{Store: store, Scope: "a"},
+		Revoked: func(ctx context.Context) (*registration.RevokedAgents, error) {
+			return registration.ReadRevokedAgents(ctx, store, "a")
+		},
 		Registered: func(instance.Instance) {},
 		Failed:     func(instance.GroupKey, string, error) {},
 	}, id.String()
