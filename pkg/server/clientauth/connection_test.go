@@ -131,8 +131,8 @@ func TestARevocationClosesTheConnectionOfAnAgent(t *testing.T) {
 		agent := func(id string) identity {
 			return w.issue(pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}, time.Hour)
 		}
-		one, two := agent("knd01"), agent("knd02")
-		revoked, other := w.connect(one), w.connect(two)
+		first, second := agent("knd01"), agent("knd02")
+		revoked, other := w.connect(first), w.connect(second)
 		closed, stays := revoked.open(), other.open()
 		// Certificates have whole seconds.
 		pass(time.Second)
@@ -142,17 +142,17 @@ func TestARevocationClosesTheConnectionOfAnAgent(t *testing.T) {
 		wantCode(t, revoked.call(), codes.Unauthenticated, "was revoked")
 		pass(rejectDelay)
 		revoked.wantClosed()
-		wantCode(t, w.connect(one).call(), codes.Unauthenticated, "was revoked")
+		wantCode(t, w.connect(first).call(), codes.Unauthenticated, "was revoked")
 		wantOpen(t, stays)
 		assert.NoError(t, other.call())
-		require.NoError(t, registration.RevokeAgent(t.Context(), w.store, "a", "knd02", two.serial))
+		require.NoError(t, registration.RevokeAgent(t.Context(), w.store, "a", "knd02", second.serial))
 		pass(interval)
 		wantStreamClosed(t, stays, codes.Unauthenticated, "was revoked")
 		// A certificate that was issued later is accepted, and an outage changes nothing.
 		assert.NoError(t, w.connect(agent("knd01")).call())
 		w.setDown(true)
 		pass(2 * maxAge)
-		wantCode(t, w.connect(one).call(), codes.Unauthenticated, "was revoked")
+		wantCode(t, w.connect(first).call(), codes.Unauthenticated, "was revoked")
 		assert.NoError(t, w.connect(agent("knd03")).call())
 	})
 }
