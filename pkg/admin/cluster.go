@@ -5,7 +5,6 @@ package admin
 
 import (
 	"context"
-	"crypto/ed25519"
 	"fmt"
 	"os"
 	"time"
@@ -174,9 +173,9 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
 	}
-	publicKeyPEM, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
+	request, err := keys.NewRequest(key)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
+		return time.Time{}, err
 	}
 	// The nonce is used at once, so a short lifetime is enough.
 	token, err := o.cluster.nonce(ctx, loaded, min(o.timeout+time.Minute, registration.MaxNonceLifetime))
@@ -195,7 +194,8 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	defer func() { _ = connection.Close() }()
 	response, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: token,
-		PublicKeyPem:         publicKeyPEM,
+		PublicKeyPem:         request.PublicKeyPEM,
+		CertificateRequest:   request.CertificateRequest,
 	})
 	if err != nil {
 		return time.Time{}, fmt.Errorf("register at %s: %w", o.registration, statusError(err))

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -368,6 +369,19 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	assert.Equal(t, second.SerialNumber.Text(16), recordOf(t, s, id).Registration.CertSerial)
 	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: []byte("x")})
 	wantCode(t, "no key", err, codes.InvalidArgument)
+	_, otherPublicPEM := s.AgentKey()
+	proof, err := keys.NewRequest(key)
+	require.NoError(t, err)
+	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPublicPEM, CertificateRequest: proof.CertificateRequest})
+	wantCode(t, "a key that the agent does not have", err, codes.InvalidArgument)
+	_, err = s.Registration().RegisterAgent(t.Context(), &nstancev1.RegisterClientRequest{
+		RegistrationNonceJwt: s.Nonce(id), PublicKeyPem: otherPublicPEM, CertificateRequest: proof.CertificateRequest,
+	})
+	wantCode(t, "a registration with it", err, codes.InvalidArgument)
+	_, err = s.Operator("default").RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: otherPublicPEM, CertificateRequest: proof.CertificateRequest})
+	wantCode(t, "a renewal of the operator with it", err, codes.InvalidArgument)
+	_, err = s.Registration().RegisterOperator(t.Context(), &nstancev1.RegisterClientRequest{PublicKeyPem: otherPublicPEM, CertificateRequest: proof.CertificateRequest})
+	wantCode(t, "a registration of the operator with it", err, codes.InvalidArgument)
 	// Both certificates are accepted: the response may have been lost.
 	for _, certificate := range [][]byte{response.GetClientCertificatePem(), renewed.GetClientCertificatePem()} {
 		_, err = s.AgentWith(certificate, key).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: id})

@@ -228,9 +228,12 @@ func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
 type RenewCertificateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The existing key or its replacement, PEM.
-	PublicKeyPem  []byte `protobuf:"bytes,1,opt,name=public_key_pem,json=publicKeyPem,proto3" json:"public_key_pem,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PublicKeyPem []byte `protobuf:"bytes,1,opt,name=public_key_pem,json=publicKeyPem,proto3" json:"public_key_pem,omitempty"`
+	// Extension: PKCS #10, DER, which proves that the caller has the private key of
+	// public_key_pem. Empty if the caller does not know the extension.
+	CertificateRequest []byte `protobuf:"bytes,1000,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RenewCertificateRequest) Reset() {
@@ -266,6 +269,13 @@ func (*RenewCertificateRequest) Descriptor() ([]byte, []int) {
 func (x *RenewCertificateRequest) GetPublicKeyPem() []byte {
 	if x != nil {
 		return x.PublicKeyPem
+	}
+	return nil
+}
+
+func (x *RenewCertificateRequest) GetCertificateRequest() []byte {
+	if x != nil {
+		return x.CertificateRequest
 	}
 	return nil
 }
@@ -2532,9 +2542,10 @@ var File_nstance_v1_operator_proto protoreflect.FileDescriptor
 const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19nstance/v1/operator.proto\x12\n" +
-	"nstance.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"?\n" +
+	"nstance.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"q\n" +
 	"\x17RenewCertificateRequest\x12$\n" +
-	"\x0epublic_key_pem\x18\x01 \x01(\fR\fpublicKeyPem\"\x8b\x01\n" +
+	"\x0epublic_key_pem\x18\x01 \x01(\fR\fpublicKeyPem\x120\n" +
+	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\"\x8b\x01\n" +
 	"\x18RenewCertificateResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +

@@ -32,11 +32,14 @@ type RegisterClientRequest struct {
 	// Caller's Ed25519 public key, PEM.
 	PublicKeyPem []byte `protobuf:"bytes,2,opt,name=public_key_pem,json=publicKeyPem,proto3" json:"public_key_pem,omitempty"`
 	// The agent's own view of its addresses; operators leave these three empty.
-	PrivateIpv4   string `protobuf:"bytes,3,opt,name=private_ipv4,json=privateIpv4,proto3" json:"private_ipv4,omitempty"`
-	PrivateIpv6   string `protobuf:"bytes,4,opt,name=private_ipv6,json=privateIpv6,proto3" json:"private_ipv6,omitempty"`
-	Hostname      string `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	PrivateIpv4 string `protobuf:"bytes,3,opt,name=private_ipv4,json=privateIpv4,proto3" json:"private_ipv4,omitempty"`
+	PrivateIpv6 string `protobuf:"bytes,4,opt,name=private_ipv6,json=privateIpv6,proto3" json:"private_ipv6,omitempty"`
+	Hostname    string `protobuf:"bytes,5,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	// Extension: PKCS #10, DER, which proves that the caller has the private key of
+	// public_key_pem. Empty if the caller does not know the extension.
+	CertificateRequest []byte `protobuf:"bytes,1000,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *RegisterClientRequest) Reset() {
@@ -104,6 +107,13 @@ func (x *RegisterClientRequest) GetHostname() string {
 	return ""
 }
 
+func (x *RegisterClientRequest) GetCertificateRequest() []byte {
+	if x != nil {
+		return x.CertificateRequest
+	}
+	return nil
+}
+
 type RegisterClientResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Signed leaf certificate, PEM.
@@ -163,13 +173,14 @@ var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd5\x01\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x02\n" +
 	"\x15RegisterClientRequest\x124\n" +
 	"\x16registration_nonce_jwt\x18\x01 \x01(\tR\x14registrationNonceJwt\x12$\n" +
 	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\x12!\n" +
 	"\fprivate_ipv4\x18\x03 \x01(\tR\vprivateIpv4\x12!\n" +
 	"\fprivate_ipv6\x18\x04 \x01(\tR\vprivateIpv6\x12\x1a\n" +
-	"\bhostname\x18\x05 \x01(\tR\bhostname\"\x89\x01\n" +
+	"\bhostname\x18\x05 \x01(\tR\bhostname\x120\n" +
+	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\"\x89\x01\n" +
 	"\x16RegisterClientResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +

@@ -109,6 +109,7 @@ func (s *renewing) RenewCertificate(_ context.Context, request *nstancev1.RenewC
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.keys = append(s.keys, string(request.GetPublicKeyPem()))
+	assert.NotEmpty(s.t, request.GetCertificateRequest(), "the agent proves that it has the key")
 	if s.reject(len(s.keys)) {
 		return nil, status.Error(codes.InvalidArgument, "it is not the key of the registration")
 	}

@@ -99,7 +99,7 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	if err != nil {
 		return nonce, err
 	}
-	certPEM, err := r.call(ctx, nonce, key.Public().(ed25519.PublicKey))
+	certPEM, err := r.call(ctx, nonce, key)
 	if err != nil {
 		return nonce, err
 	}
@@ -112,8 +112,8 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 
 // call sends the request over a separate connection, because servers soon close connections
 // without a certificate.
-func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PublicKey) ([]byte, error) {
-	publicPEM, err := keys.EncodePublic(key)
+func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PrivateKey) ([]byte, error) {
+	request, err := keys.NewRequest(key)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,8 @@ func (r *Registration) call(ctx context.Context, nonce string, key ed25519.Publi
 	defer cancel()
 	reply, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: nonce,
-		PublicKeyPem:         publicPEM,
+		PublicKeyPem:         request.PublicKeyPEM,
+		CertificateRequest:   request.CertificateRequest,
 		PrivateIpv4:          r.IPv4,
 		PrivateIpv6:          r.IPv6,
 		Hostname:             r.Hostname,

@@ -126,7 +126,7 @@ func (r *Renewal) registerAgain(ctx context.Context) error {
 }
 
 func (r *Renewal) call(ctx context.Context, key ed25519.PrivateKey) ([]byte, error) {
-	publicPEM, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
+	request, err := keys.NewRequest(key)
 	if err != nil {
 		return nil, err
 	}
@@ -134,7 +134,9 @@ func (r *Renewal) call(ctx context.Context, key ed25519.PrivateKey) ([]byte, err
 	defer cancel()
 	conn := r.Connection.Acquire()
 	defer conn.Release()
-	reply, err := conn.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{PublicKeyPem: publicPEM})
+	reply, err := conn.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{
+		PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("renew the certificate: %w", err)
 	}

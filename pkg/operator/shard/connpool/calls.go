@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/internal/wire"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -175,13 +176,14 @@ func (p *Pool) AcknowledgeDrained(ctx context.Context, shardID, id string) error
 	return nil
 }
 
-// RenewCertificate returns a new client certificate in PEM for a public key in PEM, with the
-// identity of the present certificate. Only the server of the cluster's leader issues
+// RenewCertificate returns a new client certificate in PEM for a key, with the identity of the present certificate. Only the server of the cluster's leader issues
 // certificates; others return FailedPrecondition.
-func (p *Pool) RenewCertificate(ctx context.Context, shardID string, publicKeyPEM []byte) ([]byte, error) {
+func (p *Pool) RenewCertificate(ctx context.Context, shardID string, request keys.Request) ([]byte, error) {
 	var certPEM []byte
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
-		reply, err := client.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{PublicKeyPem: publicKeyPEM})
+		reply, err := client.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{
+			PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest,
+		})
 		certPEM = reply.GetClientCertificatePem()
 		return err
 	})

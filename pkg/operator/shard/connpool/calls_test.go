@@ -208,9 +208,9 @@ func testRenewedCertificates(t *testing.T, ttl time.Duration, lifetimes int, int
 	end := time.Now().Add(time.Duration(lifetimes) * ttl)
 	for time.Now().Before(end) {
 		if !time.Now().Before(renewal) {
-			next, err := p.RenewCertificate(t.Context(), "a", publicKeyPEM)
+			next, err := p.RenewCertificate(t.Context(), "a", keys.Request{PublicKeyPEM: publicKeyPEM})
 			if err != nil {
-				next, err = p.RenewCertificate(t.Context(), "a", publicKeyPEM)
+				next, err = p.RenewCertificate(t.Context(), "a", keys.Request{PublicKeyPEM: publicKeyPEM})
 			}
 			require.NoError(t, err)
 			set(next)

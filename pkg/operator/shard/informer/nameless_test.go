@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/informer"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -68,7 +69,7 @@ func (o *operator) expectNoCalls(t *testing.T, server *servertest.Server, instan
 		},
 		"AcknowledgeDrained": func() error { return o.AcknowledgeDrained(ctx, shardID, instance) },
 		"RenewCertificate": func() error {
-			_, err := o.RenewCertificate(ctx, shardID, []byte("key"))
+			_, err := o.RenewCertificate(ctx, shardID, keys.Request{PublicKeyPEM: []byte("key")})
 			return err
 		},
 	} {

@@ -45,6 +45,9 @@ func (*AgentService) closeStreams() {}
 
 // register returns the first certificate of an agent.
 func (s *AgentService) register(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
+	if err := checkPossession(request); err != nil {
+		return nil, err
+	}
 	certificate, err := s.Registrar.Register(ctx, agents.Request{
 		Token:        request.GetRegistrationNonceJwt(),
 		PublicKeyPEM: request.GetPublicKeyPem(),
@@ -67,6 +70,9 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 
 // RenewCertificate returns the caller's next certificate, for its present key or another.
 func (s *AgentService) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
+	if err := checkPossession(request); err != nil {
+		return nil, err
+	}
 	certificate, err := s.Registrar.Renew(ctx, clientFrom(ctx), certificateFrom(ctx), request.GetPublicKeyPem())
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/pki"
@@ -60,6 +61,9 @@ func (s *RegistrationService) RegisterAgent(ctx context.Context, request *nstanc
 // (docs/protocol.md#registration).
 func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
 	ctx = klog.NewContext(ctx, s.Logger)
+	if err := checkPossession(request); err != nil {
+		return nil, err
+	}
 	certificate, err := s.Registrar.Register(ctx, request.GetRegistrationNonceJwt(), request.GetPublicKeyPem())
 	if err != nil {
 		s.Logger.Info("Rejected a registration", "reason", err.Error())
@@ -95,6 +99,9 @@ func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCer
 	if err := identifier.Validate(client.Tenant); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "tenant: %v", err)
 	}
+	if err := checkPossession(request); err != nil {
+		return nil, err
+	}
 	certificate, err := g.Issuer.Renew(ctx, client, certificateFrom(ctx), request.GetPublicKeyPem())
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())
@@ -110,6 +117,22 @@ func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCer
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
 	}, nil
+}
+
+// keyRequest is a request for a certificate: RegisterClientRequest or RenewCertificateRequest.
+type keyRequest interface {
+	GetPublicKeyPem() []byte
+	GetCertificateRequest() []byte
+}
+
+// checkPossession returns the status InvalidArgument for a certificate request that does not
+// prove that the client has the private key.
+func checkPossession(r keyRequest) error {
+	request := keys.Request{PublicKeyPEM: r.GetPublicKeyPem(), CertificateRequest: r.GetCertificateRequest()}
+	if err := request.Check(); err != nil {
+		return status.Error(codes.InvalidArgument, err.Error())
+	}
+	return nil
 }
 
 // withCode returns the gRPC status of err. err wraps at most one error of byError, whose code

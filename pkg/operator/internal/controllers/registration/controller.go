@@ -62,9 +62,9 @@ type Endpoints interface {
 
 // Renewer is implemented by connpool.Pool.
 type Renewer interface {
-	// RenewCertificate returns a new certificate for a public key, both in PEM. Only the
+	// RenewCertificate returns a new certificate, PEM, for a key. Only the
 	// server of the cluster's leader issues certificates; others return FailedPrecondition.
-	RenewCertificate(ctx context.Context, shard string, publicKeyPEM []byte) ([]byte, error)
+	RenewCertificate(ctx context.Context, shard string, request keys.Request) ([]byte, error)
 }
 
 // Controller manages the operator's certificate. It runs on the leader, with one worker.
@@ -253,11 +253,11 @@ func (c *Controller) createKey(ctx context.Context) error {
 
 // register exchanges the nonce for a certificate.
 func (c *Controller) register(ctx context.Context, o observation) error {
-	publicKeyPEM, err := keys.EncodePublic(o.key.Public().(ed25519.PublicKey))
+	request, err := keys.NewRequest(o.key)
 	if err != nil {
-		return fmt.Errorf("encode the public key: %w", err)
+		return err
 	}
-	certPEM, err := c.registerAtShards(ctx, o.authorities, o.nonce, publicKeyPEM)
+	certPEM, err := c.registerAtShards(ctx, o.authorities, o.nonce, request)
 	if err != nil {
 		return err
 	}
@@ -272,13 +272,13 @@ func (c *Controller) register(ctx context.Context, o observation) error {
 // together. If they are lost, the present certificate is renewed again: the servers accept it for
 // a while after the renewal (docs/protocol.md#certificates).
 func (c *Controller) renew(ctx context.Context, o observation) error {
-	public, private, err := ed25519.GenerateKey(rand.Reader)
+	_, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return fmt.Errorf("generate the next key of the client certificate: %w", err)
 	}
-	publicKeyPEM, err := keys.EncodePublic(public)
+	request, err := keys.NewRequest(private)
 	if err != nil {
-		return fmt.Errorf("encode the public key: %w", err)
+		return err
 	}
 	keyPEM, err := keys.EncodePrivate(private)
 	if err != nil {
@@ -286,7 +286,7 @@ func (c *Controller) renew(ctx context.Context, o observation) error {
 	}
 	var failures shardErrors
 	for _, id := range slices.Sorted(maps.Keys(c.options.Endpoints.Endpoints())) {
-		certPEM, err := c.options.Renewer.RenewCertificate(ctx, id, publicKeyPEM)
+		certPEM, err := c.options.Renewer.RenewCertificate(ctx, id, request)
 		if err == nil {
 			return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: keyPEM, nonce: o.cert.nonce, authorities: o.authorities})
 		}

@@ -35,14 +35,14 @@ const registerTimeout = 5 * time.Second
 // registerAtShards calls the servers of the shards until the server of the cluster's leader
 // issues a certificate. If a server rejects the nonce, no other server is called, because all
 // servers verify it in the same way.
-func (c *Controller) registerAtShards(ctx context.Context, authorities *x509.CertPool, nonce string, publicKeyPEM []byte) ([]byte, error) {
+func (c *Controller) registerAtShards(ctx context.Context, authorities *x509.CertPool, nonce string, request keys.Request) ([]byte, error) {
 	endpoints := c.options.Endpoints.Endpoints()
 	if len(endpoints) == 0 {
 		return nil, errors.New("register: no shard is configured")
 	}
 	var failures shardErrors
 	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
-		certPEM, err := c.registerAt(ctx, id, endpoints[id].Registration, authorities, nonce, publicKeyPEM)
+		certPEM, err := c.registerAt(ctx, id, endpoints[id].Registration, authorities, nonce, request)
 		if err == nil {
 			return certPEM, nil
 		}
@@ -66,7 +66,7 @@ func nonceRejected(err error) bool {
 
 // registerAt sends the registration request to one server.
 func (c *Controller) registerAt(
-	ctx context.Context, id, address string, authorities *x509.CertPool, nonce string, publicKeyPEM []byte,
+	ctx context.Context, id, address string, authorities *x509.CertPool, nonce string, request keys.Request,
 ) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
@@ -77,7 +77,8 @@ func (c *Controller) registerAt(
 	defer func() { _ = connection.Close() }()
 	response, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: nonce,
-		PublicKeyPem:         publicKeyPEM,
+		PublicKeyPem:         request.PublicKeyPEM,
+		CertificateRequest:   request.CertificateRequest,
 	})
 	if err != nil {
 		return nil, err
