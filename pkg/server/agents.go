@@ -32,13 +32,18 @@ func (t *term) newHealth() *agenthealth.Tracker {
 		Interval: func() time.Duration { return t.groups.Config().Shard.HealthCheckInterval },
 		Changed:  t.changedOne,
 		Check: func(key instance.GroupKey, id string) {
-			if refresher, ok := t.provider.(provider.Refresher); ok {
-				refresher.Refresh(id)
-			}
+			t.refresh(id)
 			t.changed(key)
 		},
 		Failed: t.failures.ReportShard,
 	})
+}
+
+// refresh makes the provider look at an instance soon, if it can.
+func (t *term) refresh(id string) {
+	if refresher, ok := t.provider.(provider.Refresher); ok {
+		refresher.Refresh(id)
+	}
 }
 
 // newFiles returns the pusher that makes the files of instances and sends them during the
@@ -125,7 +130,8 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 				t.health.Registered(&i.Record)
 				t.changed(i.Key())
 			},
-			Failed: t.failures.ReportInstance,
+			Refresh: t.refresh,
+			Failed:  t.failures.ReportInstance,
 		},
 		Health: t.health,
 		Files:  t.files,

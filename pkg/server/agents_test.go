@@ -412,6 +412,19 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	wantCode(t, "the registration of a deleted instance", err, codes.Unauthenticated)
 }
 
+// The address of a request is the address of its connection.
+func TestAnAgentRegistersFromItsMachine(t *testing.T) {
+	o := withAgents("1")
+	o.CheckSource = true
+	s := servertest.Start(t, o)
+	id := untilInstances(t, s, 1)[0]
+	_, keyPEM := s.AgentKey()
+	_, err := registerAgent(t, s, s.Nonce(id), keyPEM)
+	wantCode(t, "another machine", err, codes.PermissionDenied)
+	assert.ErrorContains(t, err, "it comes from 127.0.0.1, must come from an address that the provider reports: [10.0.0.7 fd00::7]")
+	assert.Nil(t, recordOf(t, s, id).Registration)
+}
+
 // TestANewStreamReplacesTheOlderOne: the connection of the older stream may have been lost.
 func TestANewStreamReplacesTheOlderOne(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))

@@ -74,11 +74,28 @@ func RunsAgent(o Options) bool {
 	return ok && agents.RunsAgent()
 }
 
+// SourceOptions are implemented by the options of a provider that reports the addresses from
+// which its instances connect.
+type SourceOptions interface {
+	// ChecksSource reports whether an agent must register from an address of its instance.
+	ChecksSource() bool
+}
+
+// ChecksSource reports whether an agent must register from an address that the provider reports
+// for its instance (docs/server.md#agents). It need not if the options do not implement
+// SourceOptions.
+func ChecksSource(o Options) bool {
+	source, ok := o.(SourceOptions)
+	return ok && source.ChecksSource()
+}
+
 // CommonOptions are embedded in the options of the providers of virtual machines and
 // containers.
 type CommonOptions struct {
 	// Agent is true if each instance runs an agent, for which the server waits.
 	Agent bool
+	// CheckSource is true if an agent must register from an address of its instance.
+	CheckSource bool
 	// InstanceTypes are the built-in and the configured types, with their quotas.
 	InstanceTypes Catalogue
 }
@@ -91,6 +108,15 @@ func ReadCommonOptions(o *jsonc.Object, builtIn Catalogue) CommonOptions {
 	ReadQuota(o.Object("quota"), options.InstanceTypes)
 	return options
 }
+
+// ReadSourceOption reads check_source_address, which only providers have that report the
+// addresses of machines.
+func (o *CommonOptions) ReadSourceOption(object *jsonc.Object) {
+	o.CheckSource = object.Bool("check_source_address", true)
+}
+
+// ChecksSource reports whether an agent must register from an address of its instance.
+func (o *CommonOptions) ChecksSource() bool { return o.CheckSource }
 
 // Catalogue returns the instance types.
 func (o *CommonOptions) Catalogue() Catalogue { return o.InstanceTypes }

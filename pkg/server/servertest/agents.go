@@ -40,7 +40,7 @@ func (s *Server) providers() provider.Registry {
 	return provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
 		options := read(o)
 		if s.options.Agents {
-			options = &agentOptions{options, s.machines}
+			options = &agentOptions{options, s.machines, s.options.CheckSource}
 		}
 		if s.options.Balancers != nil {
 			options = BalancerOptions{providertest.BalancerOptions{Options: options}, s.options.Balancers}
@@ -51,8 +51,12 @@ func (s *Server) providers() provider.Registry {
 
 type agentOptions struct {
 	provider.Options
-	machines *machines
+	machines    *machines
+	checkSource bool
 }
+
+// ChecksSource returns Options.CheckSource.
+func (o *agentOptions) ChecksSource() bool { return o.checkSource }
 
 // RunsAgent returns true.
 func (o *agentOptions) RunsAgent() bool { return true }

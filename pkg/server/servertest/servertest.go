@@ -89,6 +89,8 @@ type Options struct {
 	// when its agent has registered with Nonce, and reports. Default: instances run no
 	// agents, and the server serves no agents.
 	Agents bool
+	// CheckSource makes agents register from the address of their machine, which is 10.0.0.7.
+	CheckSource bool
 	// Balancers are the load balancers of the provider, and LoadBalancers is the value of
 	// this key of the configuration. Default: no load balancers.
 	Balancers     *providertest.Balancers

@@ -74,12 +74,34 @@ func (m Machine) compare(i *instance.Instance) error {
 	return nil
 }
 
+var (
+	// ErrSource means that an agent registers from an address of another machine.
+	ErrSource = errors.New("the request does not come from the machine of the instance")
+	// errNoAddress means that the source of a request cannot be compared yet.
+	errNoAddress = errors.New("the provider has not reported the addresses of the instance yet")
+)
+
+// compareSource returns an error unless a request comes from an address that the provider reports
+// for the instance. A nonce that was copied from userdata is of no use elsewhere. If the provider
+// has not reported the instance yet, the agent tries again, and the error does not wrap ErrSource.
+func compareSource(i *instance.Instance, source netip.Addr) error {
+	switch {
+	case len(i.Addresses) == 0:
+		return errNoAddress
+	case !provision.HasAddress(i.Addresses, source.WithZone("").String()):
+		return fmt.Errorf("%w: it comes from %s, must come from an address that the provider reports: %v (behind a NAT or a proxy, set check_source_address to false)",
+			ErrSource, source, i.Addresses)
+	}
+	return nil
+}
+
 // refuse records that the provider contradicts an agent, and returns the error for the agent,
 // which wraps why.
 func (r *Registrar) refuse(ctx context.Context, i *instance.Instance, why error) error {
 	why = fmt.Errorf("register the agent of instance %s: %w", i.ID, why)
-	// Each refusal is an object, like each certificate.
-	if err := r.limits.Check(i.ID); err != nil {
+	// Each refusal is an object, like each certificate. Their limit is their own: the agent itself
+	// may be another process than the refused one.
+	if err := r.refusals.Check(i.ID); err != nil {
 		return fmt.Errorf("%w; %w", why, err)
 	}
 	r.Failed(i.Key(), i.ID, why)

@@ -11,6 +11,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -63,10 +64,12 @@ type Registrar struct {
 	Revoked func(ctx context.Context) (*registration.RevokedAgents, error)
 	// Registered is called after an agent has registered.
 	Registered func(i instance.Instance)
+	// Refresh makes the provider look at an instance soon.
+	Refresh func(id string)
 	// Failed is called when the provider contradicts what an agent says of its machine.
 	Failed provider.FailureFunc
 
-	limits auditlog.Limits
+	limits, refusals auditlog.Limits
 }
 
 // Request is the request of an agent for its first certificate.
@@ -75,6 +78,8 @@ type Request struct {
 	Token        string
 	PublicKeyPEM []byte
 	Machine      Machine
+	// Source is the address that the request comes from.
+	Source netip.Addr
 }
 
 // Register returns a certificate for the agent that the nonce names. The key is bound to the
@@ -104,7 +109,17 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	if err != nil {
 		return nil, err
 	}
-	if err := machine.compare(&i); err != nil {
+	if provider.ChecksSource(r.Groups.Config().Shard.Infra.Options) {
+		err = compareSource(&i, request.Source)
+	}
+	if err == nil {
+		err = machine.compare(&i)
+	}
+	switch {
+	case errors.Is(err, errNoAddress):
+		r.Refresh(i.ID)
+		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
+	case err != nil:
 		return nil, r.refuse(ctx, &i, err)
 	}
 	certificate, err := r.issue(ctx, &i, key, "registration", machine.register)

@@ -79,6 +79,7 @@ func newRegistrarWith(t testing.TB, provider *providertest.Instances) (*Registra
 			return registration.ReadRevokedAgents(ctx, store, "a")
 		},
 		Registered: func(instance.Instance) {},
+		Refresh:    func(string) {},
 		Failed:     func(instance.GroupKey, string, error) {},
 	}, id.String()
 }

@@ -12,11 +12,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"time"
 
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -52,6 +54,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 		Token:        request.GetRegistrationNonceJwt(),
 		PublicKeyPEM: request.GetPublicKeyPem(),
 		Machine:      agents.Machine{IPv4: request.GetPrivateIpv4(), IPv6: request.GetPrivateIpv6(), Hostname: request.GetHostname()},
+		Source:       sourceOf(ctx),
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the registration of an agent", "reason", err.Error())
@@ -60,12 +63,23 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 			registration.ErrMismatch:     codes.InvalidArgument,
 			registration.ErrPublicKey:    codes.InvalidArgument,
 			agents.ErrMachine:            codes.InvalidArgument,
+			agents.ErrSource:             codes.PermissionDenied,
 		})
 	}
 	return &nstancev1.RegisterClientResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
 	}, nil
+}
+
+// sourceOf returns the address that a call comes from, the zero value if it is unknown.
+func sourceOf(ctx context.Context) netip.Addr {
+	if p, ok := peer.FromContext(ctx); ok {
+		if address, err := netip.ParseAddrPort(p.Addr.String()); err == nil {
+			return address.Addr().Unmap()
+		}
+	}
+	return netip.Addr{}
 }
 
 // RenewCertificate returns the caller's next certificate, for its present key or another.

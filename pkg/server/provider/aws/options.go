@@ -42,12 +42,14 @@ var (
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	return &Options{
+	options := &Options{
 		CommonOptions:        provider.ReadCommonOptions(o, defaultInstanceTypes()),
 		Endpoint:             o.String("endpoint"),
 		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
 		Image:                o.String(argImage),
 	}
+	options.ReadSourceOption(o)
+	return options
 }
 
 // typeNames matches names of instance types.

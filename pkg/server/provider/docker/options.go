@@ -53,7 +53,7 @@ var (
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	return &Options{
+	options := &Options{
 		CommonOptions:   provider.ReadCommonOptions(o, defaultInstanceTypes()),
 		Host:            o.String("host"),
 		Image:           o.String("image"),
@@ -61,6 +61,8 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		MetadataAddress: o.String("metadata_addr"),
 		Notices:         o.String("notices"),
 	}
+	options.ReadSourceOption(o)
+	return options
 }
 
 // defaultInstanceTypes returns small sizes for a laptop, in both architectures.

@@ -28,10 +28,11 @@ func TestOptions(t *testing.T) {
 	assert.Equal(t, 10*time.Second, options.StopTimeout)
 	assert.Contains(t, options.Catalogue(), "small.amd64")
 
-	options, problems = read(t, `{"host": "tcp://10.0.0.1:2375", "image": "node:1", "stop_timeout": "5s", "agent": false,
+	options, problems = read(t, `{"host": "tcp://10.0.0.1:2375", "image": "node:1", "stop_timeout": "5s", "agent": false, "check_source_address": false,
 		"instance_types": {"huge": {"cpu": "8", "memory": "8Gi", "arch": "arm64"}}, "quota": {"huge": 3}}`)
 	assert.Empty(t, problems)
 	assert.False(t, options.RunsAgent())
+	assert.False(t, options.ChecksSource())
 	assert.Equal(t, int32(3), *options.Catalogue()["huge"].Quota)
 
 	_, problems = read(t, `{"host": "somewhere", "image": " a", "stop_timeout": "1m", "instance_types": {"x": {"cpu": "1", "memory": "1Gi", "arch": "mips"}}}`)

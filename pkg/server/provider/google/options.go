@@ -71,6 +71,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		DrainingTimeout: o.Duration("draining_timeout", 0),
 		Subnets:         map[string]Subnet{},
 	}
+	options.ReadSourceOption(o)
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project")}
 	})
