@@ -176,7 +176,7 @@ func runUserdata(t *testing.T, folder, kind, commands, project, source string) {
 	var script bytes.Buffer
 	require.NoError(t, parsed.Execute(&script, map[string]any{
 		"Instance": map[string]string{"ID": "knd06bgm7733st2576nx5jht4ecj", "Kind": "knd", "Group": "workers", "Type": "small"},
-		"Cluster":  map[string]string{"CACert": "-----BEGIN CERTIFICATE-----"},
+		"Cluster":  map[string]string{"ID": "test", "CACert": "-----BEGIN CERTIFICATE-----"},
 		"Server": map[string]string{
 			"Shard": "a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
 		},
