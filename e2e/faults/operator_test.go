@@ -180,6 +180,8 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 // clock. The next operator waits until the lease has expired.
 func (o *faultyOperator) exitsWhenTaken(ahead time.Duration) func(*testing.T, testcluster.ScaleUp) {
 	return testcluster.During(func(t *testing.T) {
+		// The operator that the fault before has restarted may not lead yet.
+		o.untilWorking(t)
 		testcluster.Eventually(t, time.Minute, "another process has the lease", func(ctx context.Context) error {
 			lease, err := leases().Get(ctx, leaseName, metav1.GetOptions{})
 			if err != nil {
