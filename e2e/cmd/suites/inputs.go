@@ -24,7 +24,7 @@ var suites = map[string][]string{
 	"autoscaler":  with("marekvs-operator"),
 	"capi":        cluster,
 	"drains":      with("kubectl-nstance"),
-	"external":    cluster,
+	"external":    with("nstance-admin", inputs.Docs),
 	"faults":      with("nstance-admin"),
 	"machines":    with("marekvs-operator"),
 	"marekvs":     {controlplane.ControlPlaneInput, "marekvs-operator", inputs.Manifests},

@@ -91,11 +91,13 @@ func (n *Nodes) OfInstance(shardID, providerID string) (nodes []*corev1.Node, fo
 
 // Foreign returns why a Node does not belong to a shard, "" if it may belong to it. The label
 // LabelShard of the Node decides, which the kubelet or an administrator has set; a shard cannot
-// change it. Without the label no other shard may report the provider id of the Node.
+// change it. Without the label no other shard may report the provider id of the Node. A label of a
+// shard that is not configured does not decide either: a server that does not name its shard may
+// have another id than the configuration of the operator.
 func (n *Nodes) Foreign(shardID string, node *corev1.Node) string {
 	label, labeled := node.Labels[v1beta1.LabelShard]
 	switch {
-	case !labeled:
+	case !labeled, label != "" && !n.shards.Has(label):
 		return n.reportedByOthers(shardID, node.Spec.ProviderID)
 	case label != shardID:
 		return fmt.Sprintf("shard %s reports the provider id %q of Node %s, which has the label %s=%s",

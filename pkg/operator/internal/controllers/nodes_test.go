@@ -76,6 +76,10 @@ func TestShardMayNameOnlyItsOwnNodes(t *testing.T) {
 		"two Nodes":                          {nodes: []*corev1.Node{newNode("n", id, nil), newNode("m", id, nil)}, reports: []any{group("b", "i-1")}},
 		"the label decides":                  {nodes: []*corev1.Node{newNode("n", id, label("a"))}, reports: []any{group("b", "i-1")}},
 
+		"the label of a shard that was removed": {nodes: []*corev1.Node{newNode("n", id, label("c"))}, reports: []any{group("a", "i-1")}},
+		"the label of a shard that was removed, and another report": {nodes: []*corev1.Node{newNode("n", id, label("c"))}, reports: []any{group("b", "i-1")},
+			foreign: `shard a reports the provider id "aws:///us-west-2a/i-1", and so does shard b`},
+
 		"the group of another shard": {nodes: []*corev1.Node{newNode("n", id, nil)}, reports: []any{group("a", "i-1"), group("b", "us-west-2a/i-1")},
 			foreign: `shard a reports the provider id "aws:///us-west-2a/i-1", and so does shard b`},
 		"an on-demand instance of another shard": {nodes: []*corev1.Node{newNode("n", id, nil)}, reports: []any{onDemand("b", "i-1")},
