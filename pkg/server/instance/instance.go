@@ -34,6 +34,9 @@ type Instance struct {
 	// instance, it is Missing, or Pending if the provider never listed it. A running instance
 	// is Pending while its agent is awaited, and Impaired when its agent is lost.
 	State State
+	// StateReason is why the provider reports the instance as impaired, stopped, failed or
+	// terminating, for people. It may be empty.
+	StateReason string
 	// Agent is the state of the instance's agent, the zero value if no agent is expected.
 	Agent Agent
 	// Known is true when the provider lists the instance now. A pending instance
@@ -147,8 +150,8 @@ type VM struct {
 	Origin Origin
 	// State is never Missing.
 	State State
-	// Reason is why the instance is impaired, stopped or failed, in words for people. It
-	// may be empty.
+	// Reason is why the instance is impaired, stopped, failed or terminating, in words for
+	// people. It may be empty.
 	Reason string
 	// Addresses are the addresses of the machine, the preferred address first.
 	Addresses []netip.Addr

@@ -218,7 +218,7 @@ func (s *Store) observe(e entry, i *instance.Instance) {
 	}
 	if vm, listed := s.provider.Get(i.ID); listed {
 		e.recordReport(vm)
-		i.Known, i.State, i.Unlisted = true, vm.State, vm.Unlisted
+		i.Known, i.State, i.StateReason, i.Unlisted = true, vm.State, vm.Reason, vm.Unlisted
 		i.Addresses, i.Hostname = vm.Addresses, vm.Hostname
 		if vm.Origin.InfraConfigHash != "" {
 			// The record may have been written before the configuration changed from

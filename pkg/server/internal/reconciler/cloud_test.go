@@ -170,6 +170,16 @@ func (c *cloud) become(id string, state instance.State) {
 	})
 }
 
+// end makes the provider report for a reason that instances have stopped.
+func (c *cloud) end(reason string, ids ...string) {
+	c.change("", func(vm *instance.VM) bool {
+		if slices.Contains(ids, vm.ID) {
+			vm.State, vm.Reason = instance.Stopped, reason
+		}
+		return true
+	})
+}
+
 // vanish deletes instances without the server, at the same moment.
 func (c *cloud) vanish(ids ...string) {
 	c.change("", func(vm *instance.VM) bool { return !slices.Contains(ids, vm.ID) })

@@ -58,6 +58,47 @@ func TestFewMissingInstancesAreReplaced(t *testing.T) {
 	}
 }
 
+// TestInstancesThatHaveEndedAreReplaced at once, however many they are: the provider has
+// reported their end, so it cannot be at fault. Operators get the reason of each, once.
+func TestInstancesThatHaveEndedAreReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids := s.run(workersKey, 10)
+		s.reconciler.Losses = new(acceptedLosses)
+		const reason = "the service has terminated the instance: Spot instance termination"
+		s.cloud.end(reason, ids[:7]...)
+		synctest.Wait()
+		assert.Equal(t, 7, s.creations())
+		want := map[string]string{}
+		for _, id := range ids[:7] {
+			want[id] = "instance " + id + " runs no more: " + reason
+		}
+		s.settle()
+		s.pass(time.Hour)
+		got := map[string]string{}
+		for _, f := range s.failures {
+			got[f.id] = f.text
+		}
+		assert.Equal(t, want, got)
+		assert.Len(t, s.failures, 7, "each is reported once")
+	})
+}
+
+// TestADrainedInstanceThatEnds needs no report: the drain was because of that.
+func TestADrainedInstanceThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		id := s.run(workersKey, 1)[0]
+		s.reconfigure(drift)
+		s.settle()
+		i, _ := s.instances.Get(id)
+		require.NotNil(t, i.Drain)
+		s.cloud.end("the instance is stopped", id)
+		synctest.Wait()
+		assert.Empty(t, s.failures)
+	})
+}
+
 // TestMissingInstanceIsDeletedByItsID: an instance that is given up may be hidden only. If
 // the provider cannot delete it, operators get the error, and the instance is drained when
 // it is listed again.

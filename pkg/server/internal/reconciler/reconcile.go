@@ -68,6 +68,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		observed.waiting = true
 		current.outcome.within(wait)
 	}
+	current.reportEnds(ctx, observed.instances)
 	observed.stuck = current.findStuck(ctx, observed.instances, now)
 	observed.kept = current.keepLost(ctx, &observed, now)
 	actions, next := plan(observed, now)

@@ -143,6 +143,7 @@ type Reconciler struct {
 	confirmations confirmations
 	losses        losses
 	terminations  terminations
+	ends          ends
 	requests      requests
 	logged        logged
 	// onDemandBackoff delays on-demand instances after a similar instance has failed.

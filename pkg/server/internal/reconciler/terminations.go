@@ -94,6 +94,48 @@ func (r *reconciliation) findStuck(ctx context.Context, instances []instance.Ins
 	return stuck
 }
 
+// ends are the instances whose provider has ended them, and that were reported.
+type ends struct {
+	mu      sync.Mutex
+	byGroup map[instance.GroupKey]map[string]bool
+}
+
+// update returns the instances of a group whose provider has ended them since the last update:
+// neither this server nor a client has requested that.
+func (e *ends) update(key instance.GroupKey, instances []instance.Instance) (report []*instance.Instance) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	before, current := e.byGroup[key], map[string]bool{}
+	for n := range instances {
+		i := &instances[n]
+		if i.StateReason == "" || i.DeleteReason != "" || i.Drain != nil || i.State != instance.Terminating && !i.Down() {
+			continue
+		}
+		current[i.ID] = true
+		if !before[i.ID] {
+			report = append(report, i)
+		}
+	}
+	if e.byGroup == nil {
+		e.byGroup = map[instance.GroupKey]map[string]bool{}
+	}
+	e.byGroup[key] = current
+	if len(current) == 0 {
+		delete(e.byGroup, key)
+	}
+	return report
+}
+
+// reportEnds reports why the provider has ended instances. Their replacements show that they
+// have ended, and only the provider knows why.
+func (r *reconciliation) reportEnds(ctx context.Context, instances []instance.Instance) {
+	for _, i := range r.ends.update(r.key, instances) {
+		err := fmt.Errorf("instance %s runs no more: %s", i.ID, i.StateReason)
+		klog.FromContext(ctx).Error(err, "The provider has ended an instance", "instance", i.ID)
+		r.Failed(r.key, i.ID, err)
+	}
+}
+
 // Targets knows which instances are targets of load balancers.
 type Targets interface {
 	// Waits reports whether an instance that is being deleted is a target of a load

@@ -53,12 +53,10 @@ type API struct {
 	// process there.
 	step func(string)
 
-	// mu guards the fields below. Except for seen and ended, they only save calls.
+	// mu guards the fields below. Except for seen, they only save calls.
 	mu sync.Mutex
 	// seen is when EC2 last showed an instance, by instance id of EC2.
 	seen map[string]time.Time
-	// ended is when the provider requested to terminate an instance that had failed.
-	ended map[string]time.Time
 	// impaired has the reasons of the instances whose status checks failed at impairedAt.
 	impaired   map[string]string
 	impairedAt time.Time
@@ -113,7 +111,6 @@ func (c connection) newAPI(o *Options) *API {
 		started: time.Now(),
 		step:    func(string) {},
 		seen:    map[string]time.Time{},
-		ended:   map[string]time.Time{},
 		images:  map[string]cachedImage{},
 	}
 }

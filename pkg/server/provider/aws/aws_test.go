@@ -130,11 +130,10 @@ func TestStates(t *testing.T) {
 		expect(instance.Stopped, "the instance is stopped: Client.UserInitiatedShutdown: User initiated shutdown")
 		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
 		assert.Equal(t, instance.Terminating, w.list()[r.ID].State)
-		time.Sleep(time.Minute)
-		assert.Empty(t, w.list())
-		_, found, err := w.api.FindKnown(t.Context(), m)
-		require.NoError(t, err)
-		assert.False(t, found)
+		expect(instance.Stopped, "the service has terminated the instance: Client.UserInitiatedShutdown: User initiated shutdown")
+		assert.True(t, w.list()[r.ID].Ended)
+		time.Sleep(2 * time.Hour)
+		assert.Empty(t, w.list(), "EC2 has forgotten it")
 	})
 }
 

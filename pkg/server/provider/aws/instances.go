@@ -19,8 +19,6 @@ import (
 )
 
 const (
-	// failureAge is how long after its launch a failed instance is reported as failed.
-	failureAge = 10 * time.Minute
 	// statusAge is how long status checks are used without reading them again.
 	statusAge = 30 * time.Second
 )
@@ -39,7 +37,8 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	for n := range all {
 		i := &all[n]
 		// FindKnown finds an instance whose tags were changed by hand.
-		if vm, ours := a.identify(i); ours && a.setState(&vm, i, impaired) {
+		if vm, ours := a.identify(i); ours {
+			setState(&vm, i, impaired)
 			list = append(list, vm)
 		}
 	}
@@ -86,13 +85,14 @@ func (a *API) FindKnown(ctx context.Context, known cloud.VM) (cloud.VM, bool, er
 	return a.existing(ctx, all, &known)
 }
 
-// existing returns the VM of the first instance that was not terminated. If the instance has
-// no valid tags, its identity is taken from known.
+// existing returns the VM of the first instance that was not terminated, or else the VM of
+// the first that was. If the instance has no valid tags, its identity is taken from known.
 func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.VM) (cloud.VM, bool, error) {
 	impaired, err := a.statuses(ctx, all)
 	if err != nil {
 		return cloud.VM{}, false, fmt.Errorf("list the status checks that fail: %w", err)
 	}
+	var ended *cloud.VM
 	for n := range all {
 		vm, ours := a.identify(&all[n])
 		switch {
@@ -102,11 +102,18 @@ func (a *API) existing(ctx context.Context, all []types.Instance, known *cloud.V
 		case !ours:
 			continue
 		}
-		if a.setState(&vm, &all[n], impaired) {
+		setState(&vm, &all[n], impaired)
+		if !vm.Ended {
 			return vm, true, nil
 		}
+		if ended == nil {
+			ended = &vm
+		}
 	}
-	return cloud.VM{}, false, nil
+	if ended == nil {
+		return cloud.VM{}, false, nil
+	}
+	return *ended, true, nil
 }
 
 // describe returns all instances that match filters.
@@ -145,7 +152,6 @@ func (a *API) show(all []types.Instance) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	forget(a.seen, now)
-	forget(a.ended, now)
 	for n := range all {
 		a.seen[awssdk.ToString(all[n].InstanceId)] = now
 	}
@@ -193,24 +199,28 @@ func errNoSubnet(name string) error {
 	return fmt.Errorf("subnet %q must be the id of a subnet, such as subnet-0123456789abcdef0", name)
 }
 
-// launchFailures are the state reasons with which EC2 terminates an instance that it could
-// not launch
-// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/troubleshooting-launch.html).
-var launchFailures = map[string]bool{
-	"Client.InternalError":                true,
-	"Client.InvalidSnapshot.NotFound":     true,
-	"Client.VolumeLimitExceeded":          true,
-	"Server.InsufficientInstanceCapacity": true,
-	"Server.InternalError":                true,
+// requested are the state reasons of an instance that ended because somebody has wished so, or
+// because a spot instance is taken back. With every other reason EC2 has given up the instance,
+// most often because it could not launch it. EC2 gives more reasons than it documents
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html).
+var requested = map[string]bool{
+	"":                                 true,
+	"Client.InstanceInitiatedShutdown": true,
+	"Client.InstanceTerminated":        true,
+	"Client.UserInitiatedHibernate":    true,
+	"Client.UserInitiatedShutdown":     true,
+	"Server.ScheduledStop":             true,
+	"Server.SpotInstanceShutdown":      true,
+	"Server.SpotInstanceTermination":   true,
 }
 
-// setState sets the state of a VM. It returns false if the instance was terminated.
-func (a *API) setState(vm *cloud.VM, i *types.Instance, impaired map[string]string) (exists bool) {
+// setState sets the state of a VM.
+func setState(vm *cloud.VM, i *types.Instance, impaired map[string]string) {
 	var name types.InstanceStateName
 	if i.State != nil {
 		name = i.State.Name
 	}
-	vm.Reason = ""
+	vm.Reason, vm.Ended = "", false
 	switch name {
 	case types.InstanceStateNamePending:
 		vm.State = instance.Pending
@@ -222,18 +232,19 @@ func (a *API) setState(vm *cloud.VM, i *types.Instance, impaired map[string]stri
 	case types.InstanceStateNameStopping, types.InstanceStateNameStopped:
 		vm.State, vm.Reason = instance.Stopped, "the instance is "+string(name)+reason(i)
 	case types.InstanceStateNameShuttingDown, types.InstanceStateNameTerminated:
+		vm.Reason = "the service has terminated the instance" + reason(i)
 		switch {
-		case a.hasFailed(i):
-			vm.State, vm.Reason = instance.Failed, "the service has terminated the instance"+reason(i)
+		case !requested[stateReason(i)]:
+			// EC2 terminates it whether or not it is requested to.
+			vm.State, vm.Ended = instance.Failed, true
 		case name == types.InstanceStateNameTerminated:
-			return false
+			vm.State, vm.Ended = instance.Stopped, true
 		default:
-			vm.State = instance.Terminating
+			vm.State, vm.Reason = instance.Terminating, "the service terminates the instance"+reason(i)
 		}
 	default:
 		vm.State, vm.Reason = instance.Impaired, fmt.Sprintf("the instance is in the unknown state %q", name)
 	}
-	return true
 }
 
 // reason returns the reason of an instance's state, as the end of a sentence.
@@ -244,16 +255,12 @@ func reason(i *types.Instance) string {
 	return ": " + *i.StateReason.Message
 }
 
-// hasFailed reports whether EC2 has terminated an instance because it could not launch it. It
-// returns false once the provider has requested to terminate the instance.
-func (a *API) hasFailed(i *types.Instance) bool {
-	if i.StateReason == nil || !launchFailures[awssdk.ToString(i.StateReason.Code)] || time.Since(awssdk.ToTime(i.LaunchTime)) > failureAge {
-		return false
+// stateReason returns the code of the reason of an instance's state, or an empty text.
+func stateReason(i *types.Instance) string {
+	if i.StateReason == nil {
+		return ""
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	_, ended := a.ended[awssdk.ToString(i.InstanceId)]
-	return !ended
+	return awssdk.ToString(i.StateReason.Code)
 }
 
 // statuses returns the reasons of the instances of the account whose status checks fail. It

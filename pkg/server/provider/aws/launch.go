@@ -46,7 +46,10 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	switch {
 	case codeOf(err) == codeTokenTerminated:
 		// An earlier call has launched it. Its token cannot launch another instance.
-		vm.State, vm.Reason = instance.Failed, "the instance was launched, and terminated since"
+		vm.State, vm.Reason, vm.Ended = instance.Failed, "the instance was launched, and terminated since", true
+		if found, exists, err := a.Find(ctx, r.ID); err == nil && exists && found.Ended {
+			vm = found // it has the reason
+		}
 	case err != nil:
 		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
 	case len(output.Instances) != 1 || !instances.MatchString(awssdk.ToString(output.Instances[0].InstanceId)):
@@ -54,9 +57,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	default:
 		a.show(output.Instances)
 		vm = a.vm(&output.Instances[0], r.ID)
-		if !a.setState(&vm, &output.Instances[0], nil) {
-			vm.State, vm.Reason = instance.Failed, "the instance was launched, and terminated since"
-		}
+		setState(&vm, &output.Instances[0], nil)
 	}
 	// The response to a repeated call may lack the tags.
 	vm.Group, vm.Origin = r.Group, r.Origin

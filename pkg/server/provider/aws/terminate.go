@@ -7,13 +7,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 
-	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
 
@@ -44,12 +42,8 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 	}
 	a.step("terminate the instance")
 	report := func(id string, err error) {
-		vm := byID[id]
-		switch {
-		case err != nil:
+		if vm := byID[id]; err != nil {
 			errs[vm.ID] = fmt.Errorf("terminate instance %s of %s: %w", id, vm.ID, err)
-		case vm.State == instance.Failed:
-			a.end(id)
 		}
 	}
 	for some := range slices.Chunk(ids, size) {
@@ -132,11 +126,4 @@ func splitNamed(err error, ids []string) (bad, others []string) {
 		return ids[:len(ids)/2], ids[len(ids)/2:]
 	}
 	return bad, others
-}
-
-// end stores that a failed instance was terminated, because EC2 shows it for some time.
-func (a *API) end(id string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.ended[id] = time.Now()
 }

@@ -37,10 +37,12 @@ type API interface {
 	// call because of this VM, and ErrRefusedTogether if another VM of the call may be the
 	// reason.
 	Terminate(ctx context.Context, machines []VM) map[string]error
-	// List returns all VMs. It never returns an incomplete list.
+	// List returns all VMs. It never returns an incomplete list, but for VMs of which not even
+	// the instance id is known: then Find returns an error for every VM that it does not find.
 	List(ctx context.Context) ([]VM, error)
 	// Find reads the VM of one instance, as consistently as the cloud can. It returns false
-	// only if the cloud has responded that there is no such VM.
+	// only if the cloud has responded that there is no such VM. A VM that has ended is returned
+	// only if no other VM of the instance exists.
 	Find(ctx context.Context, id string) (VM, bool, error)
 	// Room returns how many more VMs a subnet has room for.
 	Room(ctx context.Context, subnet string) (int, error)
@@ -73,8 +75,16 @@ type VM struct {
 	Type string
 	// State is never Missing.
 	State instance.State
-	// Reason says why the VM is impaired, stopped or failed, for users.
+	// Reason says why the VM is impaired, stopped, failed or terminating, for users.
 	Reason string
+	// Ended is true for a VM that its cloud still shows although the cloud has terminated it:
+	// it has stopped or failed for good, uses nothing, and need not be terminated.
+	Ended bool
+	// Unidentified says why the VM cannot be identified, because a user has changed its metadata
+	// or they cannot be read at present. It is empty for other VMs. Only ID, State and Reason of
+	// such a VM are known, and maybe ProviderID, Addresses and Hostname. Provider takes it for the VM of the
+	// instance with this id, if it knows the instance, and does not terminate it.
+	Unidentified string
 	// Addresses are the addresses of the VM, the preferred address first.
 	Addresses []netip.Addr
 	// Hostname is the host name that the cloud gives to the VM, if it is not the instance id.

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"time"
 
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
@@ -97,6 +98,15 @@ func (p *Provider) searchFormer(r *request) {
 
 // Delete requests that an instance is deleted.
 func (p *Provider) Delete(_ context.Context, id string) error {
+	if group, dropped := p.startDeletion(id); dropped {
+		p.changed(group)
+	}
+	return nil
+}
+
+// startDeletion stores that an instance is to be deleted. If its VM has ended, nothing is left
+// to do: it drops the instance, and returns its group.
+func (p *Provider) startDeletion(id string) (group instance.GroupKey, dropped bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, known := p.table[id]
@@ -113,16 +123,20 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 		p.table[id] = e
 	}
 	if !known || e.delete {
-		return nil
+		return instance.GroupKey{}, false
 	}
 	e.delete = true
-	if e.vm == nil {
+	switch {
+	case e.vm == nil:
 		p.launches.Add(id)
-		return nil
+	case e.vm.Ended:
+		p.drop(e)
+		return e.group, true
+	default:
+		p.terminate.send()
+		p.poll.send()
 	}
-	p.terminate.send()
-	p.poll.send()
-	return nil
+	return instance.GroupKey{}, false
 }
 
 // roomAge is how long the known room of a subnet is used without reading it again.

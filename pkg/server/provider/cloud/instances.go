@@ -43,6 +43,8 @@ type entry struct {
 	absences int
 	// lookedUp is when Find was last called because a list has left out the VM.
 	lookedUp time.Time
+	// unidentified is the reported reason why the VM cannot be identified.
+	unidentified string
 	// delete is true once the deletion of the instance was requested.
 	delete bool
 	// terminated is when Terminate last succeeded.
@@ -100,16 +102,36 @@ func (e *entry) typeName() string {
 	switch {
 	case e.request != nil:
 		return e.request.spec.Type.Name
-	case e.vm.Type == "" && e.spec != nil:
+	case (e.vm == nil || e.vm.Type == "") && e.spec != nil:
 		return e.spec.Type.Name
+	case e.vm == nil:
+		return ""
 	default:
 		return e.vm.Type
 	}
 }
 
+// hasEnded reports whether the cloud has terminated the VM.
+func (e *entry) hasEnded() bool { return e.vm != nil && e.vm.Ended }
+
 // leaving reports whether the instance is being deleted.
 func (e *entry) leaving() bool {
 	return e.delete || e.vm != nil && e.vm.State == instance.Terminating
+}
+
+// isOver reports whether a VM has ended whose instance is being deleted, so that nothing of the
+// instance is left.
+func (e *entry) isOver(vm VM) bool { return vm.Ended && e.leaving() }
+
+// identified returns the VM of an entry with the facts of the entry that its cloud does not know.
+func (e *entry) identified(vm VM) VM {
+	if vm.Unidentified != "" {
+		vm.Group, vm.Origin, vm.Type = e.group, e.origin, e.typeName()
+		if vm.ProviderID == "" && e.vm != nil {
+			vm.ProviderID = e.vm.ProviderID
+		}
+	}
+	return vm
 }
 
 // inProgress reports whether a list is expected to show a change soon.
@@ -122,6 +144,7 @@ func (e *entry) inProgress() bool {
 
 // update stores a VM that the cloud has reported.
 func (e *entry) update(vm VM) {
+	vm = e.identified(vm)
 	e.vm, e.group, e.origin = &vm, vm.Group, vm.Origin
 	e.ran = e.ran || vm.State == instance.Running
 }
@@ -130,7 +153,7 @@ func (e *entry) update(vm VM) {
 func (t table) countType(name string) int {
 	count := 0
 	for _, e := range t {
-		if !e.leaving() && e.typeName() == name {
+		if !e.leaving() && !e.hasEnded() && e.typeName() == name {
 			count++
 		}
 	}

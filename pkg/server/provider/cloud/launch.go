@@ -198,6 +198,9 @@ func (p *Provider) settle(ctx context.Context, id string, vm VM, listed bool) {
 	p.adopt(e, vm, now)
 	e.listed = listed || p.limits.VisibilityDelay == 0
 	deleted, group, failure := e.delete, e.group, p.judge(e)
+	if e.isOver(vm) {
+		p.drop(e)
+	}
 	p.mu.Unlock()
 	if failure != nil {
 		p.reportFailure(ctx, group, id, failure)

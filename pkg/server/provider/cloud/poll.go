@@ -142,6 +142,14 @@ func (p *Provider) apply(ctx context.Context, list []VM, began time.Time) (absen
 		if p.launchEnds[id].After(began) {
 			continue // the result of the launch counts
 		}
+		if vm.Ended && !p.concerns(vm) {
+			delete(vms, id) // it was deleted before, or is another VM than the known one
+			continue
+		}
+		if _, known := p.table[id]; !known && vm.Unidentified != "" {
+			logUnidentified(ctx, vm)
+			continue
+		}
 		if e, known := p.table[id]; known && e.leftOut {
 			// Terminate may not have found the VM either.
 			e.leftOut, e.due = false, time.Time{}
@@ -182,17 +190,53 @@ func (p *Provider) apply(ctx context.Context, list []VM, began time.Time) (absen
 }
 
 // byID returns the VMs by instance id. If an instance has several VMs, it returns the VM with
-// the first provider id, and the number of other VMs in duplicates.
+// the first provider id, and the number of other VMs in duplicates. A VM that has ended, or that
+// cannot be identified, counts only if the instance has no other.
 func byID(list []VM) (vms map[string]VM, duplicates map[string]int) {
 	vms, duplicates = make(map[string]VM, len(list)), map[string]int{}
 	for _, vm := range slices.SortedFunc(slices.Values(list), func(a, b VM) int { return strings.Compare(a.ProviderID, b.ProviderID) }) {
-		if _, found := vms[vm.ID]; found {
+		other, found := vms[vm.ID]
+		switch {
+		case !found || other.certainty() < vm.certainty():
+			vms[vm.ID] = vm
+		case vm.certainty() == isCertain:
 			duplicates[vm.ID]++
-			continue
 		}
-		vms[vm.ID] = vm
 	}
 	return vms, duplicates
+}
+
+// certainty says how certain it is that a VM is the VM of its instance.
+type certainty int
+
+const (
+	hasEnded certainty = iota
+	isUnidentified
+	isCertain
+)
+
+func (vm VM) certainty() certainty {
+	switch {
+	case vm.Ended:
+		return hasEnded
+	case vm.Unidentified != "":
+		return isUnidentified
+	default:
+		return isCertain
+	}
+}
+
+// logUnidentified logs a VM that cannot be identified, and that no known instance has. Its group
+// is not known, so nothing can be done for it.
+func logUnidentified(ctx context.Context, vm VM) {
+	klog.FromContext(ctx).Info("A machine cannot be identified and is left alone", "instance", vm.ID, "providerID", vm.ProviderID, "reason", vm.Unidentified)
+}
+
+// concerns reports whether a VM that has ended is the known VM of an instance, or the VM of
+// a request. mu must be locked.
+func (p *Provider) concerns(vm VM) bool {
+	e, known := p.table[vm.ID]
+	return known && (e.vm == nil || e.vm.ProviderID == "" || e.vm.ProviderID == vm.ProviderID)
 }
 
 // Expect adds the instances with a provider id. Until a list shows their VMs, or they are
@@ -236,7 +280,10 @@ func (p *Provider) mayBeHidden(e *entry, began time.Time) bool {
 // show updates the table with an existing VM. mu must be locked.
 func (p *Provider) show(vm VM, o *outcome) {
 	e, known := p.table[vm.ID]
-	if !known {
+	switch {
+	case !known && vm.Unidentified != "":
+		return
+	case !known:
 		e = &entry{id: vm.ID}
 		p.table[vm.ID] = e
 	}
@@ -254,7 +301,17 @@ func (p *Provider) show(vm VM, o *outcome) {
 	}
 	e.listed, e.expected, e.refresh, e.unlisted = true, false, false, false
 	e.absences = 0
+	if e.isOver(vm) {
+		p.drop(e)
+		o.change(e.group)
+		return
+	}
 	e.update(vm)
+	if vm.Unidentified != e.unidentified {
+		if e.unidentified = vm.Unidentified; vm.Unidentified != "" {
+			o.fail(e, fmt.Errorf("the machine cannot be identified: %s; it is kept as its record says, and not terminated until that is corrected", vm.Unidentified))
+		}
+	}
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)
 	}
@@ -338,7 +395,7 @@ func (p *Provider) Find(ctx context.Context, id string) (instance.VM, bool, erro
 	if err != nil {
 		return instance.VM{}, false, fmt.Errorf("find the machine of instance %s: %w", id, err)
 	}
-	if !found {
+	if !found || vm.Ended {
 		return instance.VM{}, false, nil
 	}
 	return (&entry{id: id, group: vm.Group, origin: vm.Origin, vm: &vm, listed: true}).instanceVM(), true, nil

@@ -64,7 +64,7 @@ func (p *Provider) dueTerminations(now time.Time) (batch []VM, wait time.Duratio
 	defer p.mu.Unlock()
 	var due []*entry
 	for _, e := range p.table {
-		if !e.delete || e.vm == nil || e.vm.State == instance.Terminating {
+		if !e.delete || e.vm == nil || e.vm.State == instance.Terminating || e.vm.Unidentified != "" {
 			continue
 		}
 		if delay := e.due.Sub(now); delay <= 0 {

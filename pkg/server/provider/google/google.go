@@ -102,12 +102,11 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 			continue
 		}
 		names[vm.Name] = true
-		identity, ours, err := a.identify(vm)
-		if err != nil {
-			return nil, err
-		}
+		identity, unidentified, ours := a.identify(vm)
 		if ours && !vm.isBeingCreated() {
-			all = append(all, preempted.explain(a.vm(vm, identity), vm))
+			found := preempted.explain(a.vm(vm, identity), vm)
+			found.Unidentified = unidentified
+			all = append(all, found)
 		}
 	}
 	return all, nil
@@ -143,12 +142,12 @@ func (a *API) find(ctx context.Context, id string) (m foundVM, found bool, err e
 	if err != nil {
 		return m, false, throttled(err)
 	}
-	identity, ours, err := a.identify(vm)
-	if err != nil || !ours {
-		return m, false, err
+	identity, unidentified, ours := a.identify(vm)
+	if !ours {
+		return m, false, nil
 	}
 	m.VM = a.preempted(ctx, []virtualMachine{vm}).explain(a.vm(vm, identity), vm)
-	m.creating = vm.isBeingCreated()
+	m.Unidentified, m.creating = unidentified, vm.isBeingCreated()
 	return m, true, nil
 }
 

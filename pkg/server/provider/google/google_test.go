@@ -226,17 +226,26 @@ func TestLabelsThatAUserChanges(t *testing.T) {
 	})
 }
 
-// TestADescriptionThatAUserChanges makes the list an error: the machine must not count as one
-// that does not exist.
+// TestADescriptionThatAUserChanges: the machine must not count as one that does not exist, nor
+// hide the others.
 func TestADescriptionThatAUserChanges(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		r := request(t)
-		w.launch(r)
+		launched := w.launch(r)
+		other := request(t)
+		w.launch(other)
 		w.SetDescription(r.ID, "mine")
-		_, err := w.api.List(t.Context())
-		require.ErrorContains(t, err, r.ID)
-		_, _, err = w.api.Find(t.Context(), r.ID)
-		require.Error(t, err)
+		list := w.list()
+		assert.Len(t, list, 2)
+		assert.Empty(t, list[other.ID].Unidentified)
+		found, exists, err := w.api.Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.True(t, exists)
+		for _, vm := range []cloud.VM{list[r.ID], found} {
+			assert.Equal(t, launched.ProviderID, vm.ProviderID)
+			assert.Empty(t, vm.Group)
+			assert.Contains(t, vm.Unidentified, "its description does not say of which group its instance is")
+		}
 	})
 }
 

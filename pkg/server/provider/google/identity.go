@@ -89,21 +89,22 @@ func (a *API) isOurs(vm virtualMachine, i identity) bool {
 	return i.InstanceID == vm.Name && i.ClusterID == a.shard.ClusterID && i.Shard == a.shard.ID
 }
 
-// errNoIdentity means that a VM has the labels of this shard but no identity in its
+// noIdentity is the reason if a VM has the labels of this shard but no identity in its
 // description.
-var errNoIdentity = errors.New("its labels are those of this shard, but its description does not say of which group its instance is")
+const noIdentity = "its labels are those of this shard, but its description does not say of which group its instance is"
 
 // identify returns the identity of a virtual machine, and false if it does not belong to an
-// instance of the shard.
-func (a *API) identify(vm virtualMachine) (i identity, ours bool, err error) {
+// instance of the shard. If a user has changed the description, only the instance id is known,
+// and unidentified says so.
+func (a *API) identify(vm virtualMachine) (i identity, unidentified string, ours bool) {
 	i, found := parseDescription(vm.Description)
 	if found {
-		return i, a.isOurs(vm, i), nil
+		return i, "", a.isOurs(vm, i)
 	}
 	if !isInstanceID(vm.Name) || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
-		return identity{}, false, nil
+		return identity{}, "", false
 	}
-	return identity{}, false, fmt.Errorf("virtual machine %s: %w", vm.Name, errNoIdentity)
+	return identity{InstanceID: vm.Name}, fmt.Sprintf("virtual machine %s: %s", vm.Name, noIdentity), true
 }
 
 func isInstanceID(name string) bool {

@@ -126,17 +126,16 @@ func (a *API) adopt(ctx context.Context, p plan, cause error) (cloud.VM, error) 
 	case err != nil:
 		return cloud.VM{}, accepted(err)
 	}
-	identity, ours, err := a.identify(vm)
-	switch {
-	case err != nil:
-		return cloud.VM{}, err
-	case !ours:
+	identity, unidentified, ours := a.identify(vm)
+	if !ours {
 		return cloud.VM{}, rejectGroup(p.spec, fmt.Errorf("the name is that of a virtual machine that is no instance of this shard: %w", cause))
 	}
 	if vm.isBeingCreated() {
 		return cloud.VM{}, fmt.Errorf("virtual machine %s: %w", vm.Name, errCreating)
 	}
-	return a.vm(vm, identity), nil
+	adopted := a.vm(vm, identity)
+	adopted.Unidentified = unidentified
+	return adopted, nil
 }
 
 // afterOperation converts the error of an operation. After an unknown error the VM may exist.

@@ -24,6 +24,10 @@ import (
 // Deleted is not a state of instances. Await waits until the instance is not listed.
 const Deleted instance.State = -1
 
+// Ended is no state of instances either. Await waits until the instance is not listed, or
+// nothing runs on it any more: some clouds show for a while that they have terminated a machine.
+const Ended instance.State = -2
+
 // awaitTimeout is much longer than any provider takes. In a bubble of synctest it passes
 // at once.
 const awaitTimeout = time.Hour
@@ -153,9 +157,13 @@ func (h *Harness) Await(key instance.GroupKey, want map[string]instance.State) {
 		states := h.States(key)
 		current := maps.Clone(want)
 		for id := range want {
-			if state, listed := states[id]; listed {
+			state, listed := states[id]
+			switch {
+			case want[id] == Ended && (!listed || state.Down()):
+				current[id] = Ended
+			case listed:
 				current[id] = state
-			} else {
+			default:
 				current[id] = Deleted
 			}
 		}

@@ -154,7 +154,7 @@ func (s remoteSuite) testWrongLists() {
 		}
 	}
 	s.suite.Delete(first)
-	h.Await(workers, map[string]instance.State{first: Deleted})
+	h.Await(workers, map[string]instance.State{first: Ended})
 	s.awaitInstances(second)
 }
 

@@ -226,6 +226,8 @@ func (s *suite) testDeletedByOther() {
 	h := s.start()
 	id := h.MustRun(s.spec(workers))
 	s.Delete(id)
+	h.Await(workers, map[string]instance.State{id: Ended})
+	h.MustDelete(id)
 	h.Await(workers, map[string]instance.State{id: Deleted})
 	assert.Empty(s.t, h.Groups(), "the groups")
 }

@@ -80,7 +80,23 @@ const (
 	shardTag   = "nstance-shard-"
 )
 
-// tagsOf returns the tags of the virtual machines of a shard.
+// instanceTag is the prefix of the tag with the instance id. While a node is offline, its notes
+// cannot be read, and the cluster does not list the names of its virtual machines, but their tags
+// (https://pve.proxmox.com/pve-docs/api-viewer/index.html#/cluster/resources).
+const instanceTag = "nstance-instance-"
+
+// taggedInstance returns the instance id in a list of tags, or an empty text. A copy of the
+// virtual machine has the same tag, so only the notes are certain.
+func taggedInstance(text string) string {
+	for _, tag := range splitTags(text) {
+		if id, found := strings.CutPrefix(tag, instanceTag); found && isInstanceID(id) {
+			return id
+		}
+	}
+	return ""
+}
+
+// tagsOf returns the tags of all virtual machines of a shard.
 func tagsOf(shard provider.Shard) []string {
 	return []string{ownershipTag, clusterTag + shard.ClusterID, shardTag + shard.ID}
 }
@@ -156,6 +172,9 @@ type identification struct {
 	reading
 	// unknown is true if this cannot be read at present.
 	unknown bool
+	// instance is the instance id of a virtual machine that cannot be identified, and reason
+	// says why.
+	instance, reason string
 }
 
 // identifyOne reads which shard and instance a virtual machine belongs to. It reads a virtual
@@ -170,14 +189,14 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 		return identification{reading: *known}, nil
 	}
 	if !online {
-		return a.unreadable(listed, known, errors.New("the node is offline"))
+		return a.unreadable(listed, known, errors.New("the node is offline")), nil
 	}
 	config, err := a.client.config(ctx, listed.Node, listed.VMID)
 	switch {
 	case isNotExist(err):
 		return identification{unknown: true}, nil // it was deleted or moved since
 	case isUnreachable(err):
-		return a.unreadable(listed, known, err)
+		return a.unreadable(listed, known, err), nil
 	case err != nil:
 		return identification{}, err
 	}
@@ -189,7 +208,8 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 		cloning, err := a.isBeingCloned(ctx, listed)
 		return identification{reading: reading{identity: identity}, unknown: cloning}, err
 	case !found && tagged && isInstanceID(name):
-		return identification{}, fmt.Errorf("virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", listed.VMID)
+		return identification{instance: name, reason: fmt.Sprintf(
+			"virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", listed.VMID)}, nil
 	case !found:
 		return identification{}, nil
 	}
@@ -204,19 +224,23 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 	return identification{reading: *known}, nil
 }
 
-// unreadable identifies a virtual machine whose configuration cannot be read. If it belongs
-// to the shard, a list without it would be incomplete, which is an error. Only here tags can
-// show that it belongs to another shard, so that a shard does not depend on the nodes of
-// another one.
-func (a *API) unreadable(listed entry, known *reading, err error) (identification, error) {
+// unreadable identifies a virtual machine whose configuration cannot be read, by what was read
+// before, or else by its tags. A shard does not depend on a node that is offline: a new leader
+// takes the instance id from the tags, and the rest from the record. Only here tags can show that
+// it belongs to another shard, so that a shard does not depend on the nodes of another one. The
+// virtual machines of earlier versions have no tag with the instance id.
+func (a *API) unreadable(listed entry, known *reading, err error) identification {
 	tagged, ours := hasTags(a.shard, listed.Tags), known != nil && known.ours
 	switch {
 	case known.isCurrent(listed), tagged && ours:
-		return identification{reading: *known}, nil
+		return identification{reading: *known}
+	case tagged && taggedInstance(listed.Tags) != "":
+		return identification{instance: taggedInstance(listed.Tags), reason: fmt.Sprintf(
+			"the configuration of virtual machine %d on node %s cannot be read: %v", listed.VMID, listed.Node, err)}
 	case tagged, ours:
-		return identification{}, fmt.Errorf("read the configuration of virtual machine %d on node %s: %w", listed.VMID, listed.Node, err)
+		return identification{unknown: true}
 	}
-	return identification{unknown: !hasOtherTags(a.shard, listed.Tags)}, nil
+	return identification{unknown: !hasOtherTags(a.shard, listed.Tags)}
 }
 
 // isBeingCloned reports whether a virtual machine with the lock of a clone will be complete.
@@ -251,12 +275,18 @@ type virtualMachine struct {
 	status string
 	// reachable is false if the node is offline.
 	reachable bool
+	// unidentified says why the virtual machine cannot be identified. Then only the instance id
+	// of its identity is known.
+	unidentified string
 }
 
 // inventory has the resources of the cluster at one time.
 type inventory struct {
 	resources []entry
 	ours      []virtualMachine
+	// unidentified has the virtual machines of which only the instance id is known, without
+	// those whose instance has another.
+	unidentified []virtualMachine
 	// online tells which nodes of the cluster are online.
 	online map[string]bool
 	// unknown has the virtual machines that may belong to the shard: clones in progress, virtual
@@ -264,6 +294,16 @@ type inventory struct {
 	// configuration cannot be read. A clone with several disks gets its identity before the
 	// last disk is cloned.
 	unknown []virtualMachine
+}
+
+// unidentifiedOf returns a virtual machine that cannot be identified and seems to be the machine
+// of an instance.
+func (i *inventory) unidentifiedOf(id string) (virtualMachine, bool) {
+	at := slices.IndexFunc(i.unidentified, func(vm virtualMachine) bool { return vm.identity.InstanceID == id })
+	if at < 0 {
+		return virtualMachine{}, false
+	}
+	return i.unidentified[at], true
 }
 
 // of returns the virtual machines of an instance.
@@ -373,7 +413,12 @@ func (a *API) identify(ctx context.Context, found *inventory) error {
 			found.ours = append(found.ours, candidate)
 		case result.unknown:
 			found.unknown = append(found.unknown, candidate)
+		case result.instance != "":
+			candidate.identity.InstanceID, candidate.unidentified = result.instance, result.reason
+			found.unidentified = append(found.unidentified, candidate)
 		}
 	}
+	// A copy of a virtual machine has its tags.
+	found.unidentified = slices.DeleteFunc(found.unidentified, func(vm virtualMachine) bool { return len(found.of(vm.identity.InstanceID)) > 0 })
 	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // otherShard is another shard of the cluster of testShard.
@@ -180,5 +181,46 @@ func TestAVMIDOfAnotherShardThatIsUsedAgain(t *testing.T) {
 		time.Sleep(w.CloneTime + w.ReportInterval)
 		require.Equal(t, 10000, w.vmid(mine.ID))
 		assert.Contains(t, w.list(), mine.ID)
+	})
+}
+
+// TestNotesOfOneMachineThatWereEdited: the next leader lists the other instances, reports this
+// one, and keeps it as its record says until the notes are corrected.
+func TestNotesOfOneMachineThatWereEdited(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		var records []instance.VM
+		want := map[string]instance.State{}
+		for range 3 {
+			id := h.MustRun(newSpec(t))
+			vm, _ := h.Get(id)
+			records = append(records, vm)
+			want[id] = instance.Running
+		}
+		edited := records[1].ID
+		vmid := w.vmid(edited)
+		notes := w.Config(vmid)["description"]
+		require.Contains(t, notes, notesTitle)
+		w.Set(vmid, "description", "rack 4, ask Bob before reboot")
+		time.Sleep(time.Minute)
+		h.Stop()
+		h = w.startProvider()
+		assert.Len(t, h.List(workers), 2, "before the records are known")
+		h.Provider.(provider.Expecter).Expect(records)
+		time.Sleep(time.Hour)
+		assert.Equal(t, want, h.States(workers))
+		got, _ := h.Get(edited)
+		assert.True(t, records[1].Equal(got), "want %v, got %v", records[1], got)
+		errs := h.ExpectFailures(1, workers, edited)
+		require.ErrorContains(t, errs[0], fmt.Sprintf("virtual machine %d has the tags of this shard, but its notes do not say", vmid))
+
+		h.MustDelete(edited)
+		time.Sleep(time.Hour)
+		assert.Len(t, w.VMs(""), 3, "it is not terminated")
+		assert.Equal(t, instance.Terminating, h.States(workers)[edited])
+		w.Set(vmid, "description", notes)
+		h.Await(workers, map[string]instance.State{edited: providertest.Deleted})
+		assert.Len(t, w.VMs(""), 2)
+		assert.Empty(t, h.Failures)
 	})
 }

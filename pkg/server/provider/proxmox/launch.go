@@ -133,6 +133,9 @@ func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, er
 	if err != nil {
 		return virtualMachine{}, err
 	}
+	if vm, exists := found.unidentifiedOf(l.id); exists {
+		return virtualMachine{}, fmt.Errorf("the machine of the instance exists: %s", vm.unidentified)
+	}
 	vm, exists, err := a.locate(ctx, l, found, until)
 	if err != nil {
 		return virtualMachine{}, p.afterClone(err)
@@ -231,7 +234,7 @@ func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 		network += fmt.Sprintf(",tag=%d", *p.subnet.VLAN)
 	}
 	return url.Values{
-		"tags":    {strings.Join(tagsOf(a.shard), ";")},
+		"tags":    {strings.Join(append(tagsOf(a.shard), instanceTag+vm.identity.InstanceID), ";")},
 		"sockets": {"1"},
 		"cores":   {fmt.Sprint(cpus(p.spec.Type))},
 		"memory":  {fmt.Sprint(p.spec.Type.Memory.Value() >> 20)},

@@ -35,7 +35,7 @@ func TestLaunch(t *testing.T) {
 		notes := config["description"]
 		delete(config, "description")
 		assert.Equal(t, map[string]string{
-			"name": r.ID, "tags": "nstance;nstance-cluster-test;nstance-shard-a", "sockets": "1", "cores": "2", "memory": "1024",
+			"name": r.ID, "tags": "nstance;nstance-cluster-test;nstance-shard-a;nstance-instance-" + r.ID, "sockets": "1", "cores": "2", "memory": "1024",
 			"net0": "virtio,bridge=vmbr0", "ide2": "local:iso/nstance-" + r.ID + ".iso,media=cdrom", "onboot": "1", "protection": "0",
 			"boot": "order=scsi0", "scsi0": "ceph:base-9000-disk-0,size=20480M",
 		}, config)

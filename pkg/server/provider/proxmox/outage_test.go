@@ -92,24 +92,50 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 	}
 }
 
-// TestARestartDuringAnOutage of one node: the instances that were recorded are not missing.
+// TestARestartDuringAnOutage of one node: the next leader knows the instances there from the
+// records, and the tags say which machines they have. It creates and deletes other instances
+// meanwhile. Without the tag, as earlier versions have left it, no instance is missing either.
 func TestARestartDuringAnOutage(t *testing.T) {
-	inBubble(t, newCluster(), func(t *testing.T, w *world) {
-		h := w.startProvider()
-		id := h.MustRun(newSpec(t))
-		vm, _ := h.Get(id)
-		h.Stop()
-		node, _ := w.Status(w.vmid(id))
-		w.SetOnline(node, false)
-		running := make(chan *providertest.Harness, 1)
-		go func() { running <- w.startProvider() }()
-		time.Sleep(10 * time.Minute)
-		require.Empty(t, running, "a provider that knows a part only")
-		w.SetOnline(node, true)
-		got, known := (<-running).Get(id)
-		assert.True(t, known)
-		assert.True(t, vm.Equal(got))
-	})
+	for _, tagged := range []bool{true, false} {
+		t.Run(fmt.Sprintf("with the tag: %t", tagged), func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				w.SetLoad("pve1", 60<<30, 1)
+				id := h.MustRun(newSpec(t))
+				w.SetLoad("pve1", 0, 0)
+				vm, _ := h.Get(id)
+				if !tagged {
+					w.Set(w.vmid(id), "tags", strings.Join(tagsOf(testShard), ";"))
+				}
+				h.Stop()
+				node, _ := w.Status(w.vmid(id))
+				require.NotEqual(t, "pve1", node, "it has the template")
+				w.SetOnline(node, false)
+				time.Sleep(10 * time.Minute)
+				h = w.startProvider()
+				h.Provider.(provider.Expecter).Expect([]instance.VM{vm})
+				other := h.MustRun(newSpec(t))
+				time.Sleep(30 * time.Minute)
+				assert.Equal(t, map[string]instance.State{id: instance.Running, other: instance.Running}, h.States(workers))
+				got, _ := h.Get(id)
+				assert.Equal(t, vm.ProviderID, got.ProviderID)
+				if tagged {
+					errs := h.ExpectFailures(1, workers, id)
+					require.ErrorContains(t, errs[0], "virtual machine 10000 on node "+node+" cannot be read: the node is offline")
+					h.MustDelete(other)
+					h.Await(workers, map[string]instance.State{other: providertest.Deleted})
+				}
+				w.SetOnline(node, true)
+				time.Sleep(10 * time.Minute)
+				got, known := h.Get(id)
+				assert.True(t, known)
+				assert.True(t, vm.Equal(got), "want %v, got %v", vm, got)
+				h.MustDelete(id)
+				h.Await(workers, map[string]instance.State{id: providertest.Deleted})
+				assert.Empty(t, h.Failures)
+			})
+		})
+	}
 }
 
 // TestACloneThatTakesLong, longer than a nonce is valid: the machine starts with the userdata

@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -104,7 +105,7 @@ func (a *API) List(ctx context.Context) ([]cloud.VM, error) {
 	if err != nil {
 		return nil, err
 	}
-	var listed []virtualMachine
+	listed := slices.Clone(found.unidentified)
 	for _, vm := range found.ours {
 		if !a.isLaunching(vm.identity.InstanceID) {
 			listed = append(listed, vm)
@@ -127,6 +128,9 @@ func (a *API) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
 			err = fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
 		}
 		return vm, exists, err
+	}
+	if vm, exists := found.unidentifiedOf(id); exists {
+		return a.inspect(ctx, vm)
 	}
 	if err := found.certain(); err != nil {
 		return cloud.VM{}, false, err
@@ -151,6 +155,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 			room--
 		}
 	}
+	room -= len(found.unidentified)
 	for _, vm := range found.unknown {
 		// It may be of a process that was stopped.
 		if !a.isClaimed(vm.vmid) {
@@ -177,6 +182,7 @@ type vmState struct {
 // Only the status "running" is trusted.
 func (a *API) inspect(ctx context.Context, vm virtualMachine) (m cloud.VM, exists bool, err error) {
 	m = vm.identity.vm(a.shard)
+	m.Unidentified = vm.unidentified
 	state := vmState{state: instance.Running}
 	if vm.status != statusRunning {
 		current, exists, err := a.current(ctx, vm)
@@ -220,7 +226,7 @@ func (vm virtualMachine) stateOf(status vmStatus) vmState {
 		switch {
 		case status.Lock == lockClone:
 			return vmState{state: instance.Pending}
-		case !vm.complete:
+		case !vm.complete && vm.unidentified == "":
 			return vmState{state: instance.Failed, reason: "the virtual machine was cloned and never started"}
 		}
 		return vmState{state: instance.Stopped, reason: "the virtual machine is stopped"}

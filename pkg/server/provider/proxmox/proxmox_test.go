@@ -110,14 +110,28 @@ func TestANodeThatFails(t *testing.T) {
 		require.Error(t, errs[second.ID])
 		assert.Empty(t, w.VMs(first.ID))
 
-		// A process that was started since cannot know whose they are: that is no list.
+		// A process that was started since knows the instance from the tags, and not its group.
 		w.api = w.newAPI(testShard)
-		_, err := w.api.List(t.Context())
-		require.ErrorContains(t, err, "virtual machine 10001 on node pve2")
-		_, _, err = w.api.Find(t.Context(), second.ID)
-		require.Error(t, err)
-		_, _, err = w.api.Find(t.Context(), first.ID)
-		require.Error(t, err, "that of an instance that has none")
+		const reason = "the configuration of virtual machine 10001 on node pve2 cannot be read: the node is offline"
+		want := cloud.VM{ID: second.ID, ProviderID: before[second.ID].ProviderID, State: instance.Running, Unidentified: reason}
+		assert.Equal(t, map[string]cloud.VM{second.ID: want}, w.list())
+		m, found, err := w.api.Find(t.Context(), second.ID)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, want, m)
+		_, found, err = w.api.Find(t.Context(), first.ID)
+		require.NoError(t, err)
+		assert.False(t, found, "an instance that has no machine")
+		errs = w.api.Terminate(t.Context(), []cloud.VM{want})
+		require.ErrorContains(t, errs[second.ID], reason)
+
+		// Without that tag the machine may be of any instance, so none is missing.
+		w.Set(10001, "tags", strings.Join(tagsOf(testShard), ";"))
+		assert.Empty(t, w.list())
+		for _, id := range []string{first.ID, second.ID} {
+			_, _, err = w.api.Find(t.Context(), id)
+			require.ErrorContains(t, err, "10001 on node pve2")
+		}
 		w.SetOnline("pve2", true)
 		assert.Len(t, w.list(), 1)
 	})
@@ -249,7 +263,7 @@ func TestWhoseMachines(t *testing.T) {
 	})
 }
 
-// TestNotesThatWereRemoved make the list fail: of which group the instance is, nothing says.
+// TestNotesThatWereRemoved: of which group the instance is, nothing says.
 func TestNotesThatWereRemoved(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		r := request(t)
@@ -258,8 +272,7 @@ func TestNotesThatWereRemoved(t *testing.T) {
 		w.Set(w.vmid(r.ID), "description", "my notes")
 		assert.Contains(t, w.list(), r.ID, "what was read once")
 		w.api = w.newAPI(testShard)
-		_, err := w.api.List(t.Context())
-		require.ErrorContains(t, err, "virtual machine 10000 has the tags of this shard")
+		assert.Contains(t, w.list()[r.ID].Unidentified, "virtual machine 10000 has the tags of this shard")
 	})
 }
 
@@ -330,10 +343,17 @@ func TestFindIsCertain(t *testing.T) {
 		for _, status := range []int{0, 401, 403, 500, 503, 595, 596} {
 			api := w.newAPI(testShard)
 			w.SetFaults(&pvetest.Fault{Before: true, Call: "/config", Status: status, Message: "something is wrong"})
-			_, err := api.List(t.Context())
-			require.Error(t, err, "list, status %d", status)
-			_, found, err := api.Find(t.Context(), r.ID)
-			require.Error(t, err, "find, status %d", status)
+			list, err := api.List(t.Context())
+			vm, found, findErr := api.Find(t.Context(), r.ID)
+			if err == nil {
+				// The node does not respond.
+				require.Len(t, list, 1, "list, status %d", status)
+				require.NoError(t, findErr)
+				assert.True(t, found)
+				assert.NotEmpty(t, vm.Unidentified)
+				continue
+			}
+			require.Error(t, findErr, "find, status %d", status)
 			assert.False(t, found)
 		}
 		w.SetFaults()

@@ -34,6 +34,9 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 		all := found.of(m.ID)
 		if len(all) == 0 {
 			err := found.certain()
+			if vm, exists := found.unidentifiedOf(m.ID); exists {
+				err = errors.New(vm.unidentified)
+			}
 			if err == nil {
 				err = cloud.ErrNotFound
 			}

@@ -41,10 +41,10 @@ func (a *API) inspect(ctx context.Context, f folder) (vm cloud.VM, exists bool, 
 	if lock != nil {
 		defer lock.Close() // closing it twice does no harm
 	}
-	content, err := f.read(a.shard)
+	content := f.read(a.shard)
 	switch {
-	case err != nil:
-		return vm, false, err
+	case content.unidentified != "":
+		return a.inspectUnidentified(ctx, f, content, locked), true, nil
 	case !locked && content.abandoned():
 		lock.Close()
 		return vm, false, a.removeAbandoned(f)
@@ -65,23 +65,39 @@ func (a *API) inspect(ctx context.Context, f folder) (vm cloud.VM, exists bool, 
 	return vm, true, f.trimSerialLog()
 }
 
+// inspectUnidentified returns the VM of a folder whose files cannot be read or were copied from
+// another folder. It changes nothing there.
+func (a *API) inspectUnidentified(ctx context.Context, f folder, c content, locked bool) cloud.VM {
+	vm := cloud.VM{ID: f.id, Unidentified: c.unidentified}
+	if locked {
+		vm.State, vm.Reason = a.query(ctx, f, true)
+	} else {
+		vm.State, vm.Reason = f.exited(c.launch)
+	}
+	return vm
+}
+
 // content has the facts from the files of a folder.
 type content struct {
+	// unidentified says why the files of the folder cannot be read, or of which other VM they are.
+	unidentified                    string
 	identity                        identity
 	launch                          launch
 	deletion                        deletion
 	identified, launched, isDeleted bool
 }
 
-func (f folder) read(shard provider.Shard) (c content, err error) {
-	if c.identity, c.identified, err = f.readIdentity(shard); err != nil {
-		return c, err
+// read reads the files of a folder. One folder whose files are damaged must not hide the VMs of
+// the others, so it returns no error.
+func (f folder) read(shard provider.Shard) (c content) {
+	var errs [3]error
+	c.identity, c.identified, errs[0] = f.readIdentity(shard)
+	c.launched, errs[1] = f.readJSON(launchedFile, &c.launch)
+	c.isDeleted, errs[2] = f.readJSON(deletionFile, &c.deletion)
+	if err := errors.Join(errs[:]...); err != nil {
+		c.unidentified = err.Error()
 	}
-	if c.launched, err = f.readJSON(launchedFile, &c.launch); err != nil {
-		return c, err
-	}
-	c.isDeleted, err = f.readJSON(deletionFile, &c.deletion)
-	return c, err
+	return c
 }
 
 // abandoned reports whether the folder has no VM, provided that no process has locked it.
@@ -99,9 +115,8 @@ func (a *API) removeAbandoned(f folder) error {
 		return ignoreNotExist(err)
 	}
 	defer lock.Close()
-	content, err := f.read(a.shard)
-	if err != nil || !content.abandoned() {
-		return err
+	if content := f.read(a.shard); content.unidentified != "" || !content.abandoned() {
+		return nil
 	}
 	a.step("remove the folder")
 	return f.remove()

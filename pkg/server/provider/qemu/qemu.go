@@ -120,8 +120,9 @@ func (a *API) used(subnet, without string) (usage, error) {
 	var used usage
 	for _, f := range list {
 		identity, found, err := f.readIdentity(a.shard)
-		if err != nil {
-			return usage{}, err
+		if err != nil && f.id != without {
+			used.instances++ // it may be in this subnet
+			continue
 		}
 		if found && f.id != without && identity.Resources.Subnet == subnet {
 			used.instances++

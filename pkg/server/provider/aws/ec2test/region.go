@@ -162,8 +162,14 @@ func (s *Server) Instance(tag string) *Instance {
 
 // Terminate terminates the instance with a tag as another client does.
 func (s *Server) Terminate(tag string) {
+	s.End(tag, "Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated shutdown")
+}
+
+// End makes the instance with a tag terminated, with the code and the message of a state
+// reason, which are empty if EC2 gives no reason.
+func (s *Server) End(tag, code, message string) {
 	s.change(tag, func(i *Instance) {
-		i.stopping, i.reason = time.Now().Add(-s.StopTime), failure{"Client.UserInitiatedShutdown", "Client.UserInitiatedShutdown: User initiated shutdown"}
+		i.stopping, i.reason = time.Now().Add(-s.StopTime), failure{code, message}
 	})
 }
 

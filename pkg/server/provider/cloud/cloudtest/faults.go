@@ -317,7 +317,8 @@ func (o Outage) Test(t *testing.T) {
 	vanished := slices.Sorted(maps.Keys(want))[0]
 	o.Delete(vanished)
 	o.End()
-	h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
+	h.Await(workers, map[string]instance.State{vanished: providertest.Ended})
+	h.MustDelete(vanished)
 	delete(want, vanished)
 	assert.Equal(t, want, h.States(workers))
 	for call, count := range o.Calls() {
