@@ -307,27 +307,35 @@ func TestPublicKeysOfAgents(t *testing.T) {
 	s := startWithFiles(t, "1")
 	a := openStreams(t, s, untilInstances(t, s, 1)[0])
 	a.untilKeyRequested()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	curve, err := ecdsa.GenerateKey(elliptic.P224(), rand.Reader)
 	require.NoError(t, err)
-	der, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
+	der, err := x509.MarshalPKIXPublicKey(&curve.PublicKey)
 	require.NoError(t, err)
 	for name, key := range map[string][]byte{
 		"nothing": nil, "garbage": []byte("garbage!"), "no key": []byte(base64.StdEncoding.EncodeToString([]byte("x"))),
-		"ECDSA": []byte(base64.StdEncoding.EncodeToString(der)), "ECDSA as PEM": pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}),
+		"P-224": []byte(base64.StdEncoding.EncodeToString(der)), "P-224 as PEM": pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}),
 	} {
 		_, err := a.client.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: a.id, Keys: []*nstancev1.PublicKeySubmission{
 			{Filename: "kubelet.server", PublicKeyPem: key},
 		}})
 		wantCode(t, name, err, codes.InvalidArgument)
 	}
-	_, publicPEM := s.AgentKey()
+	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	der, err = x509.MarshalPKIXPublicKey(&private.PublicKey)
+	require.NoError(t, err)
+	publicPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 	_, err = a.client.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: a.id, Keys: []*nstancev1.PublicKeySubmission{
-		{Filename: "kubelet.server", PublicKeyPem: publicPEM}, {Filename: "not-needed", PublicKeyPem: publicPEM},
+		{Filename: "kubelet.server", PublicKeyPem: publicPEM}, {Filename: "not-needed", PublicKeyPem: []byte("garbage!")},
 	}})
-	require.NoError(t, err, "PEM")
+	wantCode(t, "one key of two", err, codes.InvalidArgument)
 	a.report("", nil)
 	files, _ := a.patch()
-	assert.Contains(t, files, "kubelet.crt")
+	block, _ := pem.Decode([]byte(files["kubelet.crt"]))
+	require.NotNil(t, block)
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	require.NoError(t, err)
+	assert.True(t, private.PublicKey.Equal(certificate.PublicKey), "the key that was accepted is signed, ECDSA as PEM")
 }
 
 // TestNoMachineGetsTheNameOfAServer: agents would take the machine for a server.

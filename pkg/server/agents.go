@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"crypto"
 	"crypto/ed25519"
 	"fmt"
 	"slices"
@@ -61,7 +62,7 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 			Object: t.shared.readObject,
 
 			HasClusterKey: t.shared.keys.In,
-			Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
+			Sign: func(w pki.Workload, key crypto.PublicKey) ([]byte, error) {
 				certificate, err := t.shared.keys.Authority.SignWorkload(w, key, reserved)
 				if err != nil {
 					return nil, err

@@ -6,6 +6,7 @@
 package pki
 
 import (
+	"crypto"
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/x509"
@@ -195,7 +196,7 @@ func (a *Authority) issue(template *x509.Certificate) (certPEM, keyPEM []byte, e
 
 // sign signs a leaf certificate for a key. It expires at the latest with the
 // authority, since no peer would accept it after that.
-func (a *Authority) sign(template *x509.Certificate, key ed25519.PublicKey) (*x509.Certificate, error) {
+func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey) (*x509.Certificate, error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	if template.NotAfter.After(a.certificate.NotAfter) {
 		template.NotAfter = a.certificate.NotAfter
@@ -240,9 +241,9 @@ type Workload struct {
 	TTL           time.Duration
 }
 
-// SignWorkload issues a certificate for a key. reserved has the names of shard servers, which
+// SignWorkload issues a certificate for a key, which keys.ParseWorkload accepts. reserved has the names of shard servers, which
 // are rejected: clients trust the same authority, and would take the workload for a server.
-func (a *Authority) SignWorkload(w Workload, key ed25519.PublicKey, reserved []string) (*x509.Certificate, error) {
+func (a *Authority) SignWorkload(w Workload, key crypto.PublicKey, reserved []string) (*x509.Certificate, error) {
 	if err := w.check(reserved); err != nil {
 		return nil, fmt.Errorf("issue a certificate for %q: %w", w.CommonName, err)
 	}

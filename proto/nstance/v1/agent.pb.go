@@ -74,8 +74,10 @@ func (x *KeyGenerationRequest) GetKeyNames() []string {
 type PublicKeysRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Must be the instance of the client certificate.
-	InstanceId    string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	Keys          []*PublicKeySubmission `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
+	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
+	Keys       []*PublicKeySubmission `protobuf:"bytes,2,rep,name=keys,proto3" json:"keys,omitempty"`
+	// Why the agent cannot read or create keys, by their names. Each has at most 200 bytes.
+	Errors        map[string]string `protobuf:"bytes,1000,rep,name=errors,proto3" json:"errors,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -120,6 +122,13 @@ func (x *PublicKeysRequest) GetInstanceId() string {
 func (x *PublicKeysRequest) GetKeys() []*PublicKeySubmission {
 	if x != nil {
 		return x.Keys
+	}
+	return nil
+}
+
+func (x *PublicKeysRequest) GetErrors() map[string]string {
+	if x != nil {
+		return x.Errors
 	}
 	return nil
 }
@@ -736,11 +745,15 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x16nstance/v1/agent.proto\x12\n" +
 	"nstance.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19nstance/v1/operator.proto\"3\n" +
 	"\x14KeyGenerationRequest\x12\x1b\n" +
-	"\tkey_names\x18\x01 \x03(\tR\bkeyNames\"i\n" +
+	"\tkey_names\x18\x01 \x03(\tR\bkeyNames\"\xe8\x01\n" +
 	"\x11PublicKeysRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x123\n" +
-	"\x04keys\x18\x02 \x03(\v2\x1f.nstance.v1.PublicKeySubmissionR\x04keys\"W\n" +
+	"\x04keys\x18\x02 \x03(\v2\x1f.nstance.v1.PublicKeySubmissionR\x04keys\x12B\n" +
+	"\x06errors\x18\xe8\a \x03(\v2).nstance.v1.PublicKeysRequest.ErrorsEntryR\x06errors\x1a9\n" +
+	"\vErrorsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\x13PublicKeySubmission\x12\x1a\n" +
 	"\bfilename\x18\x01 \x01(\tR\bfilename\x12$\n" +
 	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\"\xea\x03\n" +
@@ -829,7 +842,7 @@ func file_nstance_v1_agent_proto_rawDescGZIP() []byte {
 	return file_nstance_v1_agent_proto_rawDescData
 }
 
-var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_nstance_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_nstance_v1_agent_proto_goTypes = []any{
 	(*KeyGenerationRequest)(nil),     // 0: nstance.v1.KeyGenerationRequest
 	(*PublicKeysRequest)(nil),        // 1: nstance.v1.PublicKeysRequest
@@ -840,40 +853,42 @@ var file_nstance_v1_agent_proto_goTypes = []any{
 	(*FileStatus)(nil),               // 6: nstance.v1.FileStatus
 	(*TerminationNotice)(nil),        // 7: nstance.v1.TerminationNotice
 	(*FileTransfer)(nil),             // 8: nstance.v1.FileTransfer
-	nil,                              // 9: nstance.v1.HealthReportRequest.FilesEntry
-	nil,                              // 10: nstance.v1.Metrics.EbpfCountersEntry
-	(*timestamppb.Timestamp)(nil),    // 11: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 12: google.protobuf.Empty
-	(*RenewCertificateRequest)(nil),  // 13: nstance.v1.RenewCertificateRequest
-	(*RenewCertificateResponse)(nil), // 14: nstance.v1.RenewCertificateResponse
+	nil,                              // 9: nstance.v1.PublicKeysRequest.ErrorsEntry
+	nil,                              // 10: nstance.v1.HealthReportRequest.FilesEntry
+	nil,                              // 11: nstance.v1.Metrics.EbpfCountersEntry
+	(*timestamppb.Timestamp)(nil),    // 12: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 13: google.protobuf.Empty
+	(*RenewCertificateRequest)(nil),  // 14: nstance.v1.RenewCertificateRequest
+	(*RenewCertificateResponse)(nil), // 15: nstance.v1.RenewCertificateResponse
 }
 var file_nstance_v1_agent_proto_depIdxs = []int32{
 	2,  // 0: nstance.v1.PublicKeysRequest.keys:type_name -> nstance.v1.PublicKeySubmission
-	11, // 1: nstance.v1.HealthReportRequest.timestamp:type_name -> google.protobuf.Timestamp
-	4,  // 2: nstance.v1.HealthReportRequest.metrics:type_name -> nstance.v1.Metrics
-	9,  // 3: nstance.v1.HealthReportRequest.files:type_name -> nstance.v1.HealthReportRequest.FilesEntry
-	7,  // 4: nstance.v1.HealthReportRequest.termination_notice:type_name -> nstance.v1.TerminationNotice
-	5,  // 5: nstance.v1.Metrics.network_interface:type_name -> nstance.v1.InterfaceMetrics
-	10, // 6: nstance.v1.Metrics.ebpf_counters:type_name -> nstance.v1.Metrics.EbpfCountersEntry
-	11, // 7: nstance.v1.FileStatus.last_modified:type_name -> google.protobuf.Timestamp
-	11, // 8: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
-	11, // 9: nstance.v1.FileTransfer.last_modified:type_name -> google.protobuf.Timestamp
-	6,  // 10: nstance.v1.HealthReportRequest.FilesEntry.value:type_name -> nstance.v1.FileStatus
-	12, // 11: nstance.v1.AgentService.ReceiveKeyRequests:input_type -> google.protobuf.Empty
-	1,  // 12: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.PublicKeysRequest
-	3,  // 13: nstance.v1.AgentService.SubmitHealthReport:input_type -> nstance.v1.HealthReportRequest
-	12, // 14: nstance.v1.AgentService.ReceiveFiles:input_type -> google.protobuf.Empty
-	13, // 15: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	0,  // 16: nstance.v1.AgentService.ReceiveKeyRequests:output_type -> nstance.v1.KeyGenerationRequest
-	12, // 17: nstance.v1.AgentService.SubmitPublicKeys:output_type -> google.protobuf.Empty
-	12, // 18: nstance.v1.AgentService.SubmitHealthReport:output_type -> google.protobuf.Empty
-	8,  // 19: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.FileTransfer
-	14, // 20: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	16, // [16:21] is the sub-list for method output_type
-	11, // [11:16] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	9,  // 1: nstance.v1.PublicKeysRequest.errors:type_name -> nstance.v1.PublicKeysRequest.ErrorsEntry
+	12, // 2: nstance.v1.HealthReportRequest.timestamp:type_name -> google.protobuf.Timestamp
+	4,  // 3: nstance.v1.HealthReportRequest.metrics:type_name -> nstance.v1.Metrics
+	10, // 4: nstance.v1.HealthReportRequest.files:type_name -> nstance.v1.HealthReportRequest.FilesEntry
+	7,  // 5: nstance.v1.HealthReportRequest.termination_notice:type_name -> nstance.v1.TerminationNotice
+	5,  // 6: nstance.v1.Metrics.network_interface:type_name -> nstance.v1.InterfaceMetrics
+	11, // 7: nstance.v1.Metrics.ebpf_counters:type_name -> nstance.v1.Metrics.EbpfCountersEntry
+	12, // 8: nstance.v1.FileStatus.last_modified:type_name -> google.protobuf.Timestamp
+	12, // 9: nstance.v1.TerminationNotice.deadline:type_name -> google.protobuf.Timestamp
+	12, // 10: nstance.v1.FileTransfer.last_modified:type_name -> google.protobuf.Timestamp
+	6,  // 11: nstance.v1.HealthReportRequest.FilesEntry.value:type_name -> nstance.v1.FileStatus
+	13, // 12: nstance.v1.AgentService.ReceiveKeyRequests:input_type -> google.protobuf.Empty
+	1,  // 13: nstance.v1.AgentService.SubmitPublicKeys:input_type -> nstance.v1.PublicKeysRequest
+	3,  // 14: nstance.v1.AgentService.SubmitHealthReport:input_type -> nstance.v1.HealthReportRequest
+	13, // 15: nstance.v1.AgentService.ReceiveFiles:input_type -> google.protobuf.Empty
+	14, // 16: nstance.v1.AgentService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	0,  // 17: nstance.v1.AgentService.ReceiveKeyRequests:output_type -> nstance.v1.KeyGenerationRequest
+	13, // 18: nstance.v1.AgentService.SubmitPublicKeys:output_type -> google.protobuf.Empty
+	13, // 19: nstance.v1.AgentService.SubmitHealthReport:output_type -> google.protobuf.Empty
+	8,  // 20: nstance.v1.AgentService.ReceiveFiles:output_type -> nstance.v1.FileTransfer
+	15, // 21: nstance.v1.AgentService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	17, // [17:22] is the sub-list for method output_type
+	12, // [12:17] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_agent_proto_init() }
@@ -893,7 +908,7 @@ func file_nstance_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_agent_proto_rawDesc), len(file_nstance_v1_agent_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -120,6 +121,8 @@ const (
 	submitTimeout = 10 * time.Second
 	// maxKeys is the maximum number of keys of one request.
 	maxKeys = 100
+	// maxError is the maximum length, in bytes, of the reason why there is no key of a name.
+	maxError = 200
 )
 
 // KeyCreator creates the key pairs that the server requests, and sends the public keys.
@@ -161,29 +164,39 @@ func (c *KeyCreator) answer(ctx context.Context, conn *identity.Conn, request *n
 	if count := len(request.GetKeyNames()); count > maxKeys {
 		return fmt.Errorf("the server requested %d keys, at most %d are allowed", count, maxKeys)
 	}
-	submission := &nstancev1.PublicKeysRequest{InstanceId: c.InstanceID}
-	for _, name := range request.GetKeyNames() {
-		public, err := c.Store.PublicKey(name)
-		if err != nil {
-			logger.Error(err, "Failed to create a requested key")
-			continue
-		}
-		submission.Keys = append(submission.Keys, &nstancev1.PublicKeySubmission{Filename: name, PublicKeyPem: public})
-	}
-	if len(submission.Keys) == 0 {
+	submission := c.submission(ctx, request.GetKeyNames())
+	if len(submission.Keys) == 0 && len(submission.Errors) == 0 {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, submitTimeout)
 	defer cancel()
 	_, err := conn.SubmitPublicKeys(ctx, submission)
 	if status.Code(err) == codes.InvalidArgument {
-		// The server would reject them again; other requests can be served.
+		// The server would reject some of them again; it has stored the others, and other
+		// requests can be served.
 		logger.Error(err, "The server rejected public keys", "keys", request.GetKeyNames())
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("submit %d public keys: %w", len(submission.Keys), err)
 	}
-	logger.Info("Submitted public keys", "keys", request.GetKeyNames())
+	logger.Info("Submitted public keys", "keys", request.GetKeyNames(), "failed", len(submission.Errors))
 	return nil
+}
+
+// submission returns the public keys of names, and why there is none of others: one key that
+// cannot be read must not keep the others from being sent.
+func (c *KeyCreator) submission(ctx context.Context, names []string) *nstancev1.PublicKeysRequest {
+	logger := klog.FromContext(ctx)
+	submission := &nstancev1.PublicKeysRequest{InstanceId: c.InstanceID, Errors: map[string]string{}}
+	for _, name := range names {
+		public, err := c.Store.PublicKey(name)
+		if err != nil {
+			logger.Error(err, "Failed to create a requested key")
+			submission.Errors[name] = strings.ToValidUTF8(err.Error()[:min(len(err.Error()), maxError)], "")
+			continue
+		}
+		submission.Keys = append(submission.Keys, &nstancev1.PublicKeySubmission{Filename: name, PublicKeyPem: public})
+	}
+	return submission
 }

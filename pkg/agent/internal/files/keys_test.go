@@ -19,6 +19,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"nstance.dev/operator/pkg/base/keys"
 )
@@ -95,4 +96,22 @@ func TestUnusableKeysAndNamesAreRefused(t *testing.T) {
 	entries, err := os.ReadDir(s.folder)
 	require.NoError(t, err)
 	assert.Len(t, entries, 1, "only the broken key")
+}
+
+// TestAKeyThatCannotBeRead is reported with its reason, and the others are sent.
+func TestAKeyThatCannotBeRead(t *testing.T) {
+	s := newKeyStore(t)
+	require.NoError(t, os.WriteFile(filepath.Join(s.folder, "broken.key"), []byte("SECRET"), 0o640))
+	c := &KeyCreator{Store: s, InstanceID: "a"}
+	submission := c.submission(t.Context(), []string{"broken", strings.Repeat("ä", 300), "kubelet"})
+	require.Len(t, submission.GetKeys(), 1)
+	assert.Equal(t, "kubelet", submission.GetKeys()[0].GetFilename())
+	require.Len(t, submission.GetErrors(), 2)
+	assert.Contains(t, submission.GetErrors()["broken"], "key broken: ")
+	for name, problem := range submission.GetErrors() {
+		assert.NotContains(t, problem, "SECRET")
+		assert.LessOrEqual(t, len(problem), maxError, name)
+	}
+	_, err := proto.Marshal(submission)
+	require.NoError(t, err)
 }

@@ -4,11 +4,8 @@
 package grpcapi
 
 import (
-	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/x509"
-	"encoding/base64"
+	"crypto"
 	"errors"
 	"fmt"
 	"io"
@@ -224,7 +221,7 @@ func (s *AgentService) ReceiveKeyRequests(stream grpc.ServerStreamingServer[nsta
 }
 
 // SubmitPublicKeys receives keys of the caller's instance. Keys that no file needs are
-// ignored.
+// ignored. A key that cannot be used does not keep the others from being stored.
 func (s *AgentService) SubmitPublicKeys(ctx context.Context, request *nstancev1.PublicKeysRequest) (*emptypb.Empty, error) {
 	if err := checkInstanceID(ctx, request.GetInstanceId()); err != nil {
 		return nil, err
@@ -233,39 +230,30 @@ func (s *AgentService) SubmitPublicKeys(ctx context.Context, request *nstancev1.
 	if err != nil {
 		return nil, err
 	}
-	submitted := map[string]ed25519.PublicKey{}
-	for _, k := range request.GetKeys() {
-		if submitted[k.GetFilename()], err = parseSubmitted(k.GetPublicKeyPem()); err != nil {
-			klog.FromContext(ctx).Info("Rejected a public key", "instance", i.ID, "reason", err.Error())
-			return nil, status.Errorf(codes.InvalidArgument, "keys: %q: %v", k.GetFilename(), err)
-		}
+	submitted, problems := map[string]crypto.PublicKey{}, map[string]string{}
+	for name, problem := range request.GetErrors() {
+		problems[name] = "the agent reports: " + problem
 	}
-	s.Files.SubmitKeys(&i, submitted)
+	var errs []error
+	for _, k := range request.GetKeys() {
+		key, err := keys.ParseWorkload(k.GetPublicKeyPem())
+		if err != nil {
+			klog.FromContext(ctx).Info("Rejected a public key", "instance", i.ID, "reason", err.Error())
+			problems[k.GetFilename()] = err.Error()
+			errs = append(errs, fmt.Errorf("keys: %q: %w", k.GetFilename(), err))
+			continue
+		}
+		submitted[k.GetFilename()] = key
+	}
+	s.Files.SubmitKeys(&i, submitted, problems)
+	if err := errors.Join(errs...); err != nil {
+		return nil, status.Error(codes.InvalidArgument, err.Error())
+	}
 	return &emptypb.Empty{}, nil
 }
 
-// parseSubmitted reads PEM, or the key itself in base64 (docs/protocol.md#agents).
-func parseSubmitted(data []byte) (ed25519.PublicKey, error) {
-	if bytes.Contains(data, []byte("-----BEGIN")) {
-		return keys.ParsePublic(data)
-	}
-	der, err := base64.StdEncoding.AppendDecode(nil, bytes.TrimSpace(data))
-	if err != nil {
-		return nil, errors.New("the public key is neither PEM nor base64")
-	}
-	parsed, err := x509.ParsePKIXPublicKey(der)
-	if err != nil {
-		return nil, errors.New("the public key is not PKIX")
-	}
-	key, ok := parsed.(ed25519.PublicKey)
-	if !ok {
-		return nil, fmt.Errorf("the public key is %T, needs to be Ed25519", parsed)
-	}
-	return key, nil
-}
-
 // ReceiveFiles sends the files of the caller's instance, until the term is over or the agent
-// opens another stream. Each patch has all files, and ends with a message that has the hash
+// opens another stream. Each patch has all files that can be made, and ends with a message that has the hash
 // of the configuration.
 func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.FileTransfer]) error {
 	ctx := stream.Context()
@@ -285,7 +273,7 @@ func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.
 				return err
 			}
 		}
-		return stream.Send(&nstancev1.FileTransfer{ConfigHash: patch.ConfigHash, Complete: true})
+		return stream.Send(&nstancev1.FileTransfer{ConfigHash: patch.ConfigHash, Complete: !patch.Partial})
 	})
 }
 

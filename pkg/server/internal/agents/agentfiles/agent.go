@@ -4,7 +4,8 @@
 package agentfiles
 
 import (
-	"crypto/ed25519"
+	"crypto"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -20,8 +21,11 @@ const (
 	// agent that does not report them.
 	minRetry = 10 * time.Second
 	maxRetry = 30 * time.Minute
-	// keyRetry is the delay before missing keys are requested again.
+	// keyRetry is the delay before missing keys are requested again, and before the files that
+	// need no missing key are sent.
 	keyRetry = 30 * time.Second
+	// keyReport is the delay before missing keys are reported.
+	keyReport = 2 * time.Minute
 	// maxReason is the maximum length, in bytes, of an agent's error that is reported.
 	maxReason = 200
 )
@@ -31,7 +35,7 @@ type agent struct {
 	files *Session[*Patch]
 	keys  *Session[[]string]
 	// public has the keys that the agent has sent, by name.
-	public map[string]ed25519.PublicKey
+	public map[string]crypto.PublicKey
 	// configHash and status are from the latest report. reported is false before the first
 	// report.
 	reported   bool
@@ -46,6 +50,12 @@ type agent struct {
 	refused map[string]string
 	// keysAt is when keys were requested last.
 	keysAt time.Time
+	// problems are the reasons why the agent has not sent keys that can be used, by name.
+	problems map[string]string
+	// missingSince is when keys began to be missing, zero if none is, and missingReported has the
+	// missing keys that were reported.
+	missingSince    time.Time
+	missingReported string
 }
 
 // report stores what a report says about files.
@@ -104,8 +114,40 @@ func (a *agent) errors(group *groups.Group) map[string]string {
 		if kind := group.Files[name].Kind; kind == config.FileSecret || kind == config.FileStorage {
 			reason = "the agent cannot use it"
 		}
-		// The cut must not leave a part of a character: events with the reason are UTF-8.
-		reasons[name] = strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "")
+		reasons[name] = cut(reason)
 	}
 	return reasons
+}
+
+// cut shortens a reason that an agent gives. It leaves no part of a character, because events with
+// the reason are UTF-8.
+func cut(reason string) string { return strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "") }
+
+// partialHash marks the hash of a configuration of which files could not be made for lack of keys.
+// The hash of the group differs, so the agent is sent all files later, also by another server.
+const partialHash = "+without-keys"
+
+// available returns a group with the files of a group that need no missing key, and the reasons why
+// keys are missing, as a text with the files that need them.
+func (a *agent) available(group *groups.Group, missing []string) (available *groups.Group, reasons string) {
+	copied := *group
+	copied.Files = map[string]config.File{}
+	if a.configHash != group.RuntimeConfigHash {
+		copied.RuntimeConfigHash += partialHash
+	}
+	var texts []string
+	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
+		file := group.Files[name]
+		source, err := file.Parse()
+		if err != nil || source.Key == "" || !slices.Contains(missing, source.Key) {
+			copied.Files[name] = file
+			continue
+		}
+		reason := "the agent has not sent it"
+		if problem := a.problems[source.Key]; problem != "" {
+			reason = problem
+		}
+		texts = append(texts, fmt.Sprintf("file %s needs the key %q: %s", name, source.Key, reason))
+	}
+	return &copied, strings.Join(texts, "; ")
 }

@@ -27,7 +27,7 @@ func FuzzMachine(f *testing.F) {
 		s := newShard()
 		i := newInstance("a")
 		i.Registration.Hostname, i.Registration.IPv4, i.Registration.IPv6 = hostname, ip4, ip6
-		facts := s.renderer().Facts(s.groups[workersKey], &i.Record)
+		facts := s.renderer().Facts(s.groups[workersKey], &i)
 		if lines, err := environment(map[string]string{"HOST": "{{.Instance.Hostname}}", "ZONE": "a"}, facts); err == nil {
 			assert.Equal(t, "HOST="+hostname+"\nZONE=a\n", string(lines))
 			assert.Equal(t, 2, strings.Count(string(lines), "\n"))

@@ -5,6 +5,7 @@ package agentfiles
 
 import (
 	"context"
+	"crypto"
 	"crypto/ed25519"
 	"fmt"
 	"net/netip"
@@ -114,7 +115,7 @@ func (s *shard) renderer() *Renderer {
 		Object: read(s.objects),
 
 		HasClusterKey: func(content []byte) bool { return strings.Contains(string(content), "key of the authority") },
-		Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
+		Sign: func(w pki.Workload, key crypto.PublicKey) ([]byte, error) {
 			s.lock.Lock()
 			defer s.lock.Unlock()
 			s.signed = append(s.signed, w)

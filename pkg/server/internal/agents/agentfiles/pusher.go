@@ -5,7 +5,7 @@ package agentfiles
 
 import (
 	"context"
-	"crypto/ed25519"
+	"crypto"
 	"fmt"
 	"maps"
 	"slices"
@@ -93,7 +93,7 @@ func (p *Pusher) Run(ctx context.Context) {
 func (p *Pusher) agent(id string) *agent {
 	a, found := p.agents[id]
 	if !found {
-		a = &agent{public: map[string]ed25519.PublicKey{}}
+		a = &agent{public: map[string]crypto.PublicKey{}}
 		p.agents[id] = a
 	}
 	return a
@@ -158,8 +158,9 @@ func (p *Pusher) Reported(id string, report *nstancev1.HealthReportRequest) {
 	}
 }
 
-// SubmitKeys records public keys of an instance. It ignores keys that no file needs.
-func (p *Pusher) SubmitKeys(i *instance.Instance, keys map[string]ed25519.PublicKey) {
+// SubmitKeys records public keys of an instance, and the reasons why it has no key that can be
+// used for other names. It ignores keys that no file needs.
+func (p *Pusher) SubmitKeys(i *instance.Instance, keys map[string]crypto.PublicKey, problems map[string]string) {
 	group, found := p.groupOf(i)
 	if !found {
 		return
@@ -174,6 +175,12 @@ func (p *Pusher) SubmitKeys(i *instance.Instance, keys map[string]ed25519.Public
 	for name, key := range keys {
 		if slices.Contains(needed, name) {
 			a.public[name] = key
+		}
+	}
+	a.problems = map[string]string{}
+	for name, problem := range problems {
+		if slices.Contains(needed, name) {
+			a.problems[name] = cut(problem)
 		}
 	}
 	p.queue.Add(i.ID)
@@ -244,14 +251,15 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	if !found {
 		return nil
 	}
-	session, keys := p.prepare(i, group)
+	session, available, keys := p.prepare(i, group)
 	if session == nil {
 		return nil
 	}
-	patch, err := p.Renderer.patch(ctx, group, i, keys)
+	patch, err := p.Renderer.patch(ctx, available, i, keys)
 	if err != nil {
 		return err
 	}
+	patch.Partial = available != group
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a, found := p.agents[i.ID]
@@ -268,43 +276,64 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	return nil
 }
 
-// prepare returns the stream for the files of an instance and the keys of its agent, nil
-// if no files have to be sent now. It requests missing keys.
-func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*Patch], map[string]ed25519.PublicKey) {
+// prepare returns the stream for the files of an instance, the group with the files to send, and
+// the keys of its agent; nil if no files have to be sent now. It requests missing keys. After a
+// while it does not wait for them, because the other files need none.
+func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*Patch], *groups.Group, map[string]crypto.PublicKey) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	a, found := p.agents[i.ID]
 	if !found {
-		return nil, nil
+		return nil, nil, nil
 	}
-	if missing := a.missing(keysOf(group)); len(missing) > 0 {
+	missing := a.missing(keysOf(group))
+	if len(missing) == 0 {
+		a.missingSince, a.missingReported = time.Time{}, ""
+	} else {
+		if a.missingSince.IsZero() {
+			a.missingSince = now
+		}
+		waited := now.Sub(a.missingSince)
+		if waited < keyRetry {
+			p.queue.AddAfter(i.ID, keyRetry-waited)
+		} else if waited < keyReport {
+			p.queue.AddAfter(i.ID, keyReport-waited)
+		}
 		if a.keys != nil && now.Sub(a.keysAt) >= keyRetry {
 			a.keysAt = now
 			a.keys.put(missing)
 			p.queue.AddAfter(i.ID, keyRetry)
 		}
-		return nil, nil
+		available, reasons := a.available(group, missing)
+		if waited >= keyReport && a.missingReported != reasons {
+			a.missingReported = reasons
+			p.Failed(i.Key(), i.ID, fmt.Errorf("files of instance %s cannot be made: %s", i.ID, reasons))
+		}
+		if waited < keyRetry || len(available.Files) == 0 {
+			return nil, nil, nil
+		}
+		group = available
 	}
 	if a.files == nil || !a.reported {
-		return nil, nil
+		return nil, nil, nil
 	}
 	p.reportRefused(i, group, a)
 	if !a.outdated(p.Groups.Config(), group, now) {
 		a.count = 0
-		return nil, nil
+		return nil, nil, nil
 	}
 	if at := a.retryAt(group.RuntimeConfigHash); now.Before(at) {
 		p.queue.AddAfter(i.ID, at.Sub(now))
-		return nil, nil
+		return nil, nil, nil
 	}
 	// Errors are reported again if the next patch is refused too.
 	a.refused = nil
-	public := make(map[string]ed25519.PublicKey, len(a.public))
+	public := make(map[string]crypto.PublicKey, len(a.public))
 	for name, key := range a.public {
 		public[name] = key
 	}
-	return a.files, public
+	return a.files, group, public
 }
 
 // reportRefused reports the files that an agent could not use, if its latest report says so

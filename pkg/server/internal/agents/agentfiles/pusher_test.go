@@ -4,7 +4,7 @@
 package agentfiles
 
 import (
-	"crypto/ed25519"
+	"crypto"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -50,7 +50,7 @@ func TestFilesAreSentToAgentsWithoutThem(t *testing.T) {
 				session, end := w.ReceiveFiles("a")
 				defer end()
 				i := w.instances["a"]
-				w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+				w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("kubelet")}, nil)
 				wantNothing(t, session)
 				w.report("a", test.hash, test.files())
 				if !test.sent {
@@ -125,7 +125,7 @@ func TestInstancesThatAreNotThereReceiveNothing(t *testing.T) {
 				defer endFiles()
 				requests, endKeys := w.ReceiveKeyRequests("a")
 				defer endKeys()
-				w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+				w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("kubelet")}, nil)
 				w.report("a", "", nil)
 				pass(time.Hour)
 				wantNothing(t, session)
@@ -297,18 +297,19 @@ func TestKeysAreRequestedBeforeFilesAreSent(t *testing.T) {
 		requests, endKeys = w.ReceiveKeyRequests("a")
 		defer endKeys()
 		wantNames("first", "second")
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"first": key("1"), "unknown": key("x")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"first": key("1"), "unknown": key("x")}, nil)
 		pass(keyRetry)
 		wantNames("second")
-		wantNothing(t, session)
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"second": key("2")})
+		assert.Equal(t, map[string]string{"a.crt": "certificate for " + string(key("1"))},
+			contents(wantPatch(t, session, "hash-1"+partialHash)), "the file whose key is known")
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"second": key("2")}, nil)
 		assert.Equal(t, map[string]string{"a.crt": "certificate for " + string(key("1")), "b.crt": "certificate for " + string(key("2"))},
 			contents(wantPatch(t, session, "hash-1")))
 		pass(time.Hour)
 		wantNothing(t, requests)
 		assert.NotContains(t, w.agents["a"].public, "unknown", "keys that no file needs")
 		// The agent has made another key.
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"second": key("3")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"second": key("3")}, nil)
 		w.report("a", "", nil)
 		assert.Equal(t, "certificate for "+string(key("3")), contents(wantPatch(t, session, "hash-1"))["b.crt"])
 	})
@@ -318,12 +319,12 @@ func TestKeysAreRequestedBeforeFilesAreSent(t *testing.T) {
 func TestAnAgentWithoutStreamsIsForgotten(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		i := w.instances["a"]
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("early")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("early")}, nil)
 		w.report("a", "", nil)
 		assert.Empty(t, w.agents, "before the first stream")
 		_, endFiles := w.ReceiveFiles("a")
 		_, endKeys := w.ReceiveKeyRequests("a")
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("kubelet")}, nil)
 		endFiles()
 		assert.Len(t, w.agents, 1, "it has a stream of requests for keys")
 		session, endFiles := w.ReceiveFiles("a")
@@ -350,7 +351,7 @@ func TestAnAgentHasOnlyItsOwnKeys(t *testing.T) {
 		defer endOther()
 		w.report("a", "", nil)
 		i := w.instances["b"]
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("of b")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("of b")}, nil)
 		wantNothing(t, session)
 	})
 }
@@ -428,5 +429,62 @@ func TestFilesThatAnAgentRefusesAreReported(t *testing.T) {
 		assert.Empty(t, w.takeFailures())
 		report("first reason")
 		assert.Equal(t, failures("first reason"), w.takeFailures())
+	})
+}
+
+// TestFilesThatNeedNoMissingKey are sent although a key is missing, and do not remove the others
+// at the agent. The missing key is reported with its reason. All files are sent when it comes.
+func TestFilesThatNeedNoMissingKey(t *testing.T) {
+	for name, stream := range map[string]bool{"the agent gives a reason": true, "the agent asks for no requests": false} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(t *testing.T, w *world) {
+				i := w.instances["a"]
+				session, endFiles := w.ReceiveFiles("a")
+				defer endFiles()
+				reason := "the agent has not sent it"
+				if stream {
+					_, endKeys := w.ReceiveKeyRequests("a")
+					defer endKeys()
+					reason = "the agent reports: permission denied"
+					w.SubmitKeys(&i, nil, map[string]string{"kubelet": reason, "unknown": "x"})
+				}
+				w.report("a", "hash-0", nil)
+				pass(keyRetry - 1)
+				wantNothing(t, session)
+				assert.Empty(t, w.takeFailures(), "agents need a moment to create keys")
+				pass(1)
+				patch := wantPatch(t, session, "hash-1"+partialHash)
+				assert.True(t, patch.Partial)
+				assert.Len(t, patch.Files, 5)
+				assert.NotContains(t, contents(patch), "kubelet.crt")
+				w.report("a", "hash-1"+partialHash, status("app.env", "app.json", "object.json", "text.json", "token.json"))
+				pass(time.Hour)
+				wantNothing(t, session)
+				assert.Equal(t, []string{`default/workers a: files of instance a cannot be made: file kubelet.crt needs the key "kubelet": ` + reason}, w.takeFailures(), "once")
+
+				w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("kubelet")}, nil)
+				patch = wantPatch(t, session, "hash-1")
+				assert.False(t, patch.Partial)
+				assert.Len(t, patch.Files, 6)
+				assert.Empty(t, w.takeFailures())
+			})
+		})
+	}
+}
+
+// TestAnAgentWithAllFilesKeepsThem although its key is missing since a new leader serves.
+func TestAnAgentWithAllFilesKeepsThem(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		session, end := w.ReceiveFiles("a")
+		defer end()
+		all := status("app.env", "app.json", "kubelet.crt", "object.json", "text.json", "token.json")
+		w.report("a", "hash-1", all)
+		pass(time.Hour)
+		wantNothing(t, session)
+		// Another file is repaired, and the configuration stays the same.
+		all["app.env"] = refused("deleted")
+		w.report("a", "hash-1", all)
+		patch := wantPatch(t, session, "hash-1")
+		assert.True(t, patch.Partial)
 	})
 }

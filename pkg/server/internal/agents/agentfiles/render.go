@@ -8,7 +8,7 @@ package agentfiles
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
+	"crypto"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,9 +37,12 @@ type File struct {
 	Content []byte
 }
 
-// Patch has all files of an instance.
+// Patch has all files of an instance, or all that need no missing key.
 type Patch struct {
 	Files []File
+	// Partial is true if files are missing because the agent has not sent their keys. Then the
+	// agent keeps files of earlier patches that this patch lacks.
+	Partial bool
 	// ConfigHash is the hash of the configuration that the files are made from.
 	ConfigHash string
 	// At is when the files were made.
@@ -57,7 +60,7 @@ type Renderer struct {
 	// HasClusterKey reports whether a content has a private key of the cluster.
 	HasClusterKey func(content []byte) bool
 	// Sign signs a certificate for the key of an instance.
-	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
+	Sign func(pki.Workload, crypto.PublicKey) ([]byte, error)
 	// Issue is called with the certificates of a patch that has some. The patch is sent only if
 	// it returns no error.
 	Issue func(ctx context.Context, record *instance.Record, certificates [][]byte) error
@@ -65,7 +68,7 @@ type Renderer struct {
 
 // patch returns the files of an instance of a group, which provision.Effective returned. keys
 // are the agent's keys. The error names the file and shows no part of its content.
-func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.Instance, keys map[string]ed25519.PublicKey) (*Patch, error) {
+func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.Instance, keys map[string]crypto.PublicKey) (*Patch, error) {
 	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
 	facts := r.Facts(group, i)
 	var certificates [][]byte
@@ -95,7 +98,7 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.I
 	return patch, nil
 }
 
-func (r *Renderer) content(ctx context.Context, file config.File, facts provision.FileFacts, keys map[string]ed25519.PublicKey) ([]byte, error) {
+func (r *Renderer) content(ctx context.Context, file config.File, facts provision.FileFacts, keys map[string]crypto.PublicKey) ([]byte, error) {
 	source, err := file.Parse()
 	if err != nil {
 		return nil, err
@@ -161,7 +164,7 @@ func keysOf(group *groups.Group) []string {
 }
 
 // certificate returns a certificate for a key of the agent, PEM.
-func (r *Renderer) certificate(source config.FileSource, facts provision.FileFacts, keys map[string]ed25519.PublicKey) ([]byte, error) {
+func (r *Renderer) certificate(source config.FileSource, facts provision.FileFacts, keys map[string]crypto.PublicKey) ([]byte, error) {
 	template, found := r.Config().Certificates[source.Template]
 	if !found {
 		return nil, fmt.Errorf("there is no certificate template %q", source.Template)

@@ -5,7 +5,7 @@ package agentfiles
 
 import (
 	"bytes"
-	"crypto/ed25519"
+	"crypto"
 	"errors"
 	"net/netip"
 	"net/url"
@@ -24,7 +24,7 @@ import (
 )
 
 // render makes the files of instance "a".
-func (s *shard) render(t *testing.T, keys map[string]ed25519.PublicKey) (*Patch, error) {
+func (s *shard) render(t *testing.T, keys map[string]crypto.PublicKey) (*Patch, error) {
 	t.Helper()
 	i := newInstance("a")
 	return s.renderer().patch(t.Context(), s.groups[workersKey], &i, keys)
@@ -33,7 +33,7 @@ func (s *shard) render(t *testing.T, keys map[string]ed25519.PublicKey) (*Patch,
 func TestFilesOfEachKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard()
-		patch, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet"), "other": key("other")})
+		patch, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet"), "other": key("other")})
 		require.NoError(t, err)
 		assert.Equal(t, &Patch{ConfigHash: "hash-1", At: time.Now(), Files: []File{
 			{"app.env", []byte("HOST=machine\nID=a\nROLE=worker\n")},
@@ -55,7 +55,7 @@ func TestFilesOfEachKind(t *testing.T) {
 func TestCertificatesThatAreNotIssued(t *testing.T) {
 	s := newShard()
 	s.issuing = errors.New("no space left on device")
-	patch, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	patch, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet")})
 	assert.Nil(t, patch)
 	require.ErrorIs(t, err, s.issuing)
 	delete(s.groups[workersKey].Files, "kubelet.crt")
@@ -66,7 +66,7 @@ func TestCertificatesThatAreNotIssued(t *testing.T) {
 func TestACertificateOfAClient(t *testing.T) {
 	s := newShard()
 	s.config.Certificates["kubelet"] = config.CertificateTemplate{Usage: config.UsageClient, CommonName: "{{.Vars.role}}", TTL: time.Hour}
-	_, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	_, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet")})
 	require.NoError(t, err)
 	assert.Equal(t, []pki.Workload{{CommonName: "worker", TTL: time.Hour}}, s.signed)
 }
@@ -90,7 +90,7 @@ func TestACertificateWaitsForTheAddressesOfTheProvider(t *testing.T) {
 		defer end()
 		synctest.Wait()
 		i := reported
-		w.SubmitKeys(&i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+		w.SubmitKeys(&i, map[string]crypto.PublicKey{"kubelet": key("kubelet")}, nil)
 		w.report("a", "", nil)
 		const failure = `default/workers a: files of instance a: make file kubelet.crt: certificate template "kubelet": ip: .Instance.IP4: `
 		assert.Contains(t, w.takeFailures(), failure+"the provider reports no addresses of the instance, or not yet")
@@ -157,7 +157,7 @@ func TestAFileThatCannotBeMade(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := newShard()
 			test.change(s)
-			patch, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+			patch, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet")})
 			assert.Nil(t, patch)
 			require.ErrorContains(t, err, test.want)
 			assert.NotContains(t, err.Error(), "hunter2")
@@ -169,12 +169,12 @@ func TestAFileThatCannotBeMade(t *testing.T) {
 func TestErrorsOfFilesAreWrapped(t *testing.T) {
 	s := newShard()
 	delete(s.secrets, "app/token")
-	_, err := s.render(t, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	_, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet")})
 	assert.ErrorIs(t, err, storage.ErrNotFound)
 	r, failed := s.renderer(), errors.New("no CA")
-	r.Sign = func(pki.Workload, ed25519.PublicKey) ([]byte, error) { return nil, failed }
+	r.Sign = func(pki.Workload, crypto.PublicKey) ([]byte, error) { return nil, failed }
 	i := newInstance("a")
-	_, err = r.patch(t.Context(), s.groups[workersKey], &i, map[string]ed25519.PublicKey{"kubelet": key("kubelet")})
+	_, err = r.patch(t.Context(), s.groups[workersKey], &i, map[string]crypto.PublicKey{"kubelet": key("kubelet")})
 	assert.ErrorIs(t, err, failed)
 	assert.ErrorContains(t, err, "make file kubelet.crt: ")
 }
