@@ -338,7 +338,7 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	}
 	switch {
 	case err != nil:
-	case found:
+	case found && (!vm.Ended || p.concerns(vm)):
 		p.show(vm, &o)
 	case !known || e.vm == nil:
 	default:

@@ -411,6 +411,16 @@ func (s *shownEnded) List(ctx context.Context) ([]cloud.VM, error) {
 	return append(list, s.ended...), err
 }
 
+func (s *shownEnded) Find(ctx context.Context, id string) (cloud.VM, bool, error) {
+	vm, found, err := s.API.Find(ctx, id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if at := slices.IndexFunc(s.ended, func(vm cloud.VM) bool { return vm.ID == id }); !found && err == nil && at >= 0 {
+		return s.ended[at], true, nil
+	}
+	return vm, found, err
+}
+
 // TestMachinesThatHaveEnded: an instance has ended only if its own machine has, and only while
 // it is known.
 func TestMachinesThatHaveEnded(t *testing.T) {
