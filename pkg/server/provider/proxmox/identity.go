@@ -280,49 +280,6 @@ type virtualMachine struct {
 	unidentified string
 }
 
-// inventory has the resources of the cluster at one time.
-type inventory struct {
-	resources []entry
-	ours      []virtualMachine
-	// unidentified has the virtual machines of which only the instance id is known, without
-	// those whose instance has another.
-	unidentified []virtualMachine
-	// online tells which nodes of the cluster are online.
-	online map[string]bool
-	// unknown has the virtual machines that may belong to the shard: clones in progress, virtual
-	// machines that were moved since the list, and virtual machines without tags whose
-	// configuration cannot be read. A clone with several disks gets its identity before the
-	// last disk is cloned.
-	unknown []virtualMachine
-}
-
-// unidentifiedOf returns a virtual machine that cannot be identified and seems to be the machine
-// of an instance.
-func (i *inventory) unidentifiedOf(id string) (virtualMachine, bool) {
-	at := slices.IndexFunc(i.unidentified, func(vm virtualMachine) bool { return vm.identity.InstanceID == id })
-	if at < 0 {
-		return virtualMachine{}, false
-	}
-	return i.unidentified[at], true
-}
-
-// of returns the virtual machines of an instance.
-func (i *inventory) of(id string) []virtualMachine {
-	return slices.DeleteFunc(slices.Clone(i.ours), func(vm virtualMachine) bool { return vm.identity.InstanceID != id })
-}
-
-// certain returns an error if an unknown virtual machine may belong to the shard.
-func (i *inventory) certain() error {
-	if len(i.unknown) == 0 {
-		return nil
-	}
-	var names []string
-	for _, vm := range i.unknown {
-		names = append(names, fmt.Sprintf("%d on node %s", vm.vmid, vm.node))
-	}
-	return fmt.Errorf("it is not known yet whose virtual machines these are: %s", strings.Join(names, ", "))
-}
-
 // inventory reads the resources of the cluster. Without quorum a node knows only an old
 // state, so inventory returns an error
 // (https://pve.proxmox.com/wiki/Cluster_Manager#_quorum). It also lists virtual machines on
