@@ -21,6 +21,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"nstance.dev/operator/pkg/base/identifier"
@@ -35,12 +36,26 @@ const (
 	ClockSkew = 15 * time.Minute
 )
 
-// Authority is the certificate authority of one cluster. It is safe for concurrent
-// use.
+// Authority is the certificate authority of one cluster. It issues with one key. While the key is
+// being replaced, it has the certificate of another key too, which clients and servers accept
+// beside the first (docs/runbooks/rotate-the-ca.md#rotate-the-ca). It is safe for concurrent use.
 type Authority struct {
+	current atomic.Pointer[authoritySet]
+}
+
+// signer is a certificate of the authority, and its key.
+type signer struct {
 	certificate *x509.Certificate
 	key         ed25519.PrivateKey
 }
+
+func authorityOf(s signer) *Authority {
+	a := &Authority{}
+	a.current.Store(newAuthoritySet(s))
+	return a
+}
+
+func (a *Authority) issuing() signer { return a.current.Load().signers[0] }
 
 // NewAuthority creates a certificate authority with a new Ed25519 key. It stores
 // nothing.
@@ -55,11 +70,16 @@ func NewAuthority(commonName string) (*Authority, error) {
 // NewAuthorityForKey is like NewAuthority for an existing key. Each call creates another
 // certificate. Any of these certificates verifies what any of the authorities has issued.
 func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, error) {
+	return newAuthorityNamed(pkix.Name{CommonName: commonName}, key)
+}
+
+func newAuthorityNamed(subject pkix.Name, key ed25519.PrivateKey) (*Authority, error) {
 	template, err := newTemplate(authorityLifetime)
 	if err != nil {
 		return nil, err
 	}
-	template.Subject = pkix.Name{CommonName: commonName}
+	commonName := subject.CommonName
+	template.Subject = subject
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
 	template.IsCA = true
 	// Only leaf certificates are issued, so an intermediate authority is never valid
@@ -74,7 +94,7 @@ func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, 
 	if err != nil {
 		return nil, fmt.Errorf("parse the certificate of authority %q: %w", commonName, err)
 	}
-	return &Authority{certificate: certificate, key: key}, nil
+	return authorityOf(signer{certificate, key}), nil
 }
 
 // LoadAuthority returns the authority with a stored certificate, PEM, and its key. The
@@ -90,27 +110,26 @@ func LoadAuthority(certPEM []byte, key ed25519.PrivateKey) (*Authority, error) {
 	if !key.Public().(ed25519.PublicKey).Equal(certificate.PublicKey) {
 		return nil, fmt.Errorf("the certificate of authority %q belongs to another key", certificate.Subject)
 	}
-	return &Authority{certificate: certificate, key: key}, nil
+	return authorityOf(signer{certificate, key}), nil
 }
 
-// CertificatePEM returns the certificate that peers trust (ca.crt).
+// CertificatePEM returns the certificates that peers trust (ca.crt). The first is the certificate
+// of the key that issues. It is empty for a nil authority.
 func (a *Authority) CertificatePEM() []byte {
-	return EncodeCertificate(a.certificate)
+	if a == nil {
+		return nil
+	}
+	return a.current.Load().pem
 }
 
 // CommonName returns the common name of the authority's certificate.
 func (a *Authority) CommonName() string {
-	return a.certificate.Subject.CommonName
+	return a.issuing().certificate.Subject.CommonName
 }
 
-// KeyPEM returns the authority's private key.
+// KeyPEM returns the private key that issues.
 func (a *Authority) KeyPEM() ([]byte, error) {
-	return keys.EncodePrivate(a.key)
-}
-
-// KeySeed returns the 32 bytes that the authority's private key is derived from.
-func (a *Authority) KeySeed() []byte {
-	return a.key.Seed()
+	return keys.EncodePrivate(a.issuing().key)
 }
 
 // Names are the names in a serving certificate.
@@ -198,10 +217,11 @@ func (a *Authority) issue(template *x509.Certificate) (certPEM, keyPEM []byte, e
 // authority, since no peer would accept it after that.
 func (a *Authority) sign(template *x509.Certificate, key crypto.PublicKey) (*x509.Certificate, error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
-	if template.NotAfter.After(a.certificate.NotAfter) {
-		template.NotAfter = a.certificate.NotAfter
+	s := a.issuing()
+	if template.NotAfter.After(s.certificate.NotAfter) {
+		template.NotAfter = s.certificate.NotAfter
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key, a.key)
+	der, err := x509.CreateCertificate(rand.Reader, template, s.certificate, key, s.key)
 	if err != nil {
 		return nil, fmt.Errorf("sign the certificate of %q: %w", template.Subject, err)
 	}

@@ -16,14 +16,16 @@ import (
 const servingLifetime = 24 * time.Hour
 
 // Serving is the serving certificate of one server. The cluster's authority issues
-// it and reissues it before it expires, so that the server needs no restart. It is
-// safe for concurrent use.
+// it and reissues it before it expires, and when the authority issues with another key, so that
+// the server needs no restart. It is safe for concurrent use.
 type Serving struct {
 	authority *Authority
 	names     Names
 
 	mu      sync.Mutex
 	current *tls.Certificate
+	// issuer is the authority's certificate that has issued current.
+	issuer *x509.Certificate
 	// renewAt is when a third of the lifetime is left.
 	renewAt time.Time
 }
@@ -42,12 +44,22 @@ func (s *Serving) Config() *tls.Config {
 
 // MutualConfig returns the TLS configuration of listeners whose clients must
 // have a certificate of the cluster's authority: TLS 1.3. PeerClient reads the
-// client's identity from the certificate.
+// client's identity from the certificate. Each handshake accepts the authorities that are
+// accepted at this moment.
 func (s *Serving) MutualConfig() *tls.Config {
 	config := s.Config()
-	config.ClientCAs = x509.NewCertPool()
-	config.ClientCAs.AddCert(s.authority.certificate)
+	config.ClientCAs = s.authority.current.Load().pool
 	config.ClientAuth = tls.RequireAndVerifyClientCert
+	// gRPC adds its protocol to a copy of the configuration, which that of GetConfigForClient
+	// replaces (https://pkg.go.dev/google.golang.org/grpc/credentials#NewTLS).
+	config.NextProtos = []string{"h2"}
+	// A resumed session would not present the certificate again.
+	config.SessionTicketsDisabled = true
+	config.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		current := config.Clone()
+		current.ClientCAs = s.authority.current.Load().pool
+		return current, nil
+	}
 	return config
 }
 
@@ -65,6 +77,9 @@ func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
+	if issuer := s.authority.issuing().certificate; s.issuer != issuer {
+		s.current, s.issuer = nil, issuer
+	}
 	if s.current != nil && now.Before(s.renewAt) {
 		return s.current, nil
 	}

@@ -123,7 +123,7 @@ func (s *Encrypted) open(name string, object []byte) (openedSecret, error) {
 		}
 		// An unbound object may begin with any byte.
 		if data, err := c.Open(nil, nil, object, nil); err == nil {
-			return openedSecret{data: data, usable: storage.IsReservedSecret(name), current: i == 0}, nil
+			return openedSecret{data: data, usable: storage.IsUnboundSecret(name), current: i == 0}, nil
 		}
 	}
 	// AES-GCM does not distinguish a damaged object, a copy of another object and a wrong key.
@@ -132,7 +132,7 @@ func (s *Encrypted) open(name string, object []byte) (openedSecret, error) {
 
 // seal encrypts a secret with the current key.
 func (s *Encrypted) seal(name string, data []byte) []byte {
-	if storage.IsReservedSecret(name) {
+	if storage.IsUnboundSecret(name) {
 		// Servers of earlier versions, to which a cluster may be rolled back, cannot read a
 		// bound object, and do not start without these two secrets.
 		return s.ciphers[0].Seal(nil, nil, data, nil)

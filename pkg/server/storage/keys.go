@@ -14,6 +14,11 @@ import (
 const (
 	// AuthorityKey is the CA certificate that agents and operators trust, PEM.
 	AuthorityKey = "ca.crt"
+	// AuthoritiesKey has the authorities that the cluster accepts, once its CA was replaced. It
+	// takes precedence over AuthorityKey.
+	AuthoritiesKey = "authorities.json"
+	// LoadedAuthoritiesPrefix is the prefix of the keys of LoadedAuthoritiesKey.
+	LoadedAuthoritiesPrefix = "loaded-authorities/"
 	// ClusterLeaderKey is the lock of the servers of all shards.
 	ClusterLeaderKey = "leader/cluster.json"
 	// SecretPrefix is the prefix of the keys of secrets, which are encrypted.
@@ -24,17 +29,25 @@ const (
 const (
 	AuthoritySecret = "ca.key"
 	NonceSecret     = "registration-nonce.key"
+	// NextAuthoritySecretPrefix is the prefix of the keys of authorities that replaced the first.
+	NextAuthoritySecretPrefix = AuthoritySecret + "."
 )
 
 // IsReservedSecret reports whether only servers may read the secret with this name.
-func IsReservedSecret(name string) bool { return name == AuthoritySecret || name == NonceSecret }
+func IsReservedSecret(name string) bool {
+	return IsUnboundSecret(name) || strings.HasPrefix(name, NextAuthoritySecretPrefix)
+}
+
+// IsUnboundSecret reports whether the secret with this name is stored without being bound to its
+// name, because servers of earlier versions read it too.
+func IsUnboundSecret(name string) bool { return name == AuthoritySecret || name == NonceSecret }
 
 // IsReserved reports whether servers read the object with this key as state or secret, so
 // that it must not be given to anyone. The CA certificate is public.
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "revoked-agents", "tenant":
+	case AuthoritiesKey, "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "loaded-authorities", "operator", "operator-nonce", "revoked-agents", "tenant":
 		return true
 	}
 	return false
@@ -65,6 +78,11 @@ func InstancePrefix(shard string) string { return "instance/" + shard + "/" }
 // sorts by time. Tenants and ids have no dot, so the dot separates them.
 func InstanceKey(shard, tenant, storageKey string) string {
 	return InstancePrefix(shard) + tenant + "." + storageKey + ".json"
+}
+
+// LoadedAuthoritiesKey has the authorities that a server of a shard has loaded.
+func LoadedAuthoritiesKey(shard, server string) string {
+	return LoadedAuthoritiesPrefix + shard + "/" + server + ".json"
 }
 
 // RevokedAgentsKey has the revoked certificates of the agents of a shard.

@@ -34,9 +34,9 @@ type Secrets interface {
 	Create(ctx context.Context, name string, data []byte) error
 }
 
-// Keys are the keys of one cluster. They never change.
+// Keys are the keys of one cluster.
 type Keys struct {
-	// Authority issues all certificates of the cluster.
+	// Authority issues all certificates of the cluster. It changes while the CA is replaced.
 	Authority *pki.Authority
 	// Nonce signs registration nonces.
 	Nonce ed25519.PrivateKey
@@ -45,7 +45,7 @@ type Keys struct {
 // In reports whether a content has one of the keys, as they are stored or in another form: in
 // PEM, PKCS #8, or the 32 bytes that the key is derived from. Nobody but servers may get them.
 func (k *Keys) In(content []byte) bool {
-	for _, seed := range [][]byte{k.Authority.KeySeed(), k.Nonce.Seed()} {
+	for _, seed := range append(k.Authority.KeySeeds(), k.Nonce.Seed()) {
 		if bytes.Contains(content, seed) {
 			return true
 		}
@@ -61,17 +61,9 @@ func (k *Keys) In(content []byte) bool {
 // Load reads the keys. The error wraps storage.ErrNotFound until the leader of the
 // cluster has created all of them.
 func Load(ctx context.Context, store storage.Store, secrets Secrets) (*Keys, error) {
-	key, err := read(ctx, secrets, authoritySecret)
+	authority, err := loadAuthority(ctx, store, secrets)
 	if err != nil {
 		return nil, err
-	}
-	object, err := store.Get(ctx, storage.AuthorityKey)
-	if err != nil {
-		return nil, fmt.Errorf("read the certificate of the authority: %w", err)
-	}
-	authority, err := pki.LoadAuthority(object.Data, key)
-	if err != nil {
-		return nil, fmt.Errorf("object %s: %w", storage.AuthorityKey, err)
 	}
 	nonceKey, err := read(ctx, secrets, nonceSecret)
 	if err != nil {
@@ -87,11 +79,15 @@ func Load(ctx context.Context, store storage.Store, secrets Secrets) (*Keys, err
 func Ensure(ctx context.Context, store storage.Store, secrets Secrets, clusterID string) (*Keys, error) {
 	// The private key is created first. The certificate is always created from the
 	// stored key, so no trusted certificate belongs to a key that was not stored.
-	if err := ensureAuthorityKey(ctx, store, secrets); err != nil {
-		return nil, err
-	}
-	if err := ensureCertificate(ctx, store, secrets, clusterID); err != nil {
-		return nil, err
+	if _, err := store.Get(ctx, storage.AuthoritiesKey); errors.Is(err, storage.ErrNotFound) {
+		if err := ensureAuthorityKey(ctx, store, secrets); err != nil {
+			return nil, err
+		}
+		if err := ensureCertificate(ctx, store, secrets, clusterID); err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, fmt.Errorf("read the authorities: %w", err)
 	}
 	if err := ensureKey(ctx, secrets, nonceSecret); err != nil {
 		return nil, err
