@@ -298,7 +298,7 @@ func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x
 	if err != nil {
 		return "", nil, err
 	}
-	if err := registration.RecordIssued(ctx, store, identity, certificate); err != nil {
+	if err := registration.RecordIssued(ctx, store, identity, certificate, loaded.Authority.Trust(certificate, loaded.Authority.Fingerprints())); err != nil {
 		return "", nil, fmt.Errorf("record the certificate of client %s: %w", identity.ID, err)
 	}
 	err = o.audit(ctx, auditlog.Entry{

@@ -87,6 +87,10 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		p.guard.Run(ctx)
 		return nil
 	})
+	g.Go(func() error {
+		p.followAuthorities(ctx)
+		return nil
+	})
 	g.Go(func() error { return servePeers(ctx, peers, certificate.Config(), p.shared.elector.Handler()) })
 	return p.shared.elector.Run(ctx, p.lead)
 }
@@ -130,7 +134,9 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.MaxConcurrentStreams(maxRegistrationStreams),
 		grpc.MaxRecvMsgSize(maxRegistrationRequest),
 	})...)
-	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Agents: p.shared.agentGate, Logger: logger})
+	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{
+		Registrar: p.registrar, Authority: p.shared.keys.Authority, Agents: p.shared.agentGate, Logger: logger,
+	})
 	return operators, registrations
 }
 

@@ -357,6 +357,7 @@ func (p *process) loadKeys(ctx context.Context) error {
 
 func (p *process) setKeys(keys *clusterkeys.Keys) {
 	p.shared.keys = keys
+	p.guard.SetAuthority(keys.Authority)
 	p.registrar = &registration.Registrar{
 		ClusterID: p.shared.config.ClusterID,
 		Keys:      keys,
@@ -364,5 +365,5 @@ func (p *process) setKeys(keys *clusterkeys.Keys) {
 		Leading:   p.clusterElector.Leading,
 		Config:    p.shared.inForce.Load,
 	}
-	p.shared.gate.Issuer = p.registrar
+	p.shared.gate.Issuer, p.shared.gate.Authority = p.registrar, keys.Authority
 }

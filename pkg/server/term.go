@@ -152,7 +152,7 @@ func (t *term) start(ctx context.Context) (err error) {
 	specs := provision.New(provision.Options{
 		Config:       t.groups.Config,
 		Addresses:    t.shared.advertise,
-		AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
+		AuthorityPEM: t.shared.keys.Authority.CertificatePEM,
 		Nonces:       registration.NewNonceSigner(t.shared.keys.Nonce),
 	})
 	if err := t.openTargets(); err != nil {

@@ -19,6 +19,18 @@ type Request struct {
 	// CertificateRequest proves that the client has the private key: PKCS #10, DER. Its subject is
 	// empty, because the server decides on the names. Servers of older versions ignore it.
 	CertificateRequest []byte
+	// TrustedAuthorities are the fingerprints of the authorities that the client trusts, see
+	// authorities.Fingerprint. It is empty if the client does not say so.
+	TrustedAuthorities []string
+}
+
+// Issued is the response to a Request.
+type Issued struct {
+	// CertificatePEM is the client certificate.
+	CertificatePEM []byte
+	// AuthoritiesPEM are the certificates of the authorities that the client trusts from now on,
+	// PEM. The first has issued the certificate. It is empty if the server does not say so.
+	AuthoritiesPEM []byte
 }
 
 // NewRequest returns the request of the owner of a key.

@@ -27,10 +27,10 @@ func TestARequestProvesPossessionOfTheKey(t *testing.T) {
 	own, other := newRequest(t), newRequest(t)
 	require.NoError(t, own.Check())
 	assert.NoError(t, Request{PublicKeyPEM: own.PublicKeyPEM}.Check(), "of an older client")
-	assert.ErrorContains(t, Request{other.PublicKeyPEM, own.CertificateRequest}.Check(), "it is for another key than public_key_pem")
-	assert.ErrorContains(t, Request{own.PublicKeyPEM, []byte("x")}.Check(), "certificate_request: must be PKCS #10, DER")
-	assert.ErrorContains(t, Request{[]byte("x"), own.CertificateRequest}.Check(), "public_key_pem")
+	assert.ErrorContains(t, Request{PublicKeyPEM: other.PublicKeyPEM, CertificateRequest: own.CertificateRequest}.Check(), "it is for another key than public_key_pem")
+	assert.ErrorContains(t, Request{PublicKeyPEM: own.PublicKeyPEM, CertificateRequest: []byte("x")}.Check(), "certificate_request: must be PKCS #10, DER")
+	assert.ErrorContains(t, Request{PublicKeyPEM: []byte("x"), CertificateRequest: own.CertificateRequest}.Check(), "public_key_pem")
 	forged := bytes.Clone(own.CertificateRequest)
 	forged[len(forged)-1] ^= 1 // of the signature
-	assert.ErrorContains(t, Request{own.PublicKeyPEM, forged}.Check(), "certificate_request: ")
+	assert.ErrorContains(t, Request{PublicKeyPEM: own.PublicKeyPEM, CertificateRequest: forged}.Check(), "certificate_request: ")
 }

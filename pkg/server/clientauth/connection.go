@@ -28,7 +28,9 @@ type connection struct {
 	credentials.TLSInfo
 	conn        net.Conn
 	certificate *x509.Certificate
-	client      pki.Client
+	// root is the authority of the certificate.
+	root   *x509.Certificate
+	client pki.Client
 	// recordKey and ownerKey are the keys of the objects in the storage, empty if the storage
 	// cannot have such objects.
 	recordKey, ownerKey string
@@ -55,12 +57,13 @@ func newConnection(conn net.Conn, info credentials.TLSInfo) *connection {
 	if len(info.State.VerifiedChains) == 0 {
 		return nil
 	}
-	certificate := info.State.VerifiedChains[0][0]
+	chain := info.State.VerifiedChains[0]
+	certificate := chain[0]
 	client, err := pki.PeerClient(certificate)
 	if err != nil {
 		return nil
 	}
-	c := &connection{TLSInfo: info, conn: conn, certificate: certificate, client: client, streams: map[*openStream]struct{}{}}
+	c := &connection{TLSInfo: info, conn: conn, certificate: certificate, root: chain[len(chain)-1], client: client, streams: map[*openStream]struct{}{}}
 	// The calls of other roles are rejected. No registration issues a certificate for a
 	// tenant with another name.
 	if client.Role == pki.RoleOperator && identifier.Validate(client.Tenant) == nil {

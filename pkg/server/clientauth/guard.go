@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -52,6 +54,9 @@ type Guard struct {
 	agents    *objects[registration.RevokedAgents]
 	agentsKey string
 
+	// authority has the accepted authorities, nil until SetAuthority.
+	authority atomic.Pointer[pki.Authority]
+
 	mu sync.Mutex
 	// connections are the connections whose handshake has finished.
 	connections map[*connection]struct{}
@@ -84,6 +89,32 @@ func (g *Guard) Run(ctx context.Context) {
 	}
 }
 
+// SetAuthority sets the authority of the certificates of clients. Before it, a Guard does not
+// compare them: a handshake has verified each.
+func (g *Guard) SetAuthority(authority *pki.Authority) { g.authority.Store(authority) }
+
+// AuthorityChanged closes all connections after the accepted authorities have changed: clients
+// with a certificate of an authority that is no longer accepted are rejected, and the others learn
+// from the next handshake that the authorities have changed.
+func (g *Guard) AuthorityChanged() {
+	for _, c := range g.connected() {
+		if g.checkAuthority(c) == nil {
+			g.close(c, reconnect("the authorities of the cluster have changed"), reconnectDelay)
+		}
+	}
+}
+
+// checkAuthority closes a connection whose certificate has an authority that is no longer accepted.
+func (g *Guard) checkAuthority(c *connection) error {
+	authority := g.authority.Load()
+	if authority == nil || authority.Accepts(c.root) {
+		return nil
+	}
+	err := unauthenticated(errors.New("the authority of the client certificate is no longer accepted: register with a new nonce unless a newer certificate is at hand"))
+	g.close(c, err, rejectDelay)
+	return err
+}
+
 // checkConnections closes connections and streams of clients that are no longer admitted.
 func (g *Guard) checkConnections(ctx context.Context) {
 	connected := g.connected()
@@ -108,6 +139,8 @@ func (g *Guard) checkConnections(ctx context.Context) {
 		if c.isAgent() {
 			_ = g.checkAgent(c, revoked)
 		}
+		// The handshake may have begun before the authorities changed.
+		_ = g.checkAuthority(c)
 		g.checkConnection(c, start)
 		if owner := g.owners.state(c.ownerKey).value; owner != nil {
 			c.closeStreams(owner)
@@ -167,6 +200,9 @@ func (g *Guard) checkAgent(c *connection, revoked *registration.RevokedAgents) e
 // admitted.
 func (g *Guard) checkCertificate(ctx context.Context, c *connection) error {
 	if err := c.rejection(); err != nil {
+		return err
+	}
+	if err := g.checkAuthority(c); err != nil {
 		return err
 	}
 	start := g.records.now()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/pki"
 )
 
 // Reasons for the deletion of an instance, as operators receive them.
@@ -250,4 +251,6 @@ type Registration struct {
 	IPv4     string `json:"private_ipv4,omitempty"`
 	IPv6     string `json:"private_ipv6,omitempty"`
 	Hostname string `json:"hostname,omitempty"`
+	// Trust is nil if the agent does not say which authorities it trusts.
+	Trust *pki.Trust `json:"trust,omitempty"`
 }

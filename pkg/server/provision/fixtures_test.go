@@ -98,7 +98,7 @@ func newProvisioner(t *testing.T, c *config.Config) (*Provisioner, *nonces) {
 	return New(Options{
 		Config:       func() *config.Config { return c },
 		Addresses:    config.Addresses{RegistrationAddr: "10.0.0.1:8992", OperatorAddr: "10.0.0.1:8993", AgentAddr: "10.0.0.1:8994"},
-		AuthorityPEM: []byte("-----BEGIN CERTIFICATE-----\n"),
+		AuthorityPEM: func() []byte { return []byte("-----BEGIN CERTIFICATE-----\n") },
 		Nonces:       n,
 	}), n
 }

@@ -28,8 +28,8 @@ type Options struct {
 	Config func() *config.Config
 	// Addresses are the addresses at which agents reach this shard.
 	Addresses config.Addresses
-	// AuthorityPEM is the certificate that agents trust.
-	AuthorityPEM []byte
+	// AuthorityPEM returns the certificates that agents trust, PEM.
+	AuthorityPEM func() []byte
 	Nonces       Nonces
 }
 

@@ -54,6 +54,8 @@ type Record struct {
 	// RevokedBefore revokes all certificates without a registration whose validity begins
 	// before it.
 	RevokedBefore time.Time `json:"revoked_before,omitzero"`
+	// Trust is nil if the client does not say which authorities it trusts.
+	Trust *pki.Trust `json:"trust,omitempty"`
 	// Unknown are fields that a later version has stored.
 	Unknown storage.UnknownFields `json:"-"`
 }
@@ -142,8 +144,9 @@ func serial(certificate *x509.Certificate) string {
 }
 
 // RecordIssued stores the registration of a client whose certificate an administrator has
-// issued, so that it can be listed and revoked like an operator's.
-func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, certificate *x509.Certificate) error {
+// issued, so that it can be listed and revoked like an operator's. trust has the authorities that
+// the administrator stores with it.
+func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, certificate *x509.Certificate, trust *pki.Trust) error {
 	key, ok := certificate.PublicKey.(ed25519.PublicKey)
 	if !ok {
 		return fmt.Errorf("the key of the certificate is %T, needs to be Ed25519", certificate.PublicKey)
@@ -155,7 +158,7 @@ func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, c
 	return updateRecord(ctx, store, client.Tenant, client.ID, func(record *Record) (Record, error) {
 		return record.issued(Record{
 			ClientID: client.ID, Tenant: client.Tenant, PublicKeyPEM: string(keyPEM),
-			CertSerial: serial(certificate), ExpiresAt: certificate.NotAfter,
+			CertSerial: serial(certificate), ExpiresAt: certificate.NotAfter, Trust: trust,
 		}, "", time.Time{}), nil
 	})
 }

@@ -246,7 +246,7 @@ func TestFieldsOfALaterVersionAreKept(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, registration.RecordIssued(t.Context(), c.storage, operatorOfA, &x509.Certificate{
 		PublicKey: public, SerialNumber: big.NewInt(12), NotAfter: time.Now().Add(time.Hour),
-	}))
+	}, nil))
 	object, err := c.storage.Get(t.Context(), key)
 	require.NoError(t, err)
 	var stored map[string]any

@@ -61,8 +61,9 @@ type Registrar struct {
 
 // Register returns a certificate for the public key, PEM, of the operator that the
 // nonce in token names. A nonce is valid for one key: a client that got no response
-// may retry with the same key.
-func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []byte) (*x509.Certificate, error) {
+// may retry with the same key. trusted are the fingerprints of the authorities that the client
+// trusts, none if it does not say so.
+func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error) {
 	if !r.Leading() {
 		return nil, errNotLeading
 	}
@@ -83,7 +84,7 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	}
 	client := pki.Client{ID: claims.Subject, Tenant: claims.Tenant, Role: pki.RoleOperator}
 	entry := auditlog.Entry{Reason: "registration", Nonce: storage.OperatorNonceKey(token)}
-	certificate, err := r.issue(ctx, client, key, entry, func(record *Record, next Record) (Record, error) {
+	certificate, err := r.issue(ctx, client, key, trusted, entry, func(record *Record, next Record) (Record, error) {
 		if err := record.checkNonce(claims, first); err != nil {
 			return Record{}, err
 		}
@@ -121,8 +122,8 @@ func (r *Record) checkNonce(claims NonceClaims, first bool) error {
 // such a call and never used is no longer accepted.
 //
 // The tenant need not be configured: after its last static group was removed from the
-// configuration, a tenant still has its dynamic groups.
-func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
+// configuration, a tenant still has its dynamic groups. trusted is as in Register.
+func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error) {
 	if !r.Leading() {
 		return nil, errNotLeading
 	}
@@ -131,7 +132,7 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 		return nil, err
 	}
 	entry := auditlog.Entry{Reason: "renewal", Writer: audit.RequestFrom(ctx).Writer, RequestID: audit.RequestFrom(ctx).ID}
-	certificate, err := r.issue(ctx, client, key, entry, func(record *Record, next Record) (Record, error) {
+	certificate, err := r.issue(ctx, client, key, trusted, entry, func(record *Record, next Record) (Record, error) {
 		// The certificate may have been revoked since the call was accepted.
 		if err := record.Check(present, time.Now()); err != nil {
 			return Record{}, err
@@ -198,7 +199,7 @@ func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicK
 // without an entry in the audit log, which it completes. change returns the record to store. It
 // gets the present record, which may be nil, and next, which describes the certificate.
 func (r *Registrar) issue(
-	ctx context.Context, client pki.Client, key ed25519.PublicKey, entry auditlog.Entry, change func(record *Record, next Record) (Record, error),
+	ctx context.Context, client pki.Client, key ed25519.PublicKey, trusted []string, entry auditlog.Entry, change func(record *Record, next Record) (Record, error),
 ) (*x509.Certificate, error) {
 	if err := r.limits.Check(client.Tenant + "." + client.ID); err != nil {
 		return nil, err
@@ -217,6 +218,7 @@ func (r *Registrar) issue(
 		PublicKeyPEM: string(keyPEM),
 		CertSerial:   serial(certificate),
 		ExpiresAt:    certificate.NotAfter,
+		Trust:        r.Keys.Authority.Trust(certificate, trusted),
 	}
 	err = updateRecord(ctx, r.Store, client.Tenant, client.ID, func(record *Record) (Record, error) { return change(record, next) })
 	if err != nil {

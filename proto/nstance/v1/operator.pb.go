@@ -232,6 +232,8 @@ type RenewCertificateRequest struct {
 	// Extension: PKCS #10, DER, which proves that the caller has the private key of
 	// public_key_pem. Empty if the caller does not know the extension.
 	CertificateRequest []byte `protobuf:"bytes,1000,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"`
+	// Extension: as in RegisterClientRequest.
+	TrustedAuthorities []string `protobuf:"bytes,1001,rep,name=trusted_authorities,json=trustedAuthorities,proto3" json:"trusted_authorities,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -280,12 +282,21 @@ func (x *RenewCertificateRequest) GetCertificateRequest() []byte {
 	return nil
 }
 
+func (x *RenewCertificateRequest) GetTrustedAuthorities() []string {
+	if x != nil {
+		return x.TrustedAuthorities
+	}
+	return nil
+}
+
 type RenewCertificateResponse struct {
 	state                protoimpl.MessageState `protogen:"open.v1"`
 	ClientCertificatePem []byte                 `protobuf:"bytes,1,opt,name=client_certificate_pem,json=clientCertificatePem,proto3" json:"client_certificate_pem,omitempty"`
 	ExpiresAt            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Extension: as in RegisterClientResponse.
+	AuthoritiesPem []byte `protobuf:"bytes,1000,opt,name=authorities_pem,json=authoritiesPem,proto3" json:"authorities_pem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RenewCertificateResponse) Reset() {
@@ -328,6 +339,13 @@ func (x *RenewCertificateResponse) GetClientCertificatePem() []byte {
 func (x *RenewCertificateResponse) GetExpiresAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *RenewCertificateResponse) GetAuthoritiesPem() []byte {
+	if x != nil {
+		return x.AuthoritiesPem
 	}
 	return nil
 }
@@ -2542,14 +2560,16 @@ var File_nstance_v1_operator_proto protoreflect.FileDescriptor
 const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"\x19nstance/v1/operator.proto\x12\n" +
-	"nstance.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"q\n" +
+	"nstance.v1\x1a\x1bgoogle/protobuf/empty.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa3\x01\n" +
 	"\x17RenewCertificateRequest\x12$\n" +
 	"\x0epublic_key_pem\x18\x01 \x01(\fR\fpublicKeyPem\x120\n" +
-	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\"\x8b\x01\n" +
+	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\x120\n" +
+	"\x13trusted_authorities\x18\xe9\a \x03(\tR\x12trustedAuthorities\"\xb5\x01\n" +
 	"\x18RenewCertificateResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +
-	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x7f\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12(\n" +
+	"\x0fauthorities_pem\x18\xe8\a \x01(\fR\x0eauthoritiesPem\"\x7f\n" +
 	"\x14ConfigStatusResponse\x12\x12\n" +
 	"\x04etag\x18\x01 \x01(\tR\x04etag\x12?\n" +
 	"\rlast_modified\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\flastModified\x12\x12\n" +

@@ -38,6 +38,10 @@ type RegisterClientRequest struct {
 	// Extension: PKCS #10, DER, which proves that the caller has the private key of
 	// public_key_pem. Empty if the caller does not know the extension.
 	CertificateRequest []byte `protobuf:"bytes,1000,opt,name=certificate_request,json=certificateRequest,proto3" json:"certificate_request,omitempty"`
+	// Extension: the fingerprints of the authorities that the caller trusts, as
+	// authorities_pem of the reply has them: SHA-256 of the certificate, DER, in lower case
+	// hexadecimal digits. Empty if the caller does not know the extension.
+	TrustedAuthorities []string `protobuf:"bytes,1001,rep,name=trusted_authorities,json=trustedAuthorities,proto3" json:"trusted_authorities,omitempty"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -114,14 +118,25 @@ func (x *RegisterClientRequest) GetCertificateRequest() []byte {
 	return nil
 }
 
+func (x *RegisterClientRequest) GetTrustedAuthorities() []string {
+	if x != nil {
+		return x.TrustedAuthorities
+	}
+	return nil
+}
+
 type RegisterClientResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Signed leaf certificate, PEM.
 	ClientCertificatePem []byte `protobuf:"bytes,1,opt,name=client_certificate_pem,json=clientCertificatePem,proto3" json:"client_certificate_pem,omitempty"`
 	// When the leaf expires.
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// Extension: the certificates of the authorities that the caller trusts from now on, PEM,
+	// instead of those that it has. The first has issued the leaf. Empty if the server does not
+	// know the extension.
+	AuthoritiesPem []byte `protobuf:"bytes,1000,opt,name=authorities_pem,json=authoritiesPem,proto3" json:"authorities_pem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RegisterClientResponse) Reset() {
@@ -168,23 +183,32 @@ func (x *RegisterClientResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *RegisterClientResponse) GetAuthoritiesPem() []byte {
+	if x != nil {
+		return x.AuthoritiesPem
+	}
+	return nil
+}
+
 var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x87\x02\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x02\n" +
 	"\x15RegisterClientRequest\x124\n" +
 	"\x16registration_nonce_jwt\x18\x01 \x01(\tR\x14registrationNonceJwt\x12$\n" +
 	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\x12!\n" +
 	"\fprivate_ipv4\x18\x03 \x01(\tR\vprivateIpv4\x12!\n" +
 	"\fprivate_ipv6\x18\x04 \x01(\tR\vprivateIpv6\x12\x1a\n" +
 	"\bhostname\x18\x05 \x01(\tR\bhostname\x120\n" +
-	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\"\x89\x01\n" +
+	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\x120\n" +
+	"\x13trusted_authorities\x18\xe9\a \x03(\tR\x12trustedAuthorities\"\xb3\x01\n" +
 	"\x16RegisterClientResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +
-	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt2\xc8\x01\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12(\n" +
+	"\x0fauthorities_pem\x18\xe8\a \x01(\fR\x0eauthoritiesPem2\xc8\x01\n" +
 	"\x13RegistrationService\x12V\n" +
 	"\rRegisterAgent\x12!.nstance.v1.RegisterClientRequest\x1a\".nstance.v1.RegisterClientResponse\x12Y\n" +
 	"\x10RegisterOperator\x12!.nstance.v1.RegisterClientRequest\x1a\".nstance.v1.RegisterClientResponseB1Z/nstance.dev/operator/proto/nstance/v1;nstancev1b\x06proto3"

@@ -78,6 +78,9 @@ type Request struct {
 	Token        string
 	PublicKeyPEM []byte
 	Machine      Machine
+	// Trusted are the fingerprints of the authorities that the agent trusts, none if it does not
+	// say so.
+	Trusted []string
 	// Source is the address that the request comes from.
 	Source netip.Addr
 }
@@ -122,7 +125,12 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	case err != nil:
 		return nil, r.refuse(ctx, &i, err)
 	}
-	certificate, err := r.issue(ctx, &i, key, "registration", machine.register)
+	register := func(present *instance.Registration, next instance.Registration) (instance.Registration, error) {
+		changed, err := machine.register(present, next)
+		changed.Trust = next.Trust
+		return changed, err
+	}
+	certificate, err := r.issue(ctx, &i, key, request.Trusted, "registration", register)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
 	}
@@ -159,7 +167,8 @@ func isRefused(err error) bool {
 
 // Renew returns a certificate with the same identity as the present certificate, for the same key
 // or another. The present certificate stays valid, until keyGrace after another key is used.
-func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
+// trusted are the fingerprints of the authorities that the agent trusts, none if it does not say so.
+func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error) {
 	i, err := r.Admit(ctx, client, present)
 	if err != nil {
 		return nil, err
@@ -182,9 +191,11 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 		}
 		renewed := withNextKey(*stored, next.PublicKeyPEM)
 		renewed.CertSerial, renewed.ExpiresAt = next.CertSerial, next.ExpiresAt
+		// The agent may not receive the next certificate, and has the present one.
+		renewed.Trust = r.Authority.Trust(present, trusted)
 		return renewed, nil
 	}
-	certificate, err := r.issue(ctx, &i, key, "renewal", renew)
+	certificate, err := r.issue(ctx, &i, key, trusted, "renewal", renew)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", ErrInstance, err)
 	}
@@ -199,7 +210,7 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.
 // issue signs a certificate and stores the registration that change makes from the present
 // registration. It returns no certificate that is not stored, and none that is not in the audit
 // log.
-func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey, reason string,
+func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519.PublicKey, trusted []string, reason string,
 	change func(present *instance.Registration, next instance.Registration) (instance.Registration, error),
 ) (*x509.Certificate, error) {
 	if err := r.limits.Check(i.ID); err != nil {
@@ -214,6 +225,7 @@ func (r *Registrar) issue(ctx context.Context, i *instance.Instance, key ed25519
 	if err != nil {
 		return nil, err
 	}
+	next.Trust = r.Authority.Trust(certificate, trusted)
 	err = r.Instances.Register(ctx, i.ID, func(present *instance.Registration) (instance.Registration, error) {
 		return change(present, next)
 	})

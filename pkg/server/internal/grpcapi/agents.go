@@ -52,6 +52,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 		PublicKeyPEM: request.GetPublicKeyPem(),
 		Machine:      agents.Machine{IPv4: request.GetPrivateIpv4(), IPv6: request.GetPrivateIpv6(), Hostname: request.GetHostname()},
 		Source:       sourceOf(ctx),
+		Trusted:      request.GetTrustedAuthorities(),
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the registration of an agent", "reason", err.Error())
@@ -66,6 +67,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 	return &nstancev1.RegisterClientResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
+		AuthoritiesPem:       s.Registrar.Authority.CertificatePEM(),
 	}, nil
 }
 
@@ -84,7 +86,7 @@ func (s *AgentService) RenewCertificate(ctx context.Context, request *nstancev1.
 	if err := checkPossession(request); err != nil {
 		return nil, err
 	}
-	certificate, err := s.Registrar.Renew(ctx, clientFrom(ctx), certificateFrom(ctx), request.GetPublicKeyPem())
+	certificate, err := s.Registrar.Renew(ctx, clientFrom(ctx), certificateFrom(ctx), request.GetPublicKeyPem(), request.GetTrustedAuthorities()...)
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())
 		return nil, agentStatus(err)
@@ -92,6 +94,7 @@ func (s *AgentService) RenewCertificate(ctx context.Context, request *nstancev1.
 	return &nstancev1.RenewCertificateResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
+		AuthoritiesPem:       s.Registrar.Authority.CertificatePEM(),
 	}, nil
 }
 

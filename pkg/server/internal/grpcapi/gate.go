@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -25,6 +26,8 @@ type Gate struct {
 
 	// Issuer renews the certificates of clients.
 	Issuer Issuer
+	// Authority has the authorities that clients trust.
+	Authority *pki.Authority
 }
 
 // termGate forwards calls to the service of the current term.

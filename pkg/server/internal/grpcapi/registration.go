@@ -26,7 +26,7 @@ import (
 type Registrar interface {
 	// Register returns a certificate for the public key, PEM, of the operator that the nonce
 	// in token names. Its errors are the errors of registration.Registrar.
-	Register(ctx context.Context, token string, publicKeyPEM []byte) (*x509.Certificate, error)
+	Register(ctx context.Context, token string, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error)
 }
 
 // RegistrationService implements the gRPC service RegistrationService. Its clients are
@@ -35,6 +35,8 @@ type RegistrationService struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 
 	Registrar Registrar
+	// Authority has the authorities that clients trust.
+	Authority *pki.Authority
 	// Agents registers agents while this server leads its shard. It is nil if the server
 	// serves no agents.
 	Agents *AgentGate
@@ -64,7 +66,7 @@ func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nst
 	if err := checkPossession(request); err != nil {
 		return nil, err
 	}
-	certificate, err := s.Registrar.Register(ctx, request.GetRegistrationNonceJwt(), request.GetPublicKeyPem())
+	certificate, err := s.Registrar.Register(ctx, request.GetRegistrationNonceJwt(), request.GetPublicKeyPem(), request.GetTrustedAuthorities()...)
 	if err != nil {
 		s.Logger.Info("Rejected a registration", "reason", err.Error())
 		return nil, withCode(err, codes.Internal, map[error]codes.Code{
@@ -77,6 +79,7 @@ func (s *RegistrationService) RegisterOperator(ctx context.Context, request *nst
 	return &nstancev1.RegisterClientResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
+		AuthoritiesPem:       s.Authority.CertificatePEM(),
 	}, nil
 }
 
@@ -85,7 +88,7 @@ type Issuer interface {
 	// Renew returns a certificate with the same identity as the client's present certificate,
 	// for the same public key, PEM, or another. Its errors are the errors of
 	// registration.Registrar.
-	Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error)
+	Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error)
 }
 
 // RenewCertificate returns the client's next certificate, also while there is no term: the
@@ -102,7 +105,7 @@ func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCer
 	if err := checkPossession(request); err != nil {
 		return nil, err
 	}
-	certificate, err := g.Issuer.Renew(ctx, client, certificateFrom(ctx), request.GetPublicKeyPem())
+	certificate, err := g.Issuer.Renew(ctx, client, certificateFrom(ctx), request.GetPublicKeyPem(), request.GetTrustedAuthorities()...)
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())
 		return nil, withCode(err, codes.Unavailable, map[error]codes.Code{
@@ -116,6 +119,7 @@ func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCer
 	return &nstancev1.RenewCertificateResponse{
 		ClientCertificatePem: pki.EncodeCertificate(certificate),
 		ExpiresAt:            timestamppb.New(certificate.NotAfter),
+		AuthoritiesPem:       g.Authority.CertificatePEM(),
 	}, nil
 }
 
