@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/identifier"
 )
 
@@ -68,11 +69,11 @@ func (i *Identity) SetCertificate(certPEM []byte) error {
 	if err != nil {
 		return fmt.Errorf("read the certificate that the server issued: %w", err)
 	}
-	authorities, err := i.CA()
+	roots, err := i.CA()
 	if err != nil {
 		return err
 	}
-	options := x509.VerifyOptions{Roots: authorities, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	options := x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
 	if _, err := certificate.Leaf.Verify(options); err != nil {
 		return fmt.Errorf("verify the certificate that the server issued: %w", err)
 	}
@@ -133,13 +134,14 @@ type transportCredentials struct {
 
 // ClientHandshake implements credentials.TransportCredentials.
 func (c *transportCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	authorities, err := c.identity.CA()
+	roots, err := c.identity.CA()
 	if err != nil {
 		return nil, nil, err
 	}
 	// Without a ServerName, gRPC's credentials use the host of the authority
 	// (https://pkg.go.dev/google.golang.org/grpc/credentials#NewTLS).
-	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: authorities, VerifyConnection: c.identity.verifyServer}
+	config := &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, VerifyConnection: c.identity.verifyServer}
+	var acceptable [][]byte
 	if c.mutual {
 		certificate, err := c.identity.Certificate()
 		if err != nil {
@@ -150,11 +152,18 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 		}
 		// With a callback, the certificate is sent even if the server does not list its
 		// authority. The error of the server is then more specific.
-		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		config.GetClientCertificate = func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+			acceptable = info.AcceptableCAs
 			return &certificate.Certificate, nil
 		}
 	}
-	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+	secured, auth, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+	if info, ok := auth.(credentials.TLSInfo); ok && err == nil && c.mutual {
+		c.identity.mu.Lock()
+		c.identity.last = authorities.NewHandshake(info.State, acceptable)
+		c.identity.mu.Unlock()
+	}
+	return secured, auth, err
 }
 
 // errOtherServer means that a server has not the URI that is required.

@@ -20,6 +20,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"nstance.dev/operator/pkg/agent/internal/atomicfile"
+	"nstance.dev/operator/pkg/base/authorities"
 )
 
 // Names of the files.
@@ -41,8 +42,10 @@ type Identity struct {
 	folder     string
 	mode       fs.FileMode
 	instanceID string
-	// mu guards the key and the certificate, which belong together.
+	// mu guards the key and the certificate, which belong together, and the fields below.
 	mu sync.Mutex
+	// last is what the last server that requested the certificate has shown.
+	last authorities.Handshake
 	// ServerURI is the URI that certificates of servers must have, "" if they need none. It must
 	// be set before the first connection.
 	ServerURI string

@@ -44,6 +44,9 @@ type Registration struct {
 	// IPv4, IPv6 and Hostname are reported to the server. If an address is empty, the
 	// server uses the address that the provider reports.
 	IPv4, IPv6, Hostname string
+
+	// changed is true if the last response had other authorities than the CA file.
+	changed bool
 }
 
 // Run registers the instance unless it has a valid certificate, and returns when it has
@@ -99,11 +102,11 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	if err != nil {
 		return nonce, err
 	}
-	certPEM, err := r.call(ctx, nonce, key)
+	issued, err := r.call(ctx, nonce, key)
 	if err != nil {
 		return nonce, err
 	}
-	if err := r.Identity.SetCertificate(certPEM); err != nil {
+	if r.changed, err = r.Identity.SetIssued(issued); err != nil {
 		return nonce, err
 	}
 	klog.FromContext(ctx).Info("Registered the instance", "server", r.Address)
@@ -112,14 +115,18 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 
 // call sends the request over a separate connection, because servers soon close connections
 // without a certificate.
-func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PrivateKey) ([]byte, error) {
+func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PrivateKey) (keys.Issued, error) {
 	request, err := keys.NewRequest(key)
 	if err != nil {
-		return nil, err
+		return keys.Issued{}, err
+	}
+	trusted, err := r.Identity.Trusted()
+	if err != nil {
+		return keys.Issued{}, err
 	}
 	conn, err := grpc.NewClient("passthrough:///"+r.Address, grpc.WithTransportCredentials(r.Identity.AnonymousCredentials()))
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", r.Address, err)
+		return keys.Issued{}, fmt.Errorf("connect to %s: %w", r.Address, err)
 	}
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
@@ -131,11 +138,12 @@ func (r *Registration) call(ctx context.Context, nonce string, key ed25519.Priva
 		PrivateIpv4:          r.IPv4,
 		PrivateIpv6:          r.IPv6,
 		Hostname:             r.Hostname,
+		TrustedAuthorities:   trusted,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("register at %s: %w", r.Address, err)
+		return keys.Issued{}, fmt.Errorf("register at %s: %w", r.Address, err)
 	}
-	return reply.GetClientCertificatePem(), nil
+	return keys.Issued{CertificatePEM: reply.GetClientCertificatePem(), AuthoritiesPEM: reply.GetAuthoritiesPem()}, nil
 }
 
 // wait waits for delay, or until the nonce differs from before.

@@ -29,6 +29,8 @@ const (
 	unimplementedRenewalDelay = time.Hour
 	// replaceTimeout bounds opening a connection with the new certificate.
 	replaceTimeout = time.Minute
+	// pollInterval is how often Run looks whether the CA of the cluster is being replaced.
+	pollInterval = 5 * time.Second
 )
 
 // Renewal renews the certificate of an instance before it expires.
@@ -38,11 +40,19 @@ type Renewal struct {
 	// Registration registers the instance again if its certificate has expired and it has a
 	// new nonce.
 	Registration *Registration
+
+	// unconfirmed is true while the server does not know that the agent has stored the latest
+	// authorities, and extended whether the last server has sent its authorities.
+	unconfirmed, extended bool
+	// early is when a renewal may begin because the CA of the cluster is being replaced, zero if
+	// it is not.
+	early time.Time
 }
 
 // Run renews the certificate when two thirds of its life are over, until ctx is done. An
 // attempt that fails is repeated, also after the certificate has expired.
 func (r *Renewal) Run(ctx context.Context) {
+	r.unconfirmed = r.Registration != nil && r.Registration.changed
 	delays := retry.NewDelays(maxRenewalDelay)
 	var failures retry.Failures
 	jitter := rand.Float64()
@@ -52,10 +62,10 @@ func (r *Renewal) Run(ctx context.Context) {
 			err = errors.New("there is no certificate")
 		}
 		if err == nil {
-			if wait := time.Until(due(certificate.Issued, certificate.Leaf.NotAfter, jitter)); wait > 0 {
+			if wait := min(time.Until(due(certificate.Issued, certificate.Leaf.NotAfter, jitter)), r.untilEarly(certificate, jitter)); wait > 0 {
 				// The wait is short because the clock may be set, and timers do not count
-				// while the machine is suspended.
-				retry.Wait(ctx, min(wait, maxRenewalDelay))
+				// while the machine is suspended, and because the authorities may change.
+				retry.Wait(ctx, min(wait, pollInterval))
 				continue
 			}
 			err = r.renew(ctx, certificate)
@@ -65,6 +75,7 @@ func (r *Renewal) Run(ctx context.Context) {
 		case err == nil:
 			delays.Reset()
 			failures = retry.Failures{}
+			r.settle()
 			jitter = rand.Float64()
 			continue
 		case status.Code(err) == codes.Unimplemented:
@@ -76,6 +87,37 @@ func (r *Renewal) Run(ctx context.Context) {
 		}
 		retry.Wait(ctx, delay)
 	}
+}
+
+// untilEarly returns how long to wait for a renewal because the CA of the cluster is being
+// replaced. Many agents learn at the same moment that it is: jitter, between 0 and 1, spreads
+// their renewals over a 288th of the life of a certificate, 5 minutes of a day.
+func (r *Renewal) untilEarly(certificate *Certificate, jitter float64) time.Duration {
+	if r.unconfirmed {
+		return 0
+	}
+	if !r.Identity.Outdated() {
+		r.early = time.Time{}
+		return maxRenewalDelay
+	}
+	if r.early.IsZero() {
+		life := certificate.Leaf.NotAfter.Sub(certificate.Issued)
+		r.early = time.Now().Add(time.Duration(float64(life/288) * jitter))
+	}
+	return time.Until(r.early)
+}
+
+// settle delays the next early renewal: if the server is still ahead, another server may be
+// behind. A server that does not send its authorities has nothing to give.
+func (r *Renewal) settle() {
+	if r.early.IsZero() {
+		return
+	}
+	delay := maxRenewalDelay
+	if !r.extended {
+		delay = unimplementedRenewalDelay
+	}
+	r.early = time.Now().Add(delay)
 }
 
 // renew makes one attempt. Servers do not accept an expired certificate, so it first tries
@@ -106,41 +148,54 @@ func (r *Renewal) replace(ctx context.Context, present ed25519.PrivateKey) error
 	if err != nil {
 		return err
 	}
-	certPEM, err := r.call(ctx, next)
+	issued, err := r.call(ctx, next)
 	if status.Code(err) == codes.InvalidArgument {
 		klog.FromContext(ctx).Info("The server does not replace the key of the instance", "reason", err.Error())
-		certPEM, err = r.call(ctx, present)
+		issued, err = r.call(ctx, present)
 	}
 	if err != nil {
 		return err
 	}
-	return r.Identity.SetCertificate(certPEM)
+	changed, err := r.Identity.SetIssued(issued)
+	if changed {
+		r.unconfirmed = true
+		klog.FromContext(ctx).Info("The authorities of the cluster have changed")
+	} else if err == nil {
+		r.unconfirmed = false
+	}
+	r.extended = len(issued.AuthoritiesPEM) > 0
+	return err
 }
 
 func (r *Renewal) registerAgain(ctx context.Context) error {
 	if _, err := r.Registration.Once(ctx); err != nil {
 		return err
 	}
+	r.unconfirmed = r.Registration.changed
 	r.reconnect(ctx)
 	return nil
 }
 
-func (r *Renewal) call(ctx context.Context, key ed25519.PrivateKey) ([]byte, error) {
+func (r *Renewal) call(ctx context.Context, key ed25519.PrivateKey) (keys.Issued, error) {
 	request, err := keys.NewRequest(key)
 	if err != nil {
-		return nil, err
+		return keys.Issued{}, err
+	}
+	trusted, err := r.Identity.Trusted()
+	if err != nil {
+		return keys.Issued{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, renewalTimeout)
 	defer cancel()
 	conn := r.Connection.Acquire()
 	defer conn.Release()
 	reply, err := conn.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{
-		PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest,
+		PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest, TrustedAuthorities: trusted,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("renew the certificate: %w", err)
+		return keys.Issued{}, fmt.Errorf("renew the certificate: %w", err)
 	}
-	return reply.GetClientCertificatePem(), nil
+	return keys.Issued{CertificatePEM: reply.GetClientCertificatePem(), AuthoritiesPEM: reply.GetAuthoritiesPem()}, nil
 }
 
 // reconnect replaces the connection. If that fails, the current connection stays and uses
