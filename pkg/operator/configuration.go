@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	nstanceinformers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers/registration"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/connpool"
 	"nstance.dev/operator/pkg/operator/shard/identity"
@@ -42,8 +43,8 @@ type configuration struct {
 
 	mu        sync.Mutex
 	endpoints map[string]shard.Endpoint
-	ca        []byte
-	cert, key []byte
+	ca        string
+	cert      *corev1.Secret
 	// leading is true on the leader, which records events.
 	leading bool
 	// problem is why the endpoints in shards, the last ConfigMap, are invalid; nil if they are
@@ -201,7 +202,7 @@ func (c *configuration) setCA(ctx context.Context, object *corev1.ConfigMap) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.ca = []byte(object.Data[caKey])
+	c.ca = object.Data[caKey]
 	c.setIdentity(ctx)
 }
 
@@ -215,15 +216,16 @@ func (c *configuration) setCert(ctx context.Context, object *corev1.Secret) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.cert, c.key = cert, key
+	c.cert = object
 	c.setIdentity(ctx)
 }
 
 func (c *configuration) setIdentity(ctx context.Context) {
-	if c.ca == nil || c.cert == nil {
+	if c.ca == "" || c.cert == nil {
 		return
 	}
-	if err := c.identity.Set(c.cert, c.key, c.ca); err != nil {
+	trusted := registration.TrustedCA(c.ca, c.cert)
+	if err := c.identity.Set(c.cert.Data[corev1.TLSCertKey], c.cert.Data[corev1.TLSPrivateKeyKey], []byte(trusted)); err != nil {
 		klog.FromContext(ctx).Error(err, "The client certificate or the cluster CA is not valid, keeping the last one")
 	}
 }

@@ -110,7 +110,7 @@ func (c *components) dependencies(options *Options, clients *clients, informers 
 	}
 }
 
-func (c *components) registrationOptions(options *Options, informers *informers) registration.Options {
+func (c *components) registrationOptions(options *Options, informers *informers, id *identity.Identity) registration.Options {
 	return registration.Options{
 		ClusterID:   options.ClusterID,
 		Tenant:      options.Tenant,
@@ -126,7 +126,9 @@ func (c *components) registrationOptions(options *Options, informers *informers)
 		Credentials: func(authorities *x509.CertPool, shard string) credentials.TransportCredentials {
 			return identity.AnonymousCredentials(authorities, options.ClusterID, shard, options.RequireServerURI)
 		},
-		Renewer: c.connections,
+		Renewer:          c.connections,
+		Outdated:         id.Outdated,
+		HandshakeHandler: id.AddHandler,
 	}
 }
 

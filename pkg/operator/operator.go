@@ -142,7 +142,7 @@ func newComponents(
 		return nil, err
 	}
 	dependencies := c.dependencies(options, clients, informers, recorder)
-	c.registration, err = registration.New(dependencies, c.registrationOptions(options, informers))
+	c.registration, err = registration.New(dependencies, c.registrationOptions(options, informers, id))
 	if err != nil {
 		return nil, err
 	}

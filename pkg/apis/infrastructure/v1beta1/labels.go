@@ -111,6 +111,9 @@ const (
 	// registered with, in hexadecimal digits. A nonce is used once.
 	// +metadata:on=the Secret with the certificate,writer=operator,internal
 	AnnotationRegisteredWith = "nstance.dev/registered-with"
+	// AnnotationReplacesCA is the SHA-256 digest of the CA in the ConfigMap, in hexadecimal
+	// digits, that the CA in the Secret replaces. Another CA in the ConfigMap is newer.
+	AnnotationReplacesCA = "nstance.dev/replaces-ca"
 )
 
 // Annotations with which an administrator confirms what the operator does not do on its own.

@@ -176,19 +176,20 @@ func (p *Pool) AcknowledgeDrained(ctx context.Context, shardID, id string) error
 	return nil
 }
 
-// RenewCertificate returns a new client certificate in PEM for a key, with the identity of the present certificate. Only the server of the cluster's leader issues
-// certificates; others return FailedPrecondition.
-func (p *Pool) RenewCertificate(ctx context.Context, shardID string, request keys.Request) ([]byte, error) {
-	var certPEM []byte
+// RenewCertificate returns a new client certificate for a key, with the identity of the present
+// certificate. Only the server of the cluster's leader issues certificates; others return
+// FailedPrecondition.
+func (p *Pool) RenewCertificate(ctx context.Context, shardID string, request keys.Request) (keys.Issued, error) {
+	var issued keys.Issued
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 		reply, err := client.RenewCertificate(ctx, &nstancev1.RenewCertificateRequest{
-			PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest,
+			PublicKeyPem: request.PublicKeyPEM, CertificateRequest: request.CertificateRequest, TrustedAuthorities: request.TrustedAuthorities,
 		})
-		certPEM = reply.GetClientCertificatePem()
+		issued = keys.Issued{CertificatePEM: reply.GetClientCertificatePem(), AuthoritiesPEM: reply.GetAuthoritiesPem()}
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("renew the client certificate at shard %q: %w", shardID, err)
+		return keys.Issued{}, fmt.Errorf("renew the client certificate at shard %q: %w", shardID, err)
 	}
-	return certPEM, nil
+	return issued, nil
 }

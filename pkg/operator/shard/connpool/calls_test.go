@@ -213,7 +213,7 @@ func testRenewedCertificates(t *testing.T, ttl time.Duration, lifetimes int, int
 				next, err = p.RenewCertificate(t.Context(), "a", keys.Request{PublicKeyPEM: publicKeyPEM})
 			}
 			require.NoError(t, err)
-			set(next)
+			set(next.CertificatePEM)
 			renewal = time.Now().Add(ttl * 2 / 3)
 		}
 		_, err := p.UpsertGroup(t.Context(), "a", "main", shard.GroupConfig{Size: 1})

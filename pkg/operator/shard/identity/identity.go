@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc/credentials"
 
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -37,6 +38,43 @@ type Identity struct {
 	mu          sync.RWMutex
 	certificate *tls.Certificate
 	authorities *x509.CertPool
+	// trusted are the certificates of authorities.
+	trusted []*x509.Certificate
+	// handshakes has the last handshake with each server, by the URI of its shard.
+	handshakes map[string]authorities.Handshake
+	handlers   []func()
+}
+
+// AddHandler registers handler, which is called after each handshake. It must be called before the
+// first connection.
+func (i *Identity) AddHandler(handler func()) { i.handlers = append(i.handlers, handler) }
+
+// Outdated reports whether a server has shown in its last handshake that the CA of the cluster is
+// being replaced, and the identity does not have what follows from it yet.
+func (i *Identity) Outdated() bool {
+	i.mu.RLock()
+	defer i.mu.RUnlock()
+	if i.certificate == nil {
+		return false
+	}
+	for _, handshake := range i.handshakes {
+		if handshake.Outdated(i.trusted, i.certificate.Leaf) {
+			return true
+		}
+	}
+	return false
+}
+
+func (i *Identity) observe(server string, handshake authorities.Handshake) {
+	i.mu.Lock()
+	if i.handshakes == nil {
+		i.handshakes = map[string]authorities.Handshake{}
+	}
+	i.handshakes[server] = handshake
+	i.mu.Unlock()
+	for _, handler := range i.handlers {
+		handler()
+	}
 }
 
 // Set replaces the identity: a client certificate with its chain, its key, and the CA
@@ -47,13 +85,17 @@ func (i *Identity) Set(certPEM, keyPEM, caPEM []byte) error {
 	if err != nil {
 		return fmt.Errorf("read the client certificate and its key: %w", err)
 	}
-	authorities := x509.NewCertPool()
-	if !authorities.AppendCertsFromPEM(caPEM) {
-		return errors.New("read the cluster CA: no PEM certificate found")
+	trusted, err := authorities.Parse(caPEM)
+	if err != nil {
+		return fmt.Errorf("read the cluster CA: %w", err)
+	}
+	pool := x509.NewCertPool()
+	for _, authority := range trusted {
+		pool.AddCert(authority)
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.certificate, i.authorities = &certificate, authorities
+	i.certificate, i.authorities, i.trusted = &certificate, pool, trusted
 	return nil
 }
 
@@ -96,11 +138,11 @@ func (i *Identity) Credentials(cluster string) func(shard string) credentials.Tr
 
 // AnonymousCredentials returns gRPC client credentials without a client certificate. Servers
 // are verified in the same way as by Credentials, with Identity.RequireURI.
-func AnonymousCredentials(authorities *x509.CertPool, cluster, shard string, requireURI bool) credentials.TransportCredentials {
+func AnonymousCredentials(trusted *x509.CertPool, cluster, shard string, requireURI bool) credentials.TransportCredentials {
 	want := identifier.ServerURI(cluster, shard).String()
 	return credentials.NewTLS(&tls.Config{
 		MinVersion: tls.VersionTLS13,
-		RootCAs:    authorities,
+		RootCAs:    trusted,
 		VerifyConnection: func(state tls.ConnectionState) error {
 			return verifyServer(state.PeerCertificates[0], want, requireURI)
 		},
@@ -123,7 +165,17 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 	config.VerifyConnection = func(state tls.ConnectionState) error {
 		return verifyServer(state.PeerCertificates[0], c.server, c.identity.RequireURI)
 	}
-	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+	var acceptable [][]byte
+	present := config.GetClientCertificate
+	config.GetClientCertificate = func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		acceptable = info.AcceptableCAs
+		return present(info)
+	}
+	secured, auth, err := credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+	if info, ok := auth.(credentials.TLSInfo); ok && err == nil {
+		c.identity.observe(c.server, authorities.NewHandshake(info.State, acceptable))
+	}
+	return secured, auth, err
 }
 
 func (c *transportCredentials) Clone() credentials.TransportCredentials {

@@ -199,3 +199,31 @@ func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
 		t.Errorf("the server saw client %q, want that of the valid identity", got)
 	}
 }
+
+// TestAHandshakeShowsThatTheCAIsReplaced: the identity is outdated until it has what the server has.
+func TestAHandshakeShowsThatTheCAIsReplaced(t *testing.T) {
+	old := pkitest.NewAuthority(t)
+	next, err := pki.NewNextAuthority("test")
+	require.NoError(t, err)
+	current := pki.Join(old)
+	address, _ := listen(t, current, tls.VersionTLS13, "127.0.0.1")
+	var i Identity
+	handshakes := 0
+	i.AddHandler(func() { handshakes++ })
+	set := func(authority *pki.Authority) {
+		t.Helper()
+		certPEM, keyPEM := pkitest.Operator(t, authority, "prod", "default")
+		require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
+	}
+	set(old)
+	require.NoError(t, handshake(t, &i, address))
+	require.False(t, i.Outdated())
+	require.Equal(t, 1, handshakes)
+	for _, phase := range []*pki.Authority{pki.Join(old, next), pki.Join(next, old), next} {
+		current.Set(phase)
+		require.NoError(t, handshake(t, &i, address))
+		require.True(t, i.Outdated())
+		set(phase)
+		require.False(t, i.Outdated())
+	}
+}

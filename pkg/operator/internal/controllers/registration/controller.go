@@ -29,6 +29,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
@@ -50,6 +51,11 @@ type Options struct {
 	Credentials func(authorities *x509.CertPool, shard string) credentials.TransportCredentials
 	// Renewer calls the shards with the present certificate.
 	Renewer Renewer
+	// Outdated reports whether a server has shown that the CA of the cluster is being replaced.
+	// HandshakeHandler registers a function that is called when its result may have changed. Both
+	// are nil if the operator does not observe the servers.
+	Outdated         func() bool
+	HandshakeHandler func(handler func())
 }
 
 // Endpoints is implemented by the configuration of the operator.
@@ -62,9 +68,9 @@ type Endpoints interface {
 
 // Renewer is implemented by connpool.Pool.
 type Renewer interface {
-	// RenewCertificate returns a new certificate, PEM, for a key. Only the
+	// RenewCertificate returns a new certificate for a key. Only the
 	// server of the cluster's leader issues certificates; others return FailedPrecondition.
-	RenewCertificate(ctx context.Context, shard string, request keys.Request) ([]byte, error)
+	RenewCertificate(ctx context.Context, shard string, request keys.Request) (keys.Issued, error)
 }
 
 // Controller manages the operator's certificate. It runs on the leader, with one worker.
@@ -82,6 +88,8 @@ type Controller struct {
 	keyWrites, certWrites *controller.WriteTracker
 	// rejected is the last nonce that a server rejected. Only the worker uses it.
 	rejected rejection
+	// outdated is observation.outdated. Only the worker uses it.
+	outdated time.Time
 
 	mu       sync.Mutex
 	state    metav1.Condition
@@ -114,6 +122,9 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		return nil, err
 	}
 	o.Endpoints.AddHandler(func(string) { c.enqueue() })
+	if o.HandshakeHandler != nil {
+		o.HandshakeHandler(c.enqueue)
+	}
 	// A shard may begin to accept or to reject the certificate.
 	d.Groups.AddHandler(shard.GroupHandler{OnShard: func(string) { c.enqueue() }})
 	// If no object exists, no event arrives.
@@ -165,6 +176,14 @@ func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duratio
 		return 0, err
 	}
 	now := c.clock.Now()
+	switch outdated := c.isOutdated(); {
+	case outdated && c.outdated.IsZero():
+		c.outdated = now
+	case !outdated && c.outdated.After(now):
+		// The renewal before has helped.
+		c.outdated = time.Time{}
+	}
+	observed.outdated = c.outdated
 	decided := plan(observed, now)
 	switch decided.step {
 	case createKey:
@@ -207,11 +226,11 @@ func (c *Controller) observe() (observation, error) {
 		}
 	}
 	o := observation{rejected: c.rejected}
-	o.authorities, o.caProblem = parseCA(c.name(c.options.CAConfigMap), ca)
+	o.ca, o.caProblem = parseCA(c.name(c.options.CAConfigMap), ca, secrets[c.options.CertSecret])
 	o.key, o.keyProblem = parseKey(c.name(c.options.KeySecret), secrets[c.options.KeySecret])
 	o.nonce, o.nonceProblem = parseNonce(c.name(c.options.NonceSecret), secrets[c.options.NonceSecret], c.options.ClusterID, c.options.Tenant)
 	if o.caProblem == nil {
-		o.cert, o.certProblem = parseCertificate(c.name(c.options.CertSecret), secrets[c.options.CertSecret], o.authorities)
+		o.cert, o.certProblem = parseCertificate(c.name(c.options.CertSecret), secrets[c.options.CertSecret], o.ca.pool)
 	}
 	o.refused = c.refused()
 	return o, nil
@@ -257,7 +276,8 @@ func (c *Controller) register(ctx context.Context, o observation) error {
 	if err != nil {
 		return err
 	}
-	certPEM, err := c.registerAtShards(ctx, o.authorities, o.nonce, request)
+	request.TrustedAuthorities = authorities.Fingerprints([]byte(o.ca.pem))
+	response, err := c.registerAtShards(ctx, o.ca.pool, o.nonce, request)
 	if err != nil {
 		return err
 	}
@@ -265,34 +285,7 @@ func (c *Controller) register(ctx context.Context, o observation) error {
 	if err != nil {
 		return fmt.Errorf("encode the key of the client certificate: %w", err)
 	}
-	return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: keyPEM, nonce: digest(o.nonce), authorities: o.authorities})
-}
-
-// renew exchanges the certificate for the next one, for a new key. Key and certificate are stored
-// together. If they are lost, the present certificate is renewed again: the servers accept it for
-// a while after the renewal (docs/protocol.md#certificates).
-func (c *Controller) renew(ctx context.Context, o observation) error {
-	_, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return fmt.Errorf("generate the next key of the client certificate: %w", err)
-	}
-	request, err := keys.NewRequest(private)
-	if err != nil {
-		return err
-	}
-	keyPEM, err := keys.EncodePrivate(private)
-	if err != nil {
-		return fmt.Errorf("encode the next key of the client certificate: %w", err)
-	}
-	var failures shardErrors
-	for _, id := range slices.Sorted(maps.Keys(c.options.Endpoints.Endpoints())) {
-		certPEM, err := c.options.Renewer.RenewCertificate(ctx, id, request)
-		if err == nil {
-			return c.storeCertificate(ctx, issued{certPEM: certPEM, keyPEM: keyPEM, nonce: o.cert.nonce, authorities: o.authorities})
-		}
-		failures.add(id, err)
-	}
-	return fmt.Errorf("renew the client certificate: %w", failures.join())
+	return c.storeCertificate(ctx, issued{Issued: response, keyPEM: keyPEM, nonce: digest(o.nonce), ca: o.ca})
 }
 
 // Reasons of the condition IdentityReady. docs/reference.md describes what to do.

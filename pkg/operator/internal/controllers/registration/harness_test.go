@@ -237,19 +237,19 @@ func (h *harness) register() *certificate {
 	return h.certificate()
 }
 
-// authorities returns the CA of the server, as the controller reads it.
-func (h *harness) authorities() *x509.CertPool {
+// ca returns the CA of the server, as the controller reads it.
+func (h *harness) ca() *ca {
 	h.T.Helper()
 	caPEM := string(h.server.Authority.CertificatePEM())
-	authorities, problem := parseCA("", &corev1.ConfigMap{Data: map[string]string{caKey: caPEM}})
+	ca, problem := parseCA("", &corev1.ConfigMap{Data: map[string]string{caKey: caPEM}}, nil)
 	require.Nil(h.T, problem)
-	return authorities
+	return ca
 }
 
 // certificate reads the Secret as the controller does.
 func (h *harness) certificate() *certificate {
 	h.T.Helper()
-	authorities := h.authorities()
+	authorities := h.ca().pool
 	cert, problem := parseCertificate("", h.secret(certName), authorities)
 	require.Nil(h.T, problem)
 	require.NotNil(h.T, cert)

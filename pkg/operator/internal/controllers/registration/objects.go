@@ -36,17 +36,38 @@ type problem struct {
 
 func (p *problem) Error() string { return p.message }
 
-// parseCA returns the certificates of the authorities that issue the servers' certificates.
-func parseCA(name string, object *corev1.ConfigMap) (*x509.CertPool, *problem) {
+// TrustedCA returns the authorities that the operator trusts, PEM: the CA of the Secret with its
+// certificate if it replaces the CA of the ConfigMap, and otherwise the CA of the ConfigMap. The
+// servers hand the operator the former while the CA is replaced. secret may be nil.
+func TrustedCA(configured string, secret *corev1.Secret) string {
+	if secret != nil && len(secret.Data[caKey]) > 0 && secret.Annotations[v1beta1.AnnotationReplacesCA] == digest(configured) {
+		return string(secret.Data[caKey])
+	}
+	return configured
+}
+
+// parseCA returns the certificates of the authorities that issue the servers' certificates. secret
+// may be nil.
+func parseCA(name string, object *corev1.ConfigMap, secret *corev1.Secret) (*ca, *problem) {
 	const fix = `create it with the CA of the shard servers, for example with "nstance-admin cluster ca"`
 	if object == nil || object.Data[caKey] == "" {
 		return nil, &problem{reasonCAMissing, fmt.Sprintf("ConfigMap %s has no key %s, or does not exist: %s", name, caKey, fix)}
 	}
-	authorities := x509.NewCertPool()
-	if !authorities.AppendCertsFromPEM([]byte(object.Data[caKey])) {
+	trusted := TrustedCA(object.Data[caKey], secret)
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM([]byte(trusted)) {
 		return nil, &problem{reasonCAInvalid, fmt.Sprintf("ConfigMap %s: key %s has no PEM certificate: %s", name, caKey, fix)}
 	}
-	return authorities, nil
+	return &ca{pool: pool, pem: trusted, configured: digest(object.Data[caKey])}, nil
+}
+
+// ca is the CA of the cluster.
+type ca struct {
+	pool *x509.CertPool
+	// pem has the certificates of pool.
+	pem string
+	// configured is the digest of the CA in the ConfigMap.
+	configured string
 }
 
 // parseKey returns the private key of the certificate, nil if it was not created yet.
@@ -94,9 +115,9 @@ func parseNonce(name string, object *corev1.Secret, cluster, tenant string) (str
 	return nonce, nil
 }
 
-// digest identifies a nonce without revealing it.
-func digest(nonce string) string {
-	sum := sha256.Sum256([]byte(nonce))
+// digest identifies a nonce without revealing it, or a CA.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])
 }
 

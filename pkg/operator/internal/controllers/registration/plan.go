@@ -5,7 +5,6 @@ package registration
 
 import (
 	"crypto/ed25519"
-	"crypto/x509"
 	"fmt"
 	"time"
 
@@ -14,8 +13,9 @@ import (
 
 // observation is the cached state from which plan decides.
 type observation struct {
-	authorities *x509.CertPool
-	caProblem   *problem
+	// ca is nil if caProblem is set.
+	ca        *ca
+	caProblem *problem
 	// key is nil before it is created.
 	key        ed25519.PrivateKey
 	keyProblem *problem
@@ -29,6 +29,9 @@ type observation struct {
 	refused string
 	// rejected is the last nonce that a server rejected.
 	rejected rejection
+	// outdated is since when the CA of the cluster is being replaced and the operator has to
+	// renew its certificate because of it, zero if it has not.
+	outdated time.Time
 }
 
 // rejection is a nonce that a server rejected with a text. It is not sent again before until,
@@ -70,10 +73,15 @@ func plan(o observation, now time.Time) decision {
 	}
 	blocked := o.unusable(now)
 	if blocked == nil {
-		if o.cert.own && !now.Before(o.cert.renewal()) {
+		early := o.cert.own && !o.outdated.IsZero()
+		if early && !now.Before(o.outdated) || o.cert.own && !now.Before(o.cert.renewal()) {
 			return decision{step: renew}
 		}
-		return decision{again: o.cert.next(now)}
+		again := o.cert.next(now)
+		if early && (again.IsZero() || o.outdated.Before(again)) {
+			again = o.outdated
+		}
+		return decision{again: again}
 	}
 	switch {
 	case o.cert != nil && !o.cert.own:

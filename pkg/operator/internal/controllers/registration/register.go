@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -35,23 +36,23 @@ const registerTimeout = 5 * time.Second
 // registerAtShards calls the servers of the shards until the server of the cluster's leader
 // issues a certificate. If a server rejects the nonce, no other server is called, because all
 // servers verify it in the same way.
-func (c *Controller) registerAtShards(ctx context.Context, authorities *x509.CertPool, nonce string, request keys.Request) ([]byte, error) {
+func (c *Controller) registerAtShards(ctx context.Context, pool *x509.CertPool, nonce string, request keys.Request) (keys.Issued, error) {
 	endpoints := c.options.Endpoints.Endpoints()
 	if len(endpoints) == 0 {
-		return nil, errors.New("register: no shard is configured")
+		return keys.Issued{}, errors.New("register: no shard is configured")
 	}
 	var failures shardErrors
 	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
-		certPEM, err := c.registerAt(ctx, id, endpoints[id].Registration, authorities, nonce, request)
+		issued, err := c.registerAt(ctx, id, endpoints[id].Registration, pool, nonce, request)
 		if err == nil {
-			return certPEM, nil
+			return issued, nil
 		}
 		if nonceRejected(err) {
-			return nil, fmt.Errorf("register at shard %q: %w", id, err)
+			return keys.Issued{}, fmt.Errorf("register at shard %q: %w", id, err)
 		}
 		failures.add(id, err)
 	}
-	return nil, fmt.Errorf("register: %w", failures.join())
+	return keys.Issued{}, fmt.Errorf("register: %w", failures.join())
 }
 
 // nonceRejected reports whether err is a server's final rejection of the nonce, and not a
@@ -66,24 +67,25 @@ func nonceRejected(err error) bool {
 
 // registerAt sends the registration request to one server.
 func (c *Controller) registerAt(
-	ctx context.Context, id, address string, authorities *x509.CertPool, nonce string, request keys.Request,
-) ([]byte, error) {
+	ctx context.Context, id, address string, pool *x509.CertPool, nonce string, request keys.Request,
+) (keys.Issued, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(c.options.Credentials(authorities, id)))
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(c.options.Credentials(pool, id)))
 	if err != nil {
-		return nil, fmt.Errorf("create a client for %s: %w", address, err)
+		return keys.Issued{}, fmt.Errorf("create a client for %s: %w", address, err)
 	}
 	defer func() { _ = connection.Close() }()
 	response, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: nonce,
 		PublicKeyPem:         request.PublicKeyPEM,
 		CertificateRequest:   request.CertificateRequest,
+		TrustedAuthorities:   request.TrustedAuthorities,
 	})
 	if err != nil {
-		return nil, err
+		return keys.Issued{}, err
 	}
-	return response.GetClientCertificatePem(), nil
+	return keys.Issued{CertificatePEM: response.GetClientCertificatePem(), AuthoritiesPEM: response.GetAuthoritiesPem()}, nil
 }
 
 // shardErrors joins the errors of calls to several shards.
@@ -129,21 +131,28 @@ func (c *Controller) storeKey(ctx context.Context, key ed25519.PrivateKey) error
 
 // issued is a certificate that a server has just issued.
 type issued struct {
-	certPEM, keyPEM []byte
+	keys.Issued
+	keyPEM []byte
 	// nonce is the digest of the nonce that the operator registered with.
-	nonce       string
-	authorities *x509.CertPool
+	nonce string
+	// ca is the CA that the operator trusted before.
+	ca *ca
 }
 
-// storeCertificate stores a certificate in the Secret from which every replica reads it. An
-// unusable certificate is not stored.
+// storeCertificate stores a certificate in the Secret from which every replica reads it, together
+// with the authorities that the server has sent, so that no crash separates them. An unusable
+// certificate is not stored.
 func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
 	now := c.clock.Now()
-	pair, err := tls.X509KeyPair(i.certPEM, i.keyPEM)
+	pair, err := tls.X509KeyPair(i.CertificatePEM, i.keyPEM)
 	if err != nil {
 		return fmt.Errorf("the server issued a certificate that cannot be used: %w", err)
 	}
-	if err := chains(pair.Leaf, i.authorities); err != nil {
+	caPEM := []byte(i.ca.pem)
+	if len(i.AuthoritiesPEM) > 0 {
+		caPEM = i.AuthoritiesPEM
+	}
+	if err := authorities.Verify(pair.Leaf, caPEM); err != nil {
 		return fmt.Errorf("the server issued a certificate of another authority: %w", err)
 	}
 	if !now.Before(pair.Leaf.NotAfter) {
@@ -164,8 +173,9 @@ func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
 		WithAnnotations(map[string]string{
 			v1beta1.AnnotationCertificateIssued: now.UTC().Format(time.RFC3339Nano),
 			v1beta1.AnnotationRegisteredWith:    i.nonce,
+			v1beta1.AnnotationReplacesCA:        i.ca.configured,
 		}).
-		WithData(map[string][]byte{corev1.TLSCertKey: i.certPEM, corev1.TLSPrivateKeyKey: i.keyPEM}), controllers.Apply)
+		WithData(map[string][]byte{corev1.TLSCertKey: i.CertificatePEM, corev1.TLSPrivateKeyKey: i.keyPEM, caKey: caPEM}), controllers.Apply)
 	if err != nil {
 		return fmt.Errorf("apply Secret %s: %w", c.name(c.options.CertSecret), err)
 	}

@@ -5,6 +5,8 @@ package registration
 
 import (
 	"crypto/tls"
+	"crypto/x509"
+	"math/big"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
@@ -271,7 +274,7 @@ func TestShortCertificateIsNotRenewedAtOnce(t *testing.T) {
 	now := h.FakeClock.Now()
 	certPEM, keyPEM, err := h.server.Authority.IssueClient(pki.Client{ID: servertest.ClusterID, Tenant: tenant, Role: pki.RoleOperator}, time.Minute)
 	require.NoError(t, err)
-	require.NoError(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: keyPEM, authorities: h.authorities()}))
+	require.NoError(t, h.controller.storeCertificate(h.Ctx, issued{Issued: keys.Issued{CertificatePEM: certPEM}, keyPEM: keyPEM, ca: h.ca()}))
 	if renewal := h.certificate().renewal().Sub(now); renewal < 36*time.Second || renewal > 41*time.Second {
 		t.Errorf("a certificate of a minute is renewed after %s", renewal)
 	}
@@ -282,8 +285,8 @@ func TestUnusableCertificateOfAServerIsNotStored(t *testing.T) {
 	h.register()
 	other := pkitest.NewAuthority(t)
 	certPEM, keyPEM := pkitest.Operator(t, other, servertest.ClusterID, tenant)
-	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: keyPEM, authorities: h.authorities()}), "another authority")
-	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: h.secret(certName).Data[corev1.TLSPrivateKeyKey], authorities: h.authorities()}), "cannot be used")
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{Issued: keys.Issued{CertificatePEM: certPEM}, keyPEM: keyPEM, ca: h.ca()}), "another authority")
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{Issued: keys.Issued{CertificatePEM: certPEM}, keyPEM: h.secret(certName).Data[corev1.TLSPrivateKeyKey], ca: h.ca()}), "cannot be used")
 
 	// The clock of the operator is a day and an hour ahead.
 	h.deleteSecret(certName)
@@ -349,4 +352,45 @@ func TestMissingAndMalformedObjectsEndTheStart(t *testing.T) {
 	}
 	assert.Zero(t, h.calls("RegisterOperator"))
 	assert.False(t, strings.Contains(h.controller.State().Message, otherTenant))
+}
+
+// TestTheCAThatAServerSendsIsTrusted: it is stored with the certificate, and counts until the
+// administrator changes the ConfigMap.
+func TestTheCAThatAServerSendsIsTrusted(t *testing.T) {
+	h := newHarness(t)
+	h.register()
+	old := string(h.server.Authority.CertificatePEM())
+	next, err := pki.NewNextAuthority("test")
+	require.NoError(t, err)
+	both := string(pki.Join(next, h.server.Authority).CertificatePEM())
+	certPEM, keyPEM := pkitest.Operator(t, next, servertest.ClusterID, tenant)
+	require.NoError(t, h.controller.storeCertificate(h.Ctx, issued{
+		Issued: keys.Issued{CertificatePEM: certPEM, AuthoritiesPEM: []byte(both)}, keyPEM: keyPEM, ca: h.ca(),
+	}))
+	secret := h.secret(certName)
+	require.Equal(t, both, string(secret.Data[caKey]))
+	require.Equal(t, both, TrustedCA(old, secret))
+	require.Equal(t, "another", TrustedCA("another", secret), "the ConfigMap was changed")
+	require.Equal(t, old, TrustedCA(old, nil))
+
+	// A server that sends no CA, and one whose certificate has another.
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{
+		Issued: keys.Issued{CertificatePEM: certPEM, AuthoritiesPEM: []byte(old)}, keyPEM: keyPEM, ca: h.ca(),
+	}), "another authority")
+	present := &ca{pem: both, configured: digest(old)}
+	require.NoError(t, h.controller.storeCertificate(h.Ctx, issued{Issued: keys.Issued{CertificatePEM: certPEM}, keyPEM: keyPEM, ca: present}))
+	require.Equal(t, both, TrustedCA(old, h.secret(certName)))
+}
+
+func TestTheCertificateIsRenewedWhenTheCAIsReplaced(t *testing.T) {
+	now := time.Now()
+	leaf := &x509.Certificate{NotAfter: now.Add(20 * time.Hour), SerialNumber: big.NewInt(1)}
+	o := observation{cert: &certificate{leaf: leaf, own: true, issued: now.Add(-time.Hour)}}
+	require.Zero(t, plan(o, now).step)
+	o.outdated = now
+	require.Equal(t, renew, plan(o, now).step)
+	o.outdated = now.Add(time.Minute)
+	require.Equal(t, decision{again: o.outdated}, plan(o, now), "a minute after the last attempt")
+	o.cert.own = false
+	require.NotEqual(t, renew, plan(o, now.Add(time.Hour)).step, "an administrator's certificate is not renewed")
 }
