@@ -6,7 +6,9 @@ package admin
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -16,6 +18,8 @@ import (
 	"nstance.dev/operator/pkg/server/auditlog"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/rotation"
+	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -201,4 +205,173 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 		return time.Time{}, fmt.Errorf("register at %s: %w", o.registration, statusError(err))
 	}
 	return response.GetExpiresAt().AsTime(), writeCertificate(o.identity, caPEM, response.GetClientCertificatePem())
+}
+
+// caOptions has the flags of the commands that replace the CA.
+type caOptions struct {
+	keyOptions
+	without []string
+}
+
+func newCABeginCommand() *cobra.Command {
+	return newCACommandFor("begin", "Create the next authority, and let servers and clients accept it beside the present one", "",
+		func(ctx context.Context, store storage.Store, opened secrets.Store) (string, error) {
+			return "The next authority is accepted. \"ca status\" shows who has not loaded it yet. Then run \"ca switch\".", clusterkeys.Begin(ctx, store, opened)
+		})
+}
+
+func newCASwitchCommand() *cobra.Command {
+	return newCACommandFor("switch", "Let the next authority issue, when all servers and clients accept it", clusterkeys.PhaseAccept,
+		func(ctx context.Context, store storage.Store, _ secrets.Store) (string, error) {
+			return "The next authority issues. \"ca status\" shows who has no certificate of it yet. Then run \"ca finish\".", clusterkeys.Switch(ctx, store)
+		})
+}
+
+func newCAFinishCommand() *cobra.Command {
+	return newCACommandFor("finish", "Stop accepting the old authority, and delete its key, when all clients have a certificate of the next", clusterkeys.PhaseIssue,
+		func(ctx context.Context, store storage.Store, opened secrets.Store) (string, error) {
+			return "The old authority is no longer accepted, and its key is deleted.", clusterkeys.Finish(ctx, store, opened)
+		})
+}
+
+func newCACancelCommand() *cobra.Command {
+	return newCACommandFor("cancel", "Stop accepting the next authority, before \"ca switch\"", "",
+		func(ctx context.Context, store storage.Store, opened secrets.Store) (string, error) {
+			return "The next authority is no longer accepted, and its key is deleted.", clusterkeys.Cancel(ctx, store, opened)
+		})
+}
+
+// newCACommandFor returns a command that begins a phase of the replacement. If after is a phase,
+// all servers and clients must have followed it.
+func newCACommandFor(
+	use, short string, after clusterkeys.Phase, do func(context.Context, storage.Store, secrets.Store) (done string, err error),
+) *cobra.Command {
+	var options caOptions
+	command := &cobra.Command{
+		Use:   use + " --storage-bucket BUCKET",
+		Short: short,
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			ctx := command.Context()
+			store, opened, err := options.openStores(ctx)
+			if err != nil {
+				return err
+			}
+			if after != clusterkeys.PhaseNone {
+				if err := options.checkFollowed(ctx, store, after); err != nil {
+					return err
+				}
+			}
+			reason := "command"
+			if len(options.without) > 0 {
+				reason += ", without " + strings.Join(options.without, ", ")
+			}
+			if err := options.audit(ctx, auditlog.Entry{Action: audit.ReplaceCA, Name: use, Reason: reason}); err != nil {
+				return err
+			}
+			done, err := do(ctx, store, opened)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(command.OutOrStdout(), done)
+			return err
+		},
+	}
+	options.keyOptions.addFlags(command.Flags())
+	if after != clusterkeys.PhaseNone {
+		command.Flags().StringArrayVar(&options.without, "without", nil,
+			"name, as \"ca status\" prints it, of a server or client that has not followed and loses its connection; may be repeated")
+	}
+	return command
+}
+
+// checkFollowed returns an error that names the servers and clients that have not followed a
+// phase, without those that the user has named.
+func (o *caOptions) checkFollowed(ctx context.Context, store storage.Store, phase clusterkeys.Phase) error {
+	present, _, err := clusterkeys.ReadAuthorities(ctx, store)
+	if err != nil {
+		return err
+	}
+	if present.Phase != phase {
+		return nil // the step returns the error
+	}
+	behind, err := rotation.Check(ctx, store, time.Now())
+	if err != nil {
+		return err
+	}
+	if err := rotation.Without(behind, o.without); err != nil {
+		return fmt.Errorf("wait, or name what may lose its connection with --without: %w", err)
+	}
+	return nil
+}
+
+func newCAStatusCommand() *cobra.Command {
+	var options storageOptions
+	command := &cobra.Command{
+		Use:   "status --storage-bucket BUCKET",
+		Short: "Print the phase of the replacement of the CA, and who has not followed it",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			return printCAStatus(command.Context(), command.OutOrStdout(), store)
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+func printCAStatus(ctx context.Context, w io.Writer, store storage.Store) error {
+	present, _, err := clusterkeys.ReadAuthorities(ctx, store)
+	if err != nil {
+		return err
+	}
+	fingerprints, err := present.Fingerprints()
+	if err != nil {
+		return err
+	}
+	behind, err := rotation.Check(ctx, store, time.Now())
+	if err != nil {
+		return err
+	}
+	roles := map[clusterkeys.Phase][]string{
+		clusterkeys.PhaseNone: {"issues"}, clusterkeys.PhaseAccept: {"issues", "next, accepted"}, clusterkeys.PhaseIssue: {"issues", "old, accepted"},
+	}[present.Phase]
+	authorities := newTable("AUTHORITY", "STATE")
+	for i, fingerprint := range fingerprints {
+		state := "accepted"
+		if i < len(roles) {
+			state = roles[i]
+		}
+		authorities.add(fingerprint, state)
+	}
+	if err := authorities.print(w); err != nil {
+		return err
+	}
+	switch {
+	case present.Phase == clusterkeys.PhaseNone:
+		_, err = fmt.Fprintln(w, "The CA is not being replaced.")
+	case len(behind) == 0:
+		_, err = fmt.Fprintf(w, "All have followed phase %s.\n", present.Phase)
+	}
+	if err != nil {
+		return err
+	}
+	rows := newTable("NOT FOLLOWED", "REASON")
+	for _, b := range behind {
+		rows.add(b.Name, b.Reason)
+	}
+	return rows.print(w)
 }

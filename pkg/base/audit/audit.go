@@ -146,12 +146,14 @@ const (
 	SetSecret Action = "Audit: set secret"
 	// DeleteSecret means that a secret was deleted.
 	DeleteSecret Action = "Audit: delete secret"
+	// ReplaceCA means that a phase of the replacement of the CA has begun.
+	ReplaceCA Action = "Audit: replace CA"
 )
 
 // Actions lists all actions.
 var Actions = []Action{
 	ShrinkGroup, ReplaceInstances, DeleteGroup, DeleteInstance, AcknowledgeDrain, DrainInstance, TerminateInstance, DeleteObject,
-	IssueNonce, IssueCertificate, RefuseRegistration, RevokeCertificates, SetSecret, DeleteSecret,
+	IssueNonce, IssueCertificate, RefuseRegistration, RevokeCertificates, SetSecret, DeleteSecret, ReplaceCA,
 }
 
 const (
