@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -92,6 +93,43 @@ func TestReplaceCA(t *testing.T) {
 	env.UntilRunning(t, pool, replicas)
 	expectKept(t, before, "", "")
 	assert.Len(t, nodes(t), len(before))
+	env.Scale(t, pool, replicas+2)
+	env.UntilRunning(t, pool, replicas+2)
+	losses.ExpectNone(t)
+	expectDeletionsOf(t, from, "", "", before)
+}
+
+// The CA is rotated while everything runs: the operator stays registered, and nothing is created
+// or deleted.
+func TestRotateCA(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
+	const pool, replicas = "rotated", 4
+	createPool(t, pool, v1beta1.MachineModeNever, replicas, env.ShardIDs...)
+	before, from := nodes(t), env.AuditEnd(t)
+	losses := env.NewLossChecker(t, pool)
+	old := env.Installation.Authority().CertificatePEM()
+	values := storageValues(t)
+	delete(values, "TENANT")
+	values["WITHOUT"] = "--without booting" // the machines of the test have no agents
+
+	p := env.StartProcedure(t, "Rotate the CA", values)
+	p.Run("Create the next CA")
+	p.Run("Give the operator the present and the next CA")
+	p.Run("Let the next CA issue")
+	require.NoError(t, env.Installation.ReadAuthority(t.Context()))
+	env.Scale(t, pool, replicas+1)
+	env.UntilRunning(t, pool, replicas+1)
+	p.Do("Issue the certificates of administrators again", func() {})
+	p.Run("Refuse the old CA")
+	require.NoError(t, env.Installation.ReadAuthority(t.Context()))
+	p.Run("Give the operator the CA that is left")
+
+	authority := env.Installation.Authority().CertificatePEM()
+	assert.NotEqual(t, string(old), string(authority), "the CA is the same")
+	certificate, err := env.OperatorCertificate(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, authorities.Verify(certificate, authority), "the certificate of the operator")
+	expectKept(t, before, "", "")
 	env.Scale(t, pool, replicas+2)
 	env.UntilRunning(t, pool, replicas+2)
 	losses.ExpectNone(t)

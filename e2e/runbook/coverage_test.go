@@ -28,6 +28,7 @@ var required = []string{
 	"A control plane that was scaled away",
 	"A certificate that has expired",
 	"Replace the CA",
+	"Rotate the CA",
 	"Restore etcd",
 	"Restore the storage of the servers",
 	"Upgrade",
