@@ -21,13 +21,13 @@ func TestAHandshakeShowsThatTheCAIsReplaced(t *testing.T) {
 	require.NoError(t, err)
 	next, err := pki.NewNextAuthority("prod")
 	require.NoError(t, err)
-	one := func(a *pki.Authority) *x509.Certificate {
+	certificateOf := func(a *pki.Authority) *x509.Certificate {
 		t.Helper()
 		parsed, err := authorities.Parse(a.CertificatePEM())
 		require.NoError(t, err)
 		return parsed[0]
 	}
-	o, n := one(old), one(next)
+	o, n := certificateOf(old), certificateOf(next)
 	leaf := func(a *pki.Authority) *x509.Certificate {
 		t.Helper()
 		certPEM, _, err := a.IssueClient(pki.Client{ID: "prod", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
