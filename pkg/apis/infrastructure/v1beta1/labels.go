@@ -113,6 +113,7 @@ const (
 	AnnotationRegisteredWith = "nstance.dev/registered-with"
 	// AnnotationReplacesCA is the SHA-256 digest of the CA in the ConfigMap, in hexadecimal
 	// digits, that the CA in the Secret replaces. Another CA in the ConfigMap is newer.
+	// +metadata:on=the Secret with the certificate,writer=operator,internal
 	AnnotationReplacesCA = "nstance.dev/replaces-ca"
 )
 
