@@ -31,6 +31,8 @@ func TestKeysAreValid(t *testing.T) {
 		storage.TenantKey("default"):                     "tenant/default.json",
 		storage.OperatorNonceKey(""):                     "operator-nonce/e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855.pem",
 		storage.AuthorityKey:                             "ca.crt",
+		storage.AuthoritiesKey:                           "authorities.json",
+		storage.LoadedAuthoritiesKey("us-west-2a", "1"):  "loaded-authorities/us-west-2a/1.json",
 		storage.ClusterLeaderKey:                         "leader/cluster.json",
 		storage.SecretPrefix + "ca.key":                  "secret/ca.key",
 	} {
@@ -106,11 +108,24 @@ func TestKeysOfServersAreReserved(t *testing.T) {
 		storage.SecretPrefix + "app/token":                   true,
 		storage.AuditLogKey("a", time.Now(), "x"):            true,
 		storage.AuthorityKey:                                 false,
+		storage.AuthoritiesKey:                               true,
+		storage.LoadedAuthoritiesKey("a", "1"):               true,
 		"files/object":                                       false,
 		"operators/object":                                   false,
 	} {
 		if got := storage.IsReserved(key); got != want {
 			t.Errorf("IsReserved(%s) = %t, want %t", key, got, want)
+		}
+	}
+}
+
+func TestOnlyServersReadTheKeysOfAuthorities(t *testing.T) {
+	for name, want := range map[string]bool{
+		"ca.key": true, "ca.key.0123456789abcdef": true, "registration-nonce.key": true,
+		"ca-kubelet.key": false, "my-ca.key": false, "app/ca.key": false,
+	} {
+		if got := storage.IsReservedSecret(name); got != want {
+			t.Errorf("IsReservedSecret(%s) = %t, want %t", name, got, want)
 		}
 	}
 }

@@ -85,6 +85,25 @@ func TestEachKeyOfTheAuthoritiesIsSecret(t *testing.T) {
 	}
 }
 
+// TestTheKeyOfTheNextAuthorityIsBoundToItsName: whoever may write to the storage cannot put the
+// object of another secret in its place.
+func TestTheKeyOfTheNextAuthorityIsBoundToItsName(t *testing.T) {
+	store := open(t, t.TempDir())
+	_, err := ensure(t, store)
+	require.NoError(t, err)
+	require.NoError(t, Begin(t.Context(), store, encrypted(t, store)))
+	stored, _, err := ReadAuthorities(t.Context(), store)
+	require.NoError(t, err)
+	next, err := store.Get(t.Context(), storage.SecretPrefix+stored.Accepted[1].Secret)
+	require.NoError(t, err)
+	old, err := store.Get(t.Context(), storage.SecretPrefix+authoritySecret)
+	require.NoError(t, err)
+	_, err = store.Replace(t.Context(), storage.SecretPrefix+stored.Accepted[1].Secret, old.Data, next.ETag)
+	require.NoError(t, err)
+	_, err = load(t, store)
+	require.ErrorContains(t, err, stored.Accepted[1].Secret)
+}
+
 // TestReplacementKilledAtEachStep expects that the authorities can be loaded after each call, and
 // that the same step can be repeated.
 func TestReplacementKilledAtEachStep(t *testing.T) {
