@@ -28,7 +28,7 @@ type Options struct {
 	Config func() *config.Config
 	// Addresses are the addresses at which agents reach this shard.
 	Addresses config.Addresses
-	// AuthorityPEM returns the certificates that agents trust, PEM.
+	// AuthorityPEM returns the certificates that agents trust, PEM. Default: none.
 	AuthorityPEM func() []byte
 	Nonces       Nonces
 }

@@ -49,7 +49,9 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	f.Instance.Arch = group.Arch
 	f.Instance.Type = group.InstanceType
 	f.Cluster.ID = c.ClusterID
-	f.Cluster.CACert = string(p.AuthorityPEM())
+	if p.AuthorityPEM != nil {
+		f.Cluster.CACert = string(p.AuthorityPEM())
+	}
 	f.Server.Shard = c.Shard.ID
 	f.Server.RegistrationAddr = p.Addresses.RegistrationAddr
 	f.Server.OperatorAddr = p.Addresses.OperatorAddr
