@@ -221,8 +221,8 @@ func TestTheCAIsReplacedWithoutDowntime(t *testing.T) {
 	err = stolen()
 	assert.Equal(t, codes.Unauthenticated, status.Code(err), "%v", err)
 	_, err = connect(t, s, s.Authority.CertificatePEM(), certPEM, keyPEM).ListGroups(t.Context(), &emptypb.Empty{})
+	// The handshake fails. With TLS 1.3 the client sees the alert, or a connection that is closed.
 	assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
-	assert.ErrorContains(t, err, "tls: ")
 	for id, m := range machines {
 		runtest.Eventually(t, "the agent trusts only the new authority", func() bool {
 			return string(m.read("identity/ca.crt")) == string(s.Authority.CertificatePEM())
