@@ -68,7 +68,8 @@ func TestNodeOfATerminatedInstanceIsDeleted(t *testing.T) {
 		createLostNode(t, node, otherID)
 	}
 	createLostNode(t, "late-terminated", providerID)
-	testcluster.Eventually(t, 5*time.Minute, "the Node of the terminated instance is deleted", func(ctx context.Context) error {
+	// A shard that is down during another test is asked again after five minutes.
+	testcluster.Eventually(t, 8*time.Minute, "the Node of the terminated instance is deleted", func(ctx context.Context) error {
 		_, err := env.Kube.CoreV1().Nodes().Get(ctx, "late-terminated", metav1.GetOptions{})
 		return testcluster.NotFound("Node late-terminated", err)
 	})
