@@ -282,7 +282,7 @@ func newCACommandFor(
 			return err
 		},
 	}
-	options.keyOptions.addFlags(command.Flags())
+	options.addFlags(command.Flags())
 	if after != clusterkeys.PhaseNone {
 		command.Flags().StringArrayVar(&options.without, "without", nil,
 			"name, as \"ca status\" prints it, of a server or client that has not followed and loses its connection; may be repeated")

@@ -54,7 +54,8 @@ func (i *Identity) finishReplacement() error {
 	if err != nil {
 		return err
 	}
-	if leaf, _, err := decode(certPEM); err != nil || !next.Public().(ed25519.PublicKey).Equal(leaf.PublicKey) {
+	leaf, _, malformed := decode(certPEM)
+	if malformed != nil || !next.Public().(ed25519.PublicKey).Equal(leaf.PublicKey) {
 		return nil // the certificate is for the present key, or SetCertificate did not write it
 	}
 	// The rename is last, because it ends the replacement.

@@ -21,11 +21,11 @@ import (
 type Phase string
 
 const (
-	// PhaseNone: the cluster has one authority.
+	// PhaseNone means that the cluster has one authority.
 	PhaseNone Phase = ""
-	// PhaseAccept: the old authority issues, and the new one is accepted too.
+	// PhaseAccept means that the old authority issues, and the new one is accepted too.
 	PhaseAccept Phase = "accept"
-	// PhaseIssue: the new authority issues, and the old one is still accepted.
+	// PhaseIssue means that the new authority issues, and the old one is still accepted.
 	PhaseIssue Phase = "issue"
 )
 

@@ -53,7 +53,7 @@ func TestAnInstanceThatEndedWhileNoServerLed(t *testing.T) {
 // TestAnEndedInstanceWhoseTagsAreLost is found by its provider id: EC2 removes the tags of an
 // instance some time after it was terminated.
 func TestAnEndedInstanceWhoseTagsAreLost(t *testing.T) {
-	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+	inBubble(t, newRegion(), func(_ *testing.T, w *world) {
 		h := w.startProvider()
 		id := h.MustRun(spec())
 		record, _ := h.Get(id)
