@@ -43,13 +43,23 @@ func TestWitness(t *testing.T) {
 	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, replicas))
 	env.UntilRunning(t, name, replicas)
 	client := env.ShardClient(t, shard)
-	// instance returns an instance of the group on the shard.
-	instance := func(t *testing.T) string {
+	// instance returns an instance of the group on the shard. The operator may only be about to
+	// create a group that was deleted: the pool's status still counts the instances of before.
+	instance := func(t *testing.T) (id string) {
 		t.Helper()
-		group, err := env.Group(t.Context(), shard, name)
-		require.NoError(t, err)
-		require.NotEmpty(t, group.GetInstances().GetInstances())
-		return group.GetInstances().GetInstances()[0].GetId()
+		testcluster.Eventually(t, 2*time.Minute, "the shard has an instance", func(ctx context.Context) error {
+			group, err := env.Group(ctx, shard, name)
+			if err != nil {
+				return err
+			}
+			instances := group.GetInstances().GetInstances()
+			if len(instances) == 0 {
+				return fmt.Errorf("the group has no instance: %v", group)
+			}
+			id = instances[0].GetId()
+			return nil
+		})
+		return id
 	}
 	for _, loss := range []struct {
 		name  string
