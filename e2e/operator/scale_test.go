@@ -88,16 +88,25 @@ func TestWritesPerChange(t *testing.T) {
 	env.CreatePoolForTest(t, name, 3)
 	env.UntilRunning(t, name, 3)
 
+	cheap := 0
 	for _, replicas := range []int32{15, 6} {
 		from := env.AuditEnd(t)
 		env.Scale(t, name, replicas)
 		env.UntilRunning(t, name, replicas)
 		count := countWrites(t, from, name)
 		t.Logf("scaling to %d: %s", replicas, count)
-		if count.shardGroupSpecs > 3 || count.shardGroupStatuses > 9 || count.pool > 5 || count.events > 4 || count.other > 0 {
-			t.Errorf("scaling to %d cost %s; at most 3 spec writes and 9 status writes to the 3 shard groups 5 to the pool and 4 events are allowed:%s",
+		// If each shard reports at another moment, each report is a write of the pool's list and
+		// another of its status.
+		if count.shardGroupSpecs > 3 || count.shardGroupStatuses > 9 || count.pool > 7 || count.events > 4 || count.other > 0 {
+			t.Errorf("scaling to %d cost %s; at most 3 spec writes and 9 status writes to the 3 shard groups, 7 to the pool and 4 events are allowed:%s",
 				replicas, count, testcluster.Describe(env.OperatorWrites(t, from)))
 		}
+		if count.pool <= 5 {
+			cheap++
+		}
+	}
+	if cheap == 0 {
+		t.Error("no change cost at most 5 writes of the pool")
 	}
 }
 

@@ -26,8 +26,8 @@ import (
 // component is the name under which the operator runs.
 const component = "operator"
 
-// timeout is how long all groups may take for anything.
-const timeout = 10 * time.Minute
+// timeout is how long all groups may take for anything, on a machine that other suites keep busy.
+var timeout = tier.Pick(10*time.Minute, 30*time.Minute)
 
 // Importing a group costs one write for each of its objects, one that hands over the specs of the
 // pool and the MachinePool, and at most one for each status, and no write waits for the operator's

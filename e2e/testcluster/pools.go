@@ -239,7 +239,8 @@ func (c *Cluster) UnblockDrains(t testing.TB, group string) {
 		Delete(context.WithoutCancel(t.Context()), blockingBudget, metav1.DeleteOptions{}))
 }
 
-// UntilShardsReachable waits until a pool reports whether all of its shards are reachable.
+// UntilShardsReachable waits until a pool reports whether all of its shards are reachable. If they
+// are not, it is not Ready either.
 func (c *Cluster) UntilShardsReachable(t testing.TB, name string, status metav1.ConditionStatus, reason string) {
 	t.Helper()
 	what := fmt.Sprintf("pool %s has ShardsReachable=%s, %s", name, status, reason)
@@ -247,6 +248,9 @@ func (c *Cluster) UntilShardsReachable(t testing.TB, name string, status metav1.
 		pool, err := c.NstanceMachinePool(ctx, name)
 		if err != nil {
 			return err
+		}
+		if status == metav1.ConditionFalse && meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
+			return errors.New("the pool is Ready")
 		}
 		return HasCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable, status, reason)
 	})
