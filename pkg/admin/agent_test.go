@@ -4,6 +4,7 @@
 package admin_test
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -17,6 +18,41 @@ import (
 	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
+
+// The nonce lets an agent register again, with its key only.
+func TestAgentNonce(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": 1}}}`})
+	var id string
+	runtest.Eventually(t, "an instance is created", func() bool {
+		for created := range s.Created() {
+			id = created
+		}
+		return id != ""
+	})
+	nonce := append([]string{"agent", "nonce", "--shard", "us-west-2a"}, clusterFlags(s)...)
+	other, err := puidv7.New("knd")
+	require.NoError(t, err)
+	_, err = run(t, append(nonce, "--instance", other.String())...)
+	require.ErrorContains(t, err, "--instance: shard us-west-2a has no instance "+other.String()+" of tenant default")
+	_, err = run(t, append(nonce, "--instance", "x", "--shard", "A", "--output", "")...)
+	for _, flag := range []string{"--instance", "--shard", "--output"} {
+		require.ErrorContains(t, err, flag)
+	}
+	token := strings.TrimSpace(mustRun(t, append(nonce, "--instance", id)...))
+	register := func(keyPEM []byte) error {
+		_, err := s.Registration().RegisterAgent(t.Context(), &nstancev1.RegisterClientRequest{RegistrationNonceJwt: token, PublicKeyPem: keyPEM})
+		return err
+	}
+	_, keyPEM := s.AgentKey()
+	require.NoError(t, register(keyPEM))
+	again := strings.TrimSpace(mustRun(t, append(nonce, "--instance", id)...))
+	assert.NotEqual(t, token, again)
+	token = again
+	require.NoError(t, register(keyPEM))
+	_, otherPEM := s.AgentKey()
+	assert.Equal(t, codes.Unauthenticated, status.Code(register(otherPEM)))
+	assert.Contains(t, auditLog(t, s.Storage), `Audit: issue nonce "" of default/: command`)
+}
 
 // The server rejects a revoked agent, on the connection that it has and on another one.
 func TestRevokeAgent(t *testing.T) {

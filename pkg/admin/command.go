@@ -30,7 +30,8 @@ import (
 // environment variable default to its value.
 func NewCommand() *cobra.Command {
 	root := newFamily("nstance-admin", "Administer Nstance shard servers",
-		newFamily("agent", "Revoke the certificates of agents",
+		newFamily("agent", "Revoke the certificates of agents, and let them register again",
+			newAgentNonceCommand(),
 			newAgentRevokeCommand(),
 		),
 		newFamily("ca", "Replace the CA of the cluster",

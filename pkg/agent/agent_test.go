@@ -155,27 +155,41 @@ func TestCertificateIsRenewed(t *testing.T) {
 	assert.Len(t, s.Calls("RegisterAgent"), 1)
 }
 
-// An agent whose certificate has expired, because its server did not run, registers again
-// with another nonce and its old key. The process runs all the time.
-func TestAgentWithAnExpiredCertificateRegistersWithANewNonce(t *testing.T) {
+// An agent whose certificate has expired, because its server did not run, gets another one for its
+// old key: with a new nonce, or without any, in the same process or another.
+func TestAgentWithAnExpiredCertificateComesBack(t *testing.T) {
 	t.Parallel()
-	o := withAgents()
-	o.AgentCertificateTTL = "10s"
-	s := servertest.Start(t, o)
-	m := newMachine(t, s)
-	nonce := m.read("identity/nonce.jwt")
-	m.start()
-	m.untilReport(s, time.Time{})
-	s.Kill()
-	certificate, err := pki.ParseCertificate(m.read("identity/identity.crt"))
-	require.NoError(t, err)
-	<-time.After(time.Until(certificate.NotAfter))
-	restarted := time.Now()
-	s = servertest.Start(t, again(o, s))
-	m.write("identity/nonce.jwt", nonce)
-	m.untilReport(s, restarted)
-	assert.Len(t, s.Calls("RegisterAgent"), 1)
-	assert.Equal(t, string(m.read("identity/identity.pub")), m.registration(s).PublicKeyPEM)
+	for name, test := range map[string]struct{ nonce, restart bool }{
+		"with another nonce": {true, false}, "without a nonce": {false, false}, "without a nonce, after it was restarted": {false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			o := withAgents()
+			o.AgentCertificateTTL = "10s"
+			s := servertest.Start(t, o)
+			m := newMachine(t, s)
+			m.start()
+			m.untilReport(s, time.Time{})
+			s.Kill()
+			if test.restart {
+				m.stop()
+			}
+			certificate, err := pki.ParseCertificate(m.read("identity/identity.crt"))
+			require.NoError(t, err)
+			<-time.After(time.Until(certificate.NotAfter))
+			restarted := time.Now()
+			s = servertest.Start(t, again(o, s))
+			if test.nonce {
+				m.write("identity/nonce.jwt", []byte(m.nonce))
+			}
+			if test.restart {
+				m.start()
+			}
+			m.untilReport(s, restarted)
+			assert.Len(t, s.Calls("RegisterAgent"), 1)
+			assert.Equal(t, string(m.read("identity/identity.pub")), m.registration(s).PublicKeyPEM)
+		})
+	}
 }
 
 // A notice does not wait for the interval.

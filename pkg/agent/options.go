@@ -128,8 +128,8 @@ func (o *Options) Validate() error {
 		}
 	}
 	for flag, address := range map[string]string{"instance-ipv4": o.InstanceIPv4, "instance-ipv6": o.InstanceIPv6} {
-		if parsed, err := netip.ParseAddr(address); address != "" && (err != nil || parsed.Is4() != (flag == "instance-ipv4")) {
-			refuse(flag, fmt.Errorf("%q is not such an address", address))
+		if parsed, err := netip.ParseAddr(address); address != "" && (err != nil || parsed.Is4() != (flag == "instance-ipv4") || parsed.Zone() != "") {
+			refuse(flag, fmt.Errorf("%q is not such an address, without a zone", address))
 		}
 	}
 	if o.ReportInterval < 0 {

@@ -95,6 +95,9 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 			t.Errorf("%s is not in the error %v", flag, err)
 		}
 	}
+	// An address with a zone would be rejected by each registration.
+	o.InstanceIPv6 = "fe80::1%eth0"
+	assert.ErrorContains(t, o.Validate(), `"fe80::1%eth0" is not such an address, without a zone`)
 	for _, mode := range []string{"", "8", "1777", "0440", "-1", "rw"} {
 		_, err := parse(t, map[string]string{"NSTANCE_RECV_MODE": mode})
 		assert.ErrorContains(t, err, "NSTANCE_RECV_MODE", mode)

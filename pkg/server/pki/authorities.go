@@ -13,6 +13,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"slices"
+	"time"
 
 	"nstance.dev/operator/pkg/base/authorities"
 )
@@ -113,6 +114,27 @@ func (a *Authority) Trust(certificate *x509.Certificate, trusted []string) *Trus
 // Accepts reports whether a certificate is the certificate of an accepted authority.
 func (a *Authority) Accepts(authority *x509.Certificate) bool {
 	return slices.ContainsFunc(a.current.Load().signers, func(s signer) bool { return s.certificate.Equal(authority) })
+}
+
+// VerifyExpired returns the client of a certificate, PEM, of an accepted authority. The certificate
+// may have expired; all else that a handshake verifies is verified.
+func (a *Authority) VerifyExpired(certificatePEM []byte) (Client, *x509.Certificate, error) {
+	certificate, err := ParseCertificate(certificatePEM)
+	if err != nil {
+		return Client{}, nil, err
+	}
+	now := time.Now()
+	if now.After(certificate.NotAfter) {
+		now = certificate.NotAfter
+	}
+	_, err = certificate.Verify(x509.VerifyOptions{
+		Roots: a.current.Load().pool, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	if err != nil {
+		return Client{}, nil, fmt.Errorf("verify the client certificate: %w", err)
+	}
+	client, err := PeerClient(certificate)
+	return client, certificate, err
 }
 
 // KeySeeds returns the 32 bytes that each private key of the authority is derived from.

@@ -67,7 +67,7 @@ func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *ins
 	if err != nil {
 		return provider.Spec{}, err
 	}
-	userdata, err := p.userdata(ctx, group, record, facts)
+	userdata, err := p.userdata(ctx, c, group, record, facts)
 	if err != nil {
 		return provider.Spec{}, err
 	}

@@ -25,7 +25,7 @@ import (
 
 // userdata returns the rendered userdata of the instance. If the group has no userdata, it
 // returns nil and signs no nonce.
-func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record *instance.Record, facts facts) ([]byte, error) {
+func (p *Provisioner) userdata(ctx context.Context, c *config.Config, group *groups.Group, record *instance.Record, facts facts) ([]byte, error) {
 	if group.Userdata == (config.Userdata{}) {
 		return nil, nil
 	}
@@ -39,6 +39,8 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 		Group:      record.Group,
 		OnDemand:   record.OnDemand,
 		ConfigHash: group.RuntimeConfigHash,
+
+		RegistrationTimeout: c.Shard.GarbageCollection.RegistrationTimeout,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("sign the registration nonce: %w", err)

@@ -24,12 +24,13 @@ const (
 	// MaxNonceLifetime is how long the nonce of an operator may be valid. Until it is used, the
 	// nonce is a password that is often copied into other systems.
 	MaxNonceLifetime = 7 * 24 * time.Hour
-	// agentLifetime and agentClockSkew together are less than maxAgentLifetime, which is how
-	// long the nonce of an agent may be valid (docs/protocol.md#registration). The servers of
-	// its shard create it and verify it.
+	// The nonce of an agent is valid for agentLifetime, or as long as its machine may take to
+	// register if that is more than slowRegistration; at most for maxAgentLifetime
+	// (docs/protocol.md#registration). The servers of its shard create it and verify it.
 	agentLifetime    = 4 * time.Minute
+	slowRegistration = 5 * time.Minute
+	maxAgentLifetime = time.Hour
 	agentClockSkew   = 30 * time.Second
-	maxAgentLifetime = 5 * time.Minute
 )
 
 // AgentNonce is the content of an agent's nonce. Group and ConfigHash may be empty.
@@ -43,6 +44,21 @@ type AgentNonce struct {
 	// ConfigHash is the runtime hash of the group. The agent reports it as its own
 	// until it receives files.
 	ConfigHash string
+	// RegistrationTimeout is how long the machine may run before the agent must have registered,
+	// zero if that is not limited.
+	RegistrationTimeout time.Duration
+}
+
+// lifetime returns how long the nonce is valid.
+func (a AgentNonce) lifetime() time.Duration {
+	switch timeout := a.RegistrationTimeout; {
+	case timeout == 0 || timeout > maxAgentLifetime:
+		return maxAgentLifetime
+	case timeout > slowRegistration:
+		return timeout
+	default:
+		return agentLifetime
+	}
 }
 
 // OperatorNonce is the content of an operator's nonce. Every field is mandatory.
@@ -63,7 +79,7 @@ func NewNonceSigner(key ed25519.PrivateKey) *NonceSigner {
 	return &NonceSigner{key: key}
 }
 
-// Agent returns the nonce of an agent. It is valid for less than five minutes.
+// Agent returns the nonce of an agent.
 func (s *NonceSigner) Agent(a AgentNonce) (string, error) {
 	return s.sign(tokenClaims{
 		Kind:       pki.RoleAgent,
@@ -73,7 +89,7 @@ func (s *NonceSigner) Agent(a AgentNonce) (string, error) {
 		Group:      a.Group,
 		OnDemand:   a.OnDemand,
 		ConfigHash: a.ConfigHash,
-	}, a.InstanceID, agentLifetime, agentClockSkew)
+	}, a.InstanceID, a.lifetime(), agentClockSkew)
 }
 
 // Operator returns the nonce of an operator.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/ptr"
 
@@ -22,7 +23,7 @@ import (
 const instanceID = "knc06bgm7733st2576nx5jht4ecjw"
 
 var (
-	agent    = AgentNonce{InstanceID: instanceID, ClusterID: "prod", Tenant: "a", Shard: "us-west-2a", Group: "workers", OnDemand: true, ConfigHash: "sha256:00"}
+	agent    = AgentNonce{InstanceID: instanceID, ClusterID: "prod", Tenant: "a", Shard: "us-west-2a", Group: "workers", OnDemand: true, ConfigHash: "sha256:00", RegistrationTimeout: 5 * time.Minute}
 	operator = OperatorNonce{ClusterID: "prod", Tenant: "a", Lifetime: DefaultNonceLifetime}
 )
 
@@ -65,6 +66,23 @@ func TestAgentRoundTrip(t *testing.T) {
 			t.Errorf("when it expires: got %v", err)
 		}
 	})
+}
+
+// A nonce does not expire while the machine may still register.
+func TestNonceOfASlowMachine(t *testing.T) {
+	for timeout, want := range map[time.Duration]time.Duration{
+		time.Minute: 4 * time.Minute, 5 * time.Minute: 4 * time.Minute, 6 * time.Minute: 6 * time.Minute,
+		15 * time.Minute: 15 * time.Minute, 2 * time.Hour: time.Hour, 0: time.Hour,
+	} {
+		key, public := newKey(1)
+		token, err := NewNonceSigner(key).Agent(AgentNonce{
+			InstanceID: instanceID, ClusterID: "prod", Tenant: "a", Shard: "us-west-2a", RegistrationTimeout: timeout,
+		})
+		require.NoError(t, err)
+		got, err := ParseNonce(token, public)
+		require.NoError(t, err)
+		assert.Equal(t, want, got.ExpiresAt.Sub(got.CreatedAt), "with a timeout of %s", timeout)
+	}
 }
 
 // wait advances the clock of the synctest bubble to a time.
@@ -228,8 +246,8 @@ func TestNonceThatIsValidForTooLong(t *testing.T) {
 		"ten years, created in ten years":         {"operator", ptr.To(87599 * time.Hour), nil, 87600 * time.Hour, "it is valid for 87600h0m0s"},
 		"more years than a duration has":          {"operator", ptr.To[time.Duration](0), nil, 1<<63 - 1, "at most 168h15m0s are allowed"},
 		"an agent, the longest":                   {"agent", ptr.To[time.Duration](0), nil, ofAgents, ""},
-		"an agent, longer":                        {"agent", ptr.To[time.Duration](0), nil, ofAgents + time.Second, "it is valid for 5m1s, at most 5m0s are allowed"},
-		"an agent, longer, with a beginning only": {"agent", nil, ptr.To(-time.Minute), ofAgents, "it is valid for 6m0s"},
+		"an agent, longer":                        {"agent", ptr.To[time.Duration](0), nil, ofAgents + time.Second, "it is valid for 1h0m1s, at most 1h0m0s are allowed"},
+		"an agent, longer, with a beginning only": {"agent", nil, ptr.To(-time.Minute), ofAgents, "it is valid for 1h1m0s"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -42,8 +42,12 @@ type RegisterClientRequest struct {
 	// authorities_pem of the reply has them: SHA-256 of the certificate, DER, in lower case
 	// hexadecimal digits. Empty if the caller does not know the extension.
 	TrustedAuthorities []string `protobuf:"bytes,1001,rep,name=trusted_authorities,json=trustedAuthorities,proto3" json:"trusted_authorities,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Extension: the last certificate of an agent, PEM, in place of the nonce: it may have expired.
+	// public_key_pem is its key, and certificate_request is mandatory. Empty if there is a nonce,
+	// or if the caller does not know the extension.
+	ExpiredCertificatePem []byte `protobuf:"bytes,1002,opt,name=expired_certificate_pem,json=expiredCertificatePem,proto3" json:"expired_certificate_pem,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *RegisterClientRequest) Reset() {
@@ -125,6 +129,13 @@ func (x *RegisterClientRequest) GetTrustedAuthorities() []string {
 	return nil
 }
 
+func (x *RegisterClientRequest) GetExpiredCertificatePem() []byte {
+	if x != nil {
+		return x.ExpiredCertificatePem
+	}
+	return nil
+}
+
 type RegisterClientResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Signed leaf certificate, PEM.
@@ -195,7 +206,7 @@ var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x02\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x02\n" +
 	"\x15RegisterClientRequest\x124\n" +
 	"\x16registration_nonce_jwt\x18\x01 \x01(\tR\x14registrationNonceJwt\x12$\n" +
 	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\x12!\n" +
@@ -203,7 +214,8 @@ const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\fprivate_ipv6\x18\x04 \x01(\tR\vprivateIpv6\x12\x1a\n" +
 	"\bhostname\x18\x05 \x01(\tR\bhostname\x120\n" +
 	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\x120\n" +
-	"\x13trusted_authorities\x18\xe9\a \x03(\tR\x12trustedAuthorities\"\xb3\x01\n" +
+	"\x13trusted_authorities\x18\xe9\a \x03(\tR\x12trustedAuthorities\x127\n" +
+	"\x17expired_certificate_pem\x18\xea\a \x01(\fR\x15expiredCertificatePem\"\xb3\x01\n" +
 	"\x16RegisterClientResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +

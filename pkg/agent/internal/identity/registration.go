@@ -6,6 +6,7 @@ package identity
 import (
 	"context"
 	"crypto/ed25519"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"time"
@@ -25,15 +26,17 @@ const (
 	registrationTimeout = 30 * time.Second
 	// maxRegistrationDelay is short because a nonce is valid for minutes.
 	maxRegistrationDelay = 10 * time.Second
-	// rejectedDelay is the delay after the server has rejected a nonce. The agent sends it
-	// again, because the cause may have been the clock or the configuration of the server.
-	rejectedDelay = 5 * time.Minute
+	// The agent sends a nonce that the server has rejected again, because the cause may have been
+	// the clock, the version or the configuration of the server. The delay between two rejections
+	// grows from firstRejectedDelay, well within the life of a nonce, to maxRejectedDelay.
+	firstRejectedDelay = 15 * time.Second
+	maxRejectedDelay   = 5 * time.Minute
 	// nonceInterval is the time between two checks for another nonce.
 	nonceInterval = 5 * time.Second
 )
 
 // errNoNonce is returned if the instance has neither a certificate nor a nonce.
-var errNoNonce = errors.New("there is neither a valid certificate nor a nonce to register with")
+var errNoNonce = errors.New("there is neither a certificate nor a nonce to register with")
 
 // Registration exchanges the nonce of an instance for its first certificate.
 type Registration struct {
@@ -50,35 +53,57 @@ type Registration struct {
 }
 
 // Run registers the instance unless it has a valid certificate, and returns when it has
-// one, or ctx is done. It repeats a nonce that the server rejected after rejectedDelay, and
+// one, or ctx is done. It repeats a nonce that the server rejected with growing delays, and
 // uses another nonce at once.
 func (r *Registration) Run(ctx context.Context) error {
-	delays := retry.NewDelays(maxRegistrationDelay)
+	delays := newDelays()
 	var failures retry.Failures
+	previous := ""
 	for {
 		nonce, err := r.Once(ctx)
 		if err == nil || ctx.Err() != nil {
 			return ctx.Err()
 		}
-		delay := delayAfter(err, delays)
+		if nonce != previous {
+			delays, previous = newDelays(), nonce
+		}
+		delay := delays.after(err)
 		failures.Log(ctx, err, "Registration", "retryIn", delay.Round(time.Millisecond))
 		r.wait(ctx, nonce, delay)
 	}
 }
 
-// delayAfter returns when to try again after an error.
-func delayAfter(err error, delays *backoff.ExponentialBackOff) time.Duration {
+// delays are the delays between the attempts with the same nonce.
+type delays struct {
+	failed, rejected *backoff.ExponentialBackOff
+}
+
+func newDelays() delays {
+	return delays{
+		failed: retry.NewDelays(maxRegistrationDelay),
+		rejected: backoff.NewExponentialBackOff(
+			backoff.WithInitialInterval(firstRejectedDelay),
+			backoff.WithMultiplier(2),
+			backoff.WithRandomizationFactor(0),
+			backoff.WithMaxInterval(maxRejectedDelay),
+			backoff.WithMaxElapsedTime(0),
+		),
+	}
+}
+
+// after returns when to try again after an error.
+func (d delays) after(err error) time.Duration {
 	switch {
 	case errors.Is(err, errNoNonce):
 		return nonceInterval
 	case rejected(err):
-		return rejectedDelay
+		return d.rejected.NextBackOff()
 	}
-	return delays.NextBackOff()
+	return d.failed.NextBackOff()
 }
 
 // Once tries to register the instance, unless it has a valid certificate. It returns the
-// nonce that it tried.
+// nonce that it tried. Without a nonce it tries an expired certificate.
 func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	certificate, err := r.Identity.Certificate()
 	if err != nil {
@@ -92,7 +117,10 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 		return "", err
 	}
 	if nonce == "" {
-		return "", errNoNonce
+		if certificate == nil {
+			return "", errNoNonce
+		}
+		return "", r.renewExpired(ctx, certificate)
 	}
 	// The hash of the configuration would be lost with the nonce.
 	if err := r.Identity.SeedConfigHash(nonce); err != nil {
@@ -102,7 +130,7 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	if err != nil {
 		return nonce, err
 	}
-	issued, err := r.call(ctx, nonce, key)
+	issued, err := r.call(ctx, key, func(request *nstancev1.RegisterClientRequest) { request.RegistrationNonceJwt = nonce })
 	if err != nil {
 		return nonce, err
 	}
@@ -113,9 +141,25 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	return nonce, r.Identity.RemoveNonce()
 }
 
-// call sends the request over a separate connection, because servers soon close connections
-// without a certificate.
-func (r *Registration) call(ctx context.Context, nonce string, key ed25519.PrivateKey) (keys.Issued, error) {
+// renewExpired gets another certificate for the key of a certificate that has expired, because no
+// server has renewed it for too long.
+func (r *Registration) renewExpired(ctx context.Context, expired *Certificate) error {
+	issued, err := r.call(ctx, expired.PrivateKey.(ed25519.PrivateKey), func(request *nstancev1.RegisterClientRequest) {
+		request.ExpiredCertificatePem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: expired.Leaf.Raw})
+	})
+	if err != nil {
+		return fmt.Errorf("renew the certificate that expired at %s: %w", expired.Leaf.NotAfter.Format(time.RFC3339), err)
+	}
+	if r.changed, err = r.Identity.SetIssued(issued); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Renewed the expired certificate", "server", r.Address)
+	return nil
+}
+
+// call sends a request, which complete completes, over a separate connection, because servers soon
+// close connections without a certificate.
+func (r *Registration) call(ctx context.Context, key ed25519.PrivateKey, complete func(*nstancev1.RegisterClientRequest)) (keys.Issued, error) {
 	request, err := keys.NewRequest(key)
 	if err != nil {
 		return keys.Issued{}, err
@@ -131,15 +175,16 @@ func (r *Registration) call(ctx context.Context, nonce string, key ed25519.Priva
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, registrationTimeout)
 	defer cancel()
-	reply, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, &nstancev1.RegisterClientRequest{
-		RegistrationNonceJwt: nonce,
-		PublicKeyPem:         request.PublicKeyPEM,
-		CertificateRequest:   request.CertificateRequest,
-		PrivateIpv4:          r.IPv4,
-		PrivateIpv6:          r.IPv6,
-		Hostname:             r.Hostname,
-		TrustedAuthorities:   trusted,
-	})
+	message := &nstancev1.RegisterClientRequest{
+		PublicKeyPem:       request.PublicKeyPEM,
+		CertificateRequest: request.CertificateRequest,
+		PrivateIpv4:        r.IPv4,
+		PrivateIpv6:        r.IPv6,
+		Hostname:           r.Hostname,
+		TrustedAuthorities: trusted,
+	}
+	complete(message)
+	reply, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(ctx, message)
 	if err != nil {
 		return keys.Issued{}, fmt.Errorf("register at %s: %w", r.Address, err)
 	}

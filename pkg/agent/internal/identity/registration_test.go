@@ -23,32 +23,34 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
-	"nstance.dev/operator/pkg/agent/internal/retry"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/registration"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// The agent does not soon repeat a request that the server would reject again.
-func TestRejectedNoncesAreRepeatedRarely(t *testing.T) {
+// A rejection may pass while the nonce is valid: the agent repeats a nonce soon, then rarely.
+func TestRejectedNoncesAreRepeatedMoreAndMoreRarely(t *testing.T) {
+	growing := []time.Duration{15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 4 * time.Minute, 5 * time.Minute, 5 * time.Minute}
 	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
-		delays := retry.NewDelays(maxRegistrationDelay)
+		delays := newDelays()
 		err := fmt.Errorf("register: %w", status.Error(code, "reason"))
-		least, most := time.Duration(0), time.Second
 		switch code {
 		case codes.Unauthenticated, codes.PermissionDenied, codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.Unimplemented:
-			least, most = rejectedDelay, rejectedDelay
+			for _, want := range growing {
+				assert.Equal(t, want, delays.after(err), code.String())
+			}
+			continue
 		}
-		got := delayAfter(err, delays)
-		assert.True(t, least <= got && got <= most, "after %s the delay is %s", code, got)
+		assert.LessOrEqual(t, delays.after(err), time.Second, code.String())
 		for range 100 {
-			assert.LessOrEqual(t, delayAfter(err, delays), max(most, 2*maxRegistrationDelay), code.String())
+			assert.LessOrEqual(t, delays.after(err), 2*maxRegistrationDelay, code.String())
 		}
 	}
-	assert.Equal(t, nonceInterval, delayAfter(errNoNonce, retry.NewDelays(maxRegistrationDelay)))
-	assert.Equal(t, rejectedDelay, delayAfter(fmt.Errorf("register: %w", ErrNonce), retry.NewDelays(maxRegistrationDelay)))
-	assert.Less(t, delayAfter(errors.New("disk"), retry.NewDelays(maxRegistrationDelay)), time.Second)
+	delays := newDelays()
+	assert.Equal(t, nonceInterval, delays.after(errNoNonce))
+	assert.Equal(t, firstRejectedDelay, delays.after(fmt.Errorf("register: %w", ErrNonce)))
+	assert.Less(t, delays.after(errors.New("disk")), time.Second)
 }
 
 // The delay ends when there is another nonce.
@@ -64,13 +66,13 @@ func TestAnotherNonceEndsTheDelay(t *testing.T) {
 		r := Registration{Identity: id}
 		waited := func(before string) time.Duration {
 			begin := time.Now()
-			r.wait(t.Context(), before, rejectedDelay)
+			r.wait(t.Context(), before, maxRejectedDelay)
 			return time.Since(begin)
 		}
-		assert.Equal(t, rejectedDelay, waited(""))
+		assert.Equal(t, maxRejectedDelay, waited(""))
 		write("first")
 		assert.Equal(t, nonceInterval, waited(""))
-		assert.Equal(t, rejectedDelay, waited("first"))
+		assert.Equal(t, maxRejectedDelay, waited("first"))
 		time.AfterFunc(time.Minute+time.Second, func() { write("second") })
 		assert.Equal(t, time.Minute+nonceInterval, waited("first"))
 	})

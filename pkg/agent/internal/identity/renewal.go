@@ -37,8 +37,7 @@ const (
 type Renewal struct {
 	Identity   *Identity
 	Connection *Connection
-	// Registration registers the instance again if its certificate has expired and it has a
-	// new nonce.
+	// Registration registers the instance again if its certificate has expired.
 	Registration *Registration
 
 	// unconfirmed is true while the server does not know that the agent has stored the latest
@@ -120,19 +119,19 @@ func (r *Renewal) settle() {
 	r.early = time.Now().Add(delay)
 }
 
-// renew makes one attempt. Servers do not accept an expired certificate, so it first tries
-// a new nonce. It still tries the certificate, because the clock of this machine may be
-// wrong.
+// renew makes one attempt. Connections with an expired certificate are refused, so it first
+// registers again. It still tries the certificate, because the clock of this machine may be wrong.
 func (r *Renewal) renew(ctx context.Context, certificate *Certificate) error {
+	var refused error
 	if certificate.Expired(time.Now()) {
-		if err := r.registerAgain(ctx); err == nil {
+		if refused = r.registerAgain(ctx); refused == nil {
 			return nil
 		}
 	}
 	if err := r.replace(ctx, certificate.PrivateKey.(ed25519.PrivateKey)); err != nil {
-		if certificate.Expired(time.Now()) {
-			return fmt.Errorf("the certificate expired at %s, the instance needs a nonce to register again: %w",
-				certificate.Leaf.NotAfter.Format(time.RFC3339), err)
+		if refused != nil {
+			return fmt.Errorf("the certificate expired at %s, the instance may need a nonce to register again: %w",
+				certificate.Leaf.NotAfter.Format(time.RFC3339), errors.Join(refused, err))
 		}
 		return err
 	}

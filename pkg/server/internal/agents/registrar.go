@@ -77,7 +77,9 @@ type Request struct {
 	// Token is the nonce, and PublicKeyPEM the agent's key.
 	Token        string
 	PublicKeyPEM []byte
-	Machine      Machine
+	// Expired is the last certificate of the agent, PEM, in place of the nonce.
+	Expired []byte
+	Machine Machine
 	// Trusted are the fingerprints of the authorities that the agent trusts, none if it does not
 	// say so.
 	Trusted []string
@@ -89,6 +91,9 @@ type Request struct {
 // instance, not to the nonce: every valid nonce of the instance accepts only the first key,
 // and an agent that got no response may retry with the same key.
 func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certificate, error) {
+	if request.Token == "" && len(request.Expired) > 0 {
+		return r.renewExpired(ctx, request)
+	}
 	claims, err := registration.ParseNonce(request.Token, r.NonceKey)
 	if err != nil {
 		return nil, err

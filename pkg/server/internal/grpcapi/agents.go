@@ -47,9 +47,14 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 	if err := checkPossession(request); err != nil {
 		return nil, err
 	}
+	if len(request.GetExpiredCertificatePem()) > 0 && len(request.GetCertificateRequest()) == 0 {
+		// A handshake would prove that the caller has the key.
+		return nil, status.Error(codes.InvalidArgument, "certificate_request: is required with expired_certificate_pem")
+	}
 	certificate, err := s.Registrar.Register(ctx, agents.Request{
 		Token:        request.GetRegistrationNonceJwt(),
 		PublicKeyPEM: request.GetPublicKeyPem(),
+		Expired:      request.GetExpiredCertificatePem(),
 		Machine:      agents.Machine{IPv4: request.GetPrivateIpv4(), IPv6: request.GetPrivateIpv6(), Hostname: request.GetHostname()},
 		Source:       sourceOf(ctx),
 		Trusted:      request.GetTrustedAuthorities(),

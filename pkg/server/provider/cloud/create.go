@@ -48,7 +48,10 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	if _, former := p.former[spec.ID]; former {
 		p.searchFormer(e.request)
 	}
-	delete(p.renewed, spec.ID)
+	if renewed, found := p.renewed[spec.ID]; found {
+		e.request.uncertain, e.request.hiddenUntil = true, renewed.request.hiddenUntil
+		delete(p.renewed, spec.ID)
+	}
 	p.table[spec.ID] = e
 	p.launches.Add(spec.ID)
 	return nil
@@ -111,8 +114,8 @@ func (p *Provider) startDeletion(id string) (group instance.GroupKey, dropped bo
 	defer p.mu.Unlock()
 	e, known := p.table[id]
 	former, unrequested := p.former[id]
-	if !unrequested {
-		former, unrequested = p.renewed[id]
+	if renewed, found := p.renewed[id]; found && !unrequested {
+		former, unrequested = renewed.instanceVM(), true
 		delete(p.renewed, id)
 	}
 	if unrequested && !known {

@@ -15,9 +15,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// renewAfter is how long after its request a launch in progress needs a new request: the
-// nonce in the userdata is valid for a few minutes only.
-const renewAfter = 2 * time.Minute
+// renewAfter is how long after its request a launch that has waited or is in progress needs a new
+// request: the nonce in the userdata is valid for a few minutes only.
+const renewAfter = time.Minute
 
 // work makes the next step of one request. It returns false when the queue has shut down.
 func (p *Provider) work(ctx context.Context) bool {
@@ -137,9 +137,18 @@ func (p *Provider) launch(ctx context.Context, id string, r request) (again time
 		p.giveUp(ctx, spec, rejected, nil)
 		return 0, nil
 	}
+	if !r.isOld() {
+		if err := p.writes.wait(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if r.isOld() {
+		p.renew(id, r.uncertain)
+		return 0, nil
+	}
 	var vm VM
 	called := false
-	err = p.write(ctx, func(ctx context.Context) (err error) {
+	err = p.writeNow(ctx, func(ctx context.Context) (err error) {
 		called = true
 		p.setLaunching(id, true)
 		defer p.setLaunching(id, false)
@@ -162,9 +171,6 @@ func (p *Provider) launch(ctx context.Context, id string, r request) (again time
 		// This process or another one has launched the VM before.
 		p.searchLaunched(id)
 		return 0, nil
-	case errors.Is(err, ErrInProgress) && time.Since(r.created) > renewAfter:
-		p.renew(id)
-		return 0, nil
 	case errors.Is(err, ErrInProgress):
 		p.markUncertain(id)
 		return p.limits.PollInterval, nil
@@ -173,6 +179,9 @@ func (p *Provider) launch(ctx context.Context, id string, r request) (again time
 	}
 	return 0, fmt.Errorf("launch the machine of instance %s: %w", id, err)
 }
+
+// isOld reports whether the caller must request the instance again, with another nonce.
+func (r *request) isOld() bool { return time.Since(r.created) > renewAfter }
 
 // setLaunching stores whether a call for the request of an instance is in progress.
 func (p *Provider) setLaunching(id string, launching bool) {
@@ -280,15 +289,17 @@ func (p *Provider) markUncertain(id string) {
 	p.poll.send()
 }
 
-// renew removes a request whose launch is in progress. The caller requests the instance
-// again, with the same id and other userdata, which continues the launch, or deletes the
-// instance.
-func (p *Provider) renew(id string) {
-	p.mu.Lock()
-	if e, known := p.table[id]; known {
-		p.renewed[id] = e.instanceVM()
+// renew removes a request whose nonce would expire too early. The caller requests the instance
+// again, with the same id and other userdata, or deletes the instance. uncertain is true if the
+// VM may exist: then the next request continues the launch.
+func (p *Provider) renew(id string, uncertain bool) {
+	if uncertain {
+		p.mu.Lock()
+		if e, known := p.table[id]; known && e.request != nil {
+			p.renewed[id] = *e
+		}
+		p.mu.Unlock()
 	}
-	p.mu.Unlock()
 	p.remove(id)
 }
 

@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -367,4 +370,103 @@ func TestALaunchThatIsRenewedIsDeleted(t *testing.T) {
 		assert.True(t, known, "the deletion is not in progress: %v", vm)
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
 	})
+}
+
+// renewAfter is how old the userdata of a launch may be.
+const renewAfter = time.Minute
+
+// agingAPI records how old the userdata of each VM is when it is launched: its text is the time at
+// which it was rendered.
+type agingAPI struct {
+	cloud.API
+	throttledUntil time.Time
+	mu             sync.Mutex
+	ages           []time.Duration
+}
+
+func (a *agingAPI) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
+	if time.Now().Before(a.throttledUntil) {
+		return cloud.VM{}, cloud.ErrThrottled
+	}
+	time.Sleep(time.Second)
+	vm, err := a.API.Launch(ctx, r)
+	if rendered, parseErr := time.Parse(time.RFC3339Nano, string(r.Userdata)); err == nil && parseErr == nil {
+		a.mu.Lock()
+		a.ages = append(a.ages, time.Since(rendered))
+		a.mu.Unlock()
+	}
+	return vm, err
+}
+
+// TestALaunchThatHasWaitedGetsAnotherNonce: however long a launch waits for its turn, or for a
+// cloud that throttles, its machine has half of the life of a nonce left to register.
+func TestALaunchThatHasWaitedGetsAnotherNonce(t *testing.T) {
+	for name, test := range map[string]struct {
+		count     int
+		throttled time.Duration
+	}{
+		"a growth by 800":           {800, 0},
+		"ten minutes of throttling": {3, 10 * time.Minute},
+		"throttled while it grows":  {300, 2 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				made := cloudtest.NewCloud()
+				// The limits of provider aws.
+				made.Limits.Writes, made.Limits.Launches = cloud.Budget{PerSecond: 2, Burst: 5}, 4
+				api := &agingAPI{API: made.API(shard), throttledUntil: time.Now().Add(test.throttled)}
+				h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+					return cloud.New(api, cloud.Options{CallContext: callContext})
+				})
+				var wanted []provider.Spec
+				for range test.count {
+					s := spec("")
+					s.ID = providertest.NewID(t)
+					wanted = append(wanted, s)
+				}
+				begin := time.Now()
+				for len(made.Made()) < test.count && time.Since(begin) < time.Hour {
+					// Like the reconciler, which creates what the provider does not know.
+					for _, s := range wanted {
+						if _, known := h.Get(s.ID); !known {
+							s.Userdata = []byte(time.Now().Format(time.RFC3339Nano))
+							require.NoError(t, h.Create(t.Context(), s))
+						}
+					}
+					h.Discard()
+					time.Sleep(time.Second)
+				}
+				assert.Len(t, api.ages, test.count)
+				assert.LessOrEqual(t, slices.Max(api.ages), renewAfter+time.Second)
+				// The budget allows no earlier end.
+				floor := test.throttled + time.Duration(test.count/2)*time.Second
+				assert.Less(t, time.Since(begin), floor+floor/4+time.Minute)
+			})
+		})
+	}
+}
+
+// TestALaunchOfUnknownResultThatHasWaitedIsNotForgotten: its VM exists, and the next request with
+// another nonce finds it; or a deletion does.
+func TestALaunchOfUnknownResultThatHasWaitedIsNotForgotten(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		run(t, func(t *testing.T, w *world) {
+			s := spec("first nonce")
+			w.faults.LoseResponses(cloudtest.Launch, 1)
+			s.ID = w.MustCreate(s)
+			time.Sleep(time.Millisecond) // launched, and the response was lost
+			w.faults.Fail(cloudtest.Launch, 1000)
+			w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+			w.faults.Fail(cloudtest.Launch, 0)
+			if deleted {
+				w.MustDelete(s.ID)
+				w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+				assert.Equal(t, []string{s.ID}, w.cloud.Terminated())
+				return
+			}
+			s.Userdata = []byte("second nonce")
+			w.MustRun(s)
+			w.expectMade(s.ID)
+		})
+	}
 }

@@ -69,8 +69,8 @@ type Provider struct {
 	// former has the instances that another process may have requested, until their VMs
 	// are found or certainly do not exist.
 	former map[string]instance.VM
-	// renewed has the instances whose launch is in progress and needs a new request.
-	renewed map[string]instance.VM
+	// renewed has the instances whose VM may exist and whose launch needs a new request.
+	renewed map[string]entry
 	// emptySince is when lists began to show none of the known VMs.
 	emptySince time.Time
 	// launchEnds is when calls of Launch have ended since the last list, by instance id.
@@ -103,7 +103,7 @@ func New(api API, o Options) *Provider {
 		synced:     make(chan struct{}),
 		table:      table{},
 		former:     map[string]instance.VM{},
-		renewed:    map[string]instance.VM{},
+		renewed:    map[string]entry{},
 		launchEnds: map[string]time.Time{},
 		tokens:     map[string]usedTokens{},
 		rooms:      map[string]room{},

@@ -42,6 +42,11 @@ func (p *Provider) write(ctx context.Context, call func(context.Context) error) 
 	if err := p.writes.wait(ctx); err != nil {
 		return err
 	}
+	return p.writeNow(ctx, call)
+}
+
+// writeNow is like write, for a caller that has waited until it may make a call.
+func (p *Provider) writeNow(ctx context.Context, call func(context.Context) error) error {
 	if p.options.CallContext != nil {
 		callCtx, cancel := p.options.CallContext(ctx)
 		defer cancel()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
@@ -21,11 +22,13 @@ func TestBudgets(t *testing.T) {
 		limits := w.cloud.Limits
 		// A request that may come from a former process is searched for first, which is a read.
 		want := map[string]instance.State{}
+		var formers []provider.Spec
 		for range 100 {
 			former := spec("nonce")
 			former.ID = providertest.NewID(t)
 			w.expect(former.ID)
 			want[w.MustCreate(former)] = instance.Running
+			formers = append(formers, former)
 		}
 		for range 100 {
 			want[w.MustCreate(spec("nonce"))] = instance.Running
@@ -44,6 +47,14 @@ func TestBudgets(t *testing.T) {
 				t.Errorf("in second %d there were %.0f launches, want at most %.0f", seconds, got, writes)
 			}
 			time.Sleep(time.Second)
+		}
+		// After the search their nonces are too old.
+		time.Sleep(2 * visibilityDelay)
+		for _, former := range formers {
+			if _, known := w.Get(former.ID); known {
+				t.Errorf("instance %s was launched with the nonce of its first request", former.ID)
+			}
+			w.MustCreate(former)
 		}
 		w.Await(workers, want)
 		if finds := w.faults.Count(cloudtest.Find); finds == 0 {

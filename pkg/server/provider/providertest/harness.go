@@ -44,6 +44,8 @@ type Harness struct {
 	Stop func()
 
 	t *testing.T
+	// requested are the specs of MustCreate by instance id.
+	requested map[string]provider.Spec
 }
 
 // Failure is a failed request that a provider has reported.
@@ -67,7 +69,7 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 		return ctx, cancel
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	h := &Harness{Provider: p, Leads: leads, Changes: make(chan instance.GroupKey, 1000), Failures: make(chan Failure, 1000), t: t}
+	h := &Harness{Provider: p, Leads: leads, Changes: make(chan instance.GroupKey, 1000), Failures: make(chan Failure, 1000), t: t, requested: map[string]provider.Spec{}}
 	var running sync.WaitGroup
 	running.Go(func() {
 		changed := func(key instance.GroupKey) { report(ctx, h.Changes, key) }
@@ -122,6 +124,7 @@ func (h *Harness) MustCreate(spec provider.Spec) string {
 		spec.ID = NewID(h.t)
 	}
 	require.NoError(h.t, h.Create(h.t.Context(), spec))
+	h.requested[spec.ID] = spec
 	return spec.ID
 }
 
@@ -149,7 +152,8 @@ func (h *Harness) States(key instance.GroupKey) map[string]instance.State {
 }
 
 // Await waits until a group has the instances in want, among others. It looks
-// again only after a reported change.
+// again only after a reported change. Like the reconciler, it requests an instance again that must
+// run and whose request the provider has given back.
 func (h *Harness) Await(key instance.GroupKey, want map[string]instance.State) {
 	h.t.Helper()
 	timeout := time.After(awaitTimeout)
@@ -165,6 +169,10 @@ func (h *Harness) Await(key instance.GroupKey, want map[string]instance.State) {
 				current[id] = state
 			default:
 				current[id] = Deleted
+				if spec, requested := h.requested[id]; requested && want[id] == instance.Running {
+					// The provider may reject it for a while.
+					_ = h.Create(h.t.Context(), spec)
+				}
 			}
 		}
 		if maps.Equal(current, want) {

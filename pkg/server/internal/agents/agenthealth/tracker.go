@@ -8,7 +8,6 @@ package agenthealth
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -150,7 +149,8 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 	}
 	if t.hold.update(silent, len(expected), now) {
 		for _, s := range expected {
-			if s.agent.link.silent(now, interval) {
+			// A silence that begins later counts from then.
+			if s.agent.link.silent(now, interval) && now.After(s.agent.link.from) {
 				s.agent.link.restart(now)
 			}
 		}
@@ -173,8 +173,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 	}
 	if suppressed > 0 && !t.hold.reported {
 		t.hold.reported = true
-		failure = fmt.Errorf("%d of %d agents do not report: none of their instances is replaced for up to %s unless its provider reports that it does not run",
-			silent, len(expected), holdLimit)
+		failure = t.hold.failure(silent, len(expected))
 	}
 	t.mu.Unlock()
 	logger := klog.FromContext(ctx)

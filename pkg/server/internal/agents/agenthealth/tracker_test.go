@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -209,7 +210,8 @@ func TestAnAgentThatComesBack(t *testing.T) {
 
 func TestMissedReportsOnAnOpenStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShard(t, "i000")
+		s := newShard(t, names(2)...)
+		s.connect("i001")
 		session := s.Connect(&instance.Record{ID: "i000"})
 		defer session.Close()
 		session.Report(&nstancev1.HealthReportRequest{})
@@ -278,14 +280,55 @@ func TestAPartitionThatLasts(t *testing.T) {
 	})
 }
 
-// TestTwoLostAgentsAreNoPartition, however small the shard is.
-func TestTwoLostAgentsAreNoPartition(t *testing.T) {
+// TestMostlySilentAgentsWaitForAnAdministrator, however small the shard is: hours later they
+// come back.
+func TestMostlySilentAgentsWaitForAnAdministrator(t *testing.T) {
+	for _, test := range []struct{ silent, all int }{{1, 1}, {2, 2}, {2, 3}, {6, 10}, {200, 200}} {
+		synctest.Test(t, func(t *testing.T) {
+			ids := names(test.all)
+			s := newShard(t, ids...)
+			s.connect(ids...)
+			s.disconnect(ids[:test.silent]...)
+			s.pass(3 * time.Hour)
+			assert.Empty(t, s.lost(), "%d of %d", test.silent, test.all)
+			require.Len(t, s.failures(), 1)
+			assert.Contains(t, s.failures()[0], fmt.Sprintf("%d of %d agents do not report", test.silent, test.all))
+			s.connect(ids[:test.silent]...)
+			s.pass(10 * time.Minute)
+			assert.Empty(t, s.lost(), "%d of %d", test.silent, test.all)
+		})
+	}
+}
+
+// TestAFewSilentAgentsAreReplaced: most others report.
+func TestAFewSilentAgentsAreReplaced(t *testing.T) {
+	for _, test := range []struct{ silent, all int }{{1, 2}, {1, 3}, {2, 4}, {3, 10}} {
+		synctest.Test(t, func(t *testing.T) {
+			ids := names(test.all)
+			s := newShard(t, ids...)
+			s.connect(ids...)
+			s.disconnect(ids[:test.silent]...)
+			s.pass(166 * time.Second)
+			assert.Equal(t, ids[:test.silent], s.lost(), "%d of %d", test.silent, test.all)
+		})
+	}
+}
+
+// TestTheLimitBeginsWhenHalfReport: of ten agents half come back after hours, and the others count
+// as lost a quarter of an hour later.
+func TestTheLimitBeginsWhenHalfReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShard(t, names(2)...)
-		s.connect(names(2)...)
-		s.disconnect(names(2)...)
-		s.pass(166 * time.Second)
-		assert.Equal(t, names(2), s.lost())
+		ids := names(10)
+		s := newShard(t, ids...)
+		s.connect(ids...)
+		s.disconnect(ids...)
+		s.pass(3 * time.Hour)
+		s.connect(ids[5:]...)
+		s.pass(holdLimit - time.Second)
+		assert.Empty(t, s.lost())
+		s.pass(3 * time.Second)
+		assert.Equal(t, ids[:5], s.lost())
+		assert.Len(t, s.failures(), 2)
 	})
 }
 
@@ -306,7 +349,8 @@ func TestAgentsOfDeletedInstancesAreForgotten(t *testing.T) {
 // TestARegistrationThatWasJustStoredIsNotJudged: the tracker learns of it a moment later.
 func TestARegistrationThatWasJustStoredIsNotJudged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShard(t)
+		s := newShard(t, "other")
+		s.connect("other")
 		s.instances["a"] = instance.Record{ID: "a"}
 		assert.Equal(t, instance.AgentAwaited, s.state("a"))
 		s.mu.Lock()
@@ -327,7 +371,8 @@ func TestARegistrationThatWasJustStoredIsNotJudged(t *testing.T) {
 // not called, because it may never come back.
 func TestARegistrationWithALostAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newShard(t)
+		s := newShard(t, "other")
+		s.connect("other")
 		s.instances["a"] = instance.Record{ID: "a"}
 		assert.Equal(t, instance.AgentAwaited, s.state("a"))
 		s.mu.Lock()
