@@ -229,16 +229,32 @@ func (s *shard) objects() map[string]string {
 // badUserdata makes an agent that the server refuses to register.
 var badUserdata = strings.Replace(userdata, "'{{.Nonce}}'", "'not {{.Nonce}}'", 1)
 
-// TestBadUserdataStopsARotation: the rotation of a group of ten stops after one machine, says
-// why, and loses no capacity. With other userdata it continues.
+// neverJoins makes an agent that registers, receives its files and reports, on a machine that never
+// becomes what it is for.
+var neverJoins = strings.Replace(userdata, "NSTANCE_KEYS_DIR", "NSTANCE_READY_FILE=joined\nNSTANCE_KEYS_DIR", 1)
+
+// TestBadUserdataStopsARotation: the rotation of a group stops after one machine, says why, and loses
+// no capacity. With other userdata it continues.
 func TestBadUserdataStopsARotation(t *testing.T) {
 	t.Parallel()
-	const size = 10
+	testBadUserdata(t, 10, badUserdata, "its agent has not registered within 10s", "Registration failed")
+}
+
+// TestMachinesThatNeverJoinStopARotation: their agents report, and their machines are not ready.
+func TestMachinesThatNeverJoinStopARotation(t *testing.T) {
+	t.Parallel()
+	testBadUserdata(t, 3, neverJoins, "is not ready after 10s, file joined does not exist", "Readiness check failed")
+}
+
+// testBadUserdata rotates a group to bad userdata: operators get an error with a text, and the log of
+// each agent has a line.
+func testBadUserdata(t *testing.T, size int, bad, text, line string) {
+	t.Helper()
 	// The timeout is long enough to start an agent on a busy machine.
 	const registrationTimeout = 30 * time.Second
 	// badTimeout is the registration timeout of agents that cannot register.
 	const badTimeout = 10 * time.Second
-	require.NotEqual(t, userdata, badUserdata)
+	require.NotEqual(t, userdata, bad)
 	begin := time.Now()
 	sh := startShard(t, settings{
 		groups: map[string]int{"main": size}, userdata: userdata,
@@ -249,17 +265,17 @@ func TestBadUserdataStopsARotation(t *testing.T) {
 	first := sh.cloud.Existing()
 	failures, fewest := sh.watchErrors(), sh.watchCapacity()
 
-	sh.configure(func(s *settings) { s.userdata, s.registrationTimeout = badUserdata, badTimeout })
+	sh.configure(func(s *settings) { s.userdata, s.registrationTimeout = bad, badTimeout })
 	refused := 0
 	for n := range 2 {
-		event := sh.untilError(failures, "its agent has not registered within 10s")
+		event := sh.untilError(failures, text)
 		assert.Equal(t, "main", event.GetGroup())
 		assert.Contains(t, event.GetError(), `check the userdata of template "worker"`)
 		assert.NotContains(t, first, event.GetInstanceId())
 		assert.Equal(t, n+1, len(sh.cloud.Made())-size, "machines that were created with the bad userdata")
-		refused += sh.lines(event.GetInstanceId(), "Registration failed")
+		refused += sh.lines(event.GetInstanceId(), line)
 	}
-	assert.Positive(t, refused, "refused registrations in the logs of the agents")
+	assert.Positive(t, refused, "%s in the logs of the agents", line)
 	assert.Empty(t, without(first, sh.cloud.Existing()), "machines that were replaced")
 
 	sh.configure(func(s *settings) {
@@ -272,10 +288,10 @@ func TestBadUserdataStopsARotation(t *testing.T) {
 	assert.Equal(t, size+1, sh.cloud.Most(), "machines at once")
 	assert.Equal(t, int32(size), fewest(), "instances that run")
 	// The third machine with the bad userdata may have been created before it was mended.
-	bad := len(sh.cloud.Made()) - 2*size
-	assert.GreaterOrEqual(t, bad, 2)
-	assert.LessOrEqual(t, bad, 3)
-	assert.Len(t, sh.cloud.Terminated(), size+bad)
+	failed := len(sh.cloud.Made()) - 2*size
+	assert.GreaterOrEqual(t, failed, 2)
+	assert.LessOrEqual(t, failed, 3)
+	assert.Len(t, sh.cloud.Terminated(), size+failed)
 	sh.checkSecrets()
 }
 

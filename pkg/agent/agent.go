@@ -72,6 +72,10 @@ func Run(ctx context.Context, o *Options) error {
 	}
 	defer func() { _ = conn.Close() }()
 
+	ready, err := newReadiness(o.ReadyFile, o.ReadyURL, id)
+	if err != nil {
+		return err
+	}
 	var poller *notice.Poller
 	reports := &reports{
 		instanceID: o.InstanceID,
@@ -79,6 +83,7 @@ func Run(ctx context.Context, o *Options) error {
 		files:      store,
 		metrics:    collector,
 		notice:     func() *notice.Notice { return poller.Notice() },
+		notReady:   ready.Reason,
 		begin:      begin,
 	}
 	reporter := newReporter(conn, o.ReportInterval, func() *nstancev1.HealthReportRequest { return reports.create(ctx) })
@@ -92,6 +97,7 @@ func Run(ctx context.Context, o *Options) error {
 		(&files.KeyCreator{Connection: conn, Store: keys, InstanceID: o.InstanceID}).Run,
 		(&files.Receiver{Connection: conn, Store: store, Changed: reporter.Trigger, Applied: exporter.patched}).Run,
 		poller.Run,
+		func(ctx context.Context) { ready.Run(ctx, reporter.Trigger) },
 	}
 	if o.ReportInterval > 0 {
 		run = append(run, reporter.Run)

@@ -44,6 +44,10 @@ type Options struct {
 
 	// ReportInterval is the time between two reports, 0 for no reports.
 	ReportInterval time.Duration
+	// ReadyFile is a file that exists, and ReadyURL a URL that answers with a status of 2xx, once
+	// the machine is ready for what it is for. If both are empty, it is ready when it has
+	// reported.
+	ReadyFile, ReadyURL string
 	// MetricsInterface is the network interface whose counters are reported; empty to
 	// report no interface.
 	MetricsInterface string
@@ -99,6 +103,8 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.InstanceKind, "instance-kind", o.InstanceKind, "kind of the instance, for logs")
 	flags.StringVar(&o.Environment, "environment", o.Environment, "name of the environment, for logs")
 	flags.DurationVar(&o.ReportInterval, "report-interval", o.ReportInterval, "time between two health reports; 0 for none")
+	flags.StringVar(&o.ReadyFile, "ready-file", o.ReadyFile, "file that exists once the machine is ready; empty if there is none")
+	flags.StringVar(&o.ReadyURL, "ready-url", o.ReadyURL, "URL that answers with a status of 2xx once the machine is ready; empty if there is none")
 	flags.StringVar(&o.MetricsInterface, "metrics-interface", o.MetricsInterface, "network interface whose counters are reported; empty for none")
 	flags.StringVar(&o.EBPFCountersPath, "ebpf-counters-path", o.EBPFCountersPath, "accepted for compatibility: this agent reads no counters of connections")
 	flags.StringVar(&o.Provider, "provider", o.Provider, "cloud whose termination notices are reported: aws, google or azure")
@@ -131,6 +137,12 @@ func (o *Options) Validate() error {
 		if parsed, err := netip.ParseAddr(address); address != "" && (err != nil || parsed.Is4() != (flag == "instance-ipv4") || parsed.Zone() != "") {
 			refuse(flag, fmt.Errorf("%q is not such an address, without a zone", address))
 		}
+	}
+	if o.ReadyFile != "" && o.ReadyURL != "" {
+		refuse("ready-url", errors.New("must not be set together with --ready-file"))
+	}
+	if parsed, err := url.Parse(o.ReadyURL); o.ReadyURL != "" && (err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https") {
+		refuse("ready-url", errors.New("it must begin with http:// or https:// and have a host"))
 	}
 	if o.ReportInterval < 0 {
 		refuse("report-interval", fmt.Errorf("%s must not be negative", o.ReportInterval))

@@ -28,6 +28,10 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
+// maxNotReady is the maximum length of the reason why a machine is not ready, in bytes
+// (docs/protocol.md#extensions).
+const maxNotReady = 200
+
 // reports creates the health reports of one process. Only one goroutine creates them.
 type reports struct {
 	instanceID string
@@ -36,7 +40,9 @@ type reports struct {
 	metrics    *collector
 	// notice returns the latest termination notice, or nil.
 	notice func() *notice.Notice
-	begin  time.Time
+	// notReady returns why the machine is not ready, "" once it is.
+	notReady func() string
+	begin    time.Time
 	count  atomic.Int64
 }
 
@@ -63,6 +69,10 @@ func (r *reports) create(ctx context.Context) *nstancev1.HealthReportRequest {
 	}
 	// A damaged file must not end the stream of reports.
 	report.ConfigHash = validText(hash)
+	report.NotReady = validText(r.notReady())
+	if len(report.NotReady) > maxNotReady {
+		report.NotReady = strings.ToValidUTF8(report.NotReady[:maxNotReady], "")
+	}
 	if n := r.notice(); n != nil {
 		report.TerminationNotice = &nstancev1.TerminationNotice{Action: validText(n.Action)}
 		if !n.Deadline.IsZero() {

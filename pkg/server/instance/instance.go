@@ -193,8 +193,8 @@ const (
 	// AgentNone means that no agent is expected: the instance runs no agent, is not listed by
 	// its provider, or is not going to run.
 	AgentNone AgentState = iota
-	// AgentAwaited means that the agent has not registered, or not reported since: the
-	// instance is coming up.
+	// AgentAwaited means that the agent has not registered, or not reported since that its
+	// machine is ready: the instance is coming up.
 	AgentAwaited
 	// AgentUnknown means that the agent has registered, and has not reported since this
 	// server leads.
@@ -215,6 +215,8 @@ type Agent struct {
 	Since time.Time
 	// Reason is why the agent counts as lost, for people.
 	Reason string
+	// NotReady is why the machine of an agent that is awaited and reports is not ready, for people.
+	NotReady string
 	// Notice is the termination that the provider has announced, or nil.
 	Notice *Notice
 }

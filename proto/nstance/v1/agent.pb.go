@@ -206,7 +206,10 @@ type HealthReportRequest struct {
 	// Absent if the provider has announced no termination.
 	TerminationNotice *TerminationNotice `protobuf:"bytes,8,opt,name=termination_notice,json=terminationNotice,proto3" json:"termination_notice,omitempty"`
 	// Hash of the last patch of files that was applied; at first, that of the nonce.
-	ConfigHash    string `protobuf:"bytes,9,opt,name=config_hash,json=configHash,proto3" json:"config_hash,omitempty"`
+	ConfigHash string `protobuf:"bytes,9,opt,name=config_hash,json=configHash,proto3" json:"config_hash,omitempty"`
+	// Why the machine is not ready for what it is for, at most 200 bytes. Empty once it has been
+	// ready, and if the agent does not know that.
+	NotReady      string `protobuf:"bytes,1000,opt,name=not_ready,json=notReady,proto3" json:"not_ready,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -300,6 +303,13 @@ func (x *HealthReportRequest) GetTerminationNotice() *TerminationNotice {
 func (x *HealthReportRequest) GetConfigHash() string {
 	if x != nil {
 		return x.ConfigHash
+	}
+	return ""
+}
+
+func (x *HealthReportRequest) GetNotReady() string {
+	if x != nil {
+		return x.NotReady
 	}
 	return ""
 }
@@ -756,7 +766,7 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\x13PublicKeySubmission\x12\x1a\n" +
 	"\bfilename\x18\x01 \x01(\tR\bfilename\x12$\n" +
-	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\"\xea\x03\n" +
+	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\"\x88\x04\n" +
 	"\x13HealthReportRequest\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -768,7 +778,8 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x05files\x18\a \x03(\v2*.nstance.v1.HealthReportRequest.FilesEntryR\x05files\x12L\n" +
 	"\x12termination_notice\x18\b \x01(\v2\x1d.nstance.v1.TerminationNoticeR\x11terminationNotice\x12\x1f\n" +
 	"\vconfig_hash\x18\t \x01(\tR\n" +
-	"configHash\x1aP\n" +
+	"configHash\x12\x1c\n" +
+	"\tnot_ready\x18\xe8\a \x01(\tR\bnotReady\x1aP\n" +
 	"\n" +
 	"FilesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12,\n" +

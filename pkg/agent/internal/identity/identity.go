@@ -32,6 +32,7 @@ const (
 	publicKeyFile   = "identity.pub"
 	certificateFile = "identity.crt"
 	configHashFile  = "config.hash"
+	readyFile       = "ready"
 )
 
 // maxFileBytes is the maximum size of a file of the folder.
@@ -61,7 +62,7 @@ func Open(folder string, mode fs.FileMode, instanceID string) (*Identity, error)
 		return nil, err
 	}
 	i := &Identity{folder: folder, mode: mode, instanceID: instanceID}
-	for _, name := range []string{caFile, nonceFile, keyFile, nextKeyFile, publicKeyFile, certificateFile, configHashFile} {
+	for _, name := range []string{caFile, nonceFile, keyFile, nextKeyFile, publicKeyFile, certificateFile, configHashFile, readyFile} {
 		if err := os.Chmod(i.path(name), mode.Perm()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("set the mode of the identity: %w", err)
 		}
@@ -108,6 +109,18 @@ func (i *Identity) ConfigHash() (string, error) {
 func (i *Identity) SetConfigHash(hash string) error {
 	return i.write(configHashFile, []byte(hash))
 }
+
+// WasReady reports whether SetReady was called once.
+func (i *Identity) WasReady() (bool, error) {
+	_, err := os.Stat(i.path(readyFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// SetReady stores that the machine of the instance has been ready.
+func (i *Identity) SetReady() error { return i.write(readyFile, nil) }
 
 // SeedConfigHash stores the hash in a nonce unless a hash is stored.
 func (i *Identity) SeedConfigHash(nonce string) error {

@@ -16,14 +16,13 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// minCreateDelay and maxCreateDelay bound the delay after an instance whose agent has not
-// registered.
+// minCreateDelay and maxCreateDelay bound the delay after an instance that did not come up.
 const (
 	minCreateDelay = 15 * time.Second
 	maxCreateDelay = 15 * time.Minute
 )
 
-// failures contains the groups whose latest instance has not registered its agent. A new
+// failures contains the groups whose latest instance did not come up. A new
 // leader starts without failures, and so creates one instance at once.
 type failures struct {
 	mu      sync.Mutex
@@ -66,7 +65,7 @@ func (f *failures) add(group *groups.Group, now time.Time) (until time.Time) {
 }
 
 // createAfter returns when the next instance of a group may be created, the zero time
-// without a failure. Another configuration and an agent that has registered since end a
+// without a failure. Another configuration and an instance that has come up since end a
 // series.
 func (f *failures) createAfter(group *groups.Group, instances []instance.Instance) time.Time {
 	f.mu.Lock()
@@ -87,17 +86,20 @@ func (f *failures) createAfter(group *groups.Group, instances []instance.Instanc
 	return current.until
 }
 
-// neverRegistered reports an instance that is given up because its agent has not registered,
-// and delays the next instance.
-func (r *reconciliation) neverRegistered(ctx context.Context, i *instance.Instance) {
+// neverUp reports an instance that is given up because its agent has not registered, or because its
+// machine is not ready, and delays the next instance.
+func (r *reconciliation) neverUp(ctx context.Context, i *instance.Instance) {
 	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
 	err := fmt.Errorf("instance %s runs, and its agent has not registered within %s: it is deleted", i.ID, timeout)
+	if i.Agent.NotReady != "" {
+		err = fmt.Errorf("instance %s runs, and is not ready after %s, %s: it is deleted", i.ID, timeout, i.Agent.NotReady)
+	}
 	if !i.OnDemand {
 		until := r.failures.add(r.group, time.Now())
 		err = fmt.Errorf("%w, and the next one is created in %s; check the userdata of template %q",
 			err, time.Until(until).Round(time.Second), r.group.Template)
 	}
-	klog.FromContext(ctx).Error(err, "An agent has not registered in time", "instance", i.ID)
+	klog.FromContext(ctx).Error(err, "An instance is not up in time", "instance", i.ID)
 	r.Failed(r.key, i.ID, err)
 }
 

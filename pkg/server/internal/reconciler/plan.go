@@ -195,7 +195,7 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}
-	case p.neverRegistered(i):
+	case p.neverUp(i):
 		p.failed = p.failed || !i.OnDemand
 		p.do(action{verb: terminate, id: i.ID, reason: instance.ReasonUnregistered})
 		return true
@@ -353,7 +353,7 @@ func (p *planner) nextDeadline() time.Time {
 		switch {
 		case isUncreated(i):
 			age(i, p.registrationTimeout)
-		case awaitsRegistration(i) && p.registrationTimeout > 0:
+		case awaitsAgent(i) && p.registrationTimeout > 0:
 			at(i.Agent.Since.Add(p.registrationTimeout))
 		}
 	}

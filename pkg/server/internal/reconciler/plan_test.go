@@ -386,6 +386,7 @@ func booting(i *instance.Instance) {
 	i.Known, i.Agent.State = true, instance.AgentAwaited
 }
 
+func notReady(i *instance.Instance)     { i.Agent.NotReady = "it has not joined" }
 func registered(i *instance.Instance)   { i.Registration = &instance.Registration{} }
 func reporting(i *instance.Instance)    { i.Agent.State = instance.AgentReporting }
 func unknownAgent(i *instance.Instance) { i.Agent.State = instance.AgentUnknown }
@@ -412,6 +413,7 @@ func TestPlanAgents(t *testing.T) {
 		{name: "rotation waits until the replacement reports", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1)))},
 		{name: "also while it boots", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, booting))},
 		{name: "also for its first report", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1), registered))},
+		{name: "also until it is ready", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, pending, awaited(1), registered, notReady))},
 		{name: "then it goes on", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, running, reporting)), want: []string{"drain a for config-drift until +5m0s"}},
 		{name: "a new leader waits for reports before it rotates", state: group(2, newInstance("a", 9, running, old, reporting), newInstance("b", 9, running, unknownAgent))},
 		{name: "and before it deletes an instance for another", state: group(1, newInstance("a", 9, running, old, unknownAgent), newInstance("b", 1, running, unknownAgent))},
@@ -425,6 +427,8 @@ func TestPlanAgents(t *testing.T) {
 		{name: "an agent has time to register", state: group(1, newInstance("a", 4, pending, awaited(4))).with(fiveMinutes), next: 1},
 		{name: "counted from when the instance runs", state: group(1, newInstance("a", 9, pending, booting)).with(fiveMinutes)},
 		{name: "then the instance is given up, and no other is created yet", state: group(2, newInstance("a", 5, pending, awaited(5))).with(fiveMinutes), want: []string{"terminate a for unregistered"}},
+		{name: "also an instance that is not ready", state: group(2, newInstance("a", 5, pending, awaited(5), registered, notReady)).with(fiveMinutes), want: []string{"terminate a for unregistered"}},
+		{name: "but not one whose first report is late", state: group(1, newInstance("a", 5, pending, awaited(5), registered)).with(fiveMinutes)},
 		{name: "so is an on-demand instance", state: group(0, newInstance("a", 5, pending, awaited(5), onDemand)).with(fiveMinutes), want: []string{"terminate a for unregistered"}},
 		{name: "one that has registered is not", state: group(1, newInstance("a", 5, pending, awaited(5), registered)).with(fiveMinutes)},
 		{name: "the next one is delayed", state: group(3, newInstance("a", 9, running, reporting)).with(failedUntil(2)), next: 2},

@@ -197,7 +197,7 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 		}
 		r.Metrics.drained(&before)
 		if a.reason == instance.ReasonUnregistered && before.Known {
-			r.neverRegistered(ctx, &before)
+			r.neverUp(ctx, &before)
 		}
 	}
 	first := r.logged.add(a.id)

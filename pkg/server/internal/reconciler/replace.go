@@ -120,15 +120,16 @@ func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted
 	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
 }
 
-// neverRegistered reports whether to give up an instance that runs and whose agent has
-// not registered in time.
-func (p *planner) neverRegistered(i *instance.Instance) bool {
-	return awaitsRegistration(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
+// neverUp reports whether to give up an instance that runs and whose agent has not registered in
+// time, or whose machine is not ready in time.
+func (p *planner) neverUp(i *instance.Instance) bool {
+	return awaitsAgent(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
 }
 
-// awaitsRegistration reports whether an instance runs and its agent has not registered.
-func awaitsRegistration(i *instance.Instance) bool {
-	return i.Agent.State == instance.AgentAwaited && i.Registration == nil && !i.Agent.Since.IsZero()
+// awaitsAgent reports whether an instance runs, and its agent has not registered or reports that the
+// machine is not ready. An agent that has registered and does not report is lost after a while.
+func awaitsAgent(i *instance.Instance) bool {
+	return i.Agent.State == instance.AgentAwaited && (i.Registration == nil || i.Agent.NotReady != "") && !i.Agent.Since.IsZero()
 }
 
 // isNoticed reports whether the provider has announced that it will terminate an

@@ -8,6 +8,7 @@ package agenthealth
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,8 +42,7 @@ type Tracker struct {
 // agent is the state of one agent.
 type agent struct {
 	group instance.GroupKey
-	// state and since become instance.Agent. In every state but AgentAwaited the agent has a
-	// registration.
+	// state and since become instance.Agent. Without a registration the state is AgentAwaited.
 	state instance.AgentState
 	since time.Time
 	// registered is true when the agent has registered, in this term or before.
@@ -67,7 +67,11 @@ func (t *Tracker) State(record *instance.Record) instance.Agent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	a := t.agent(record)
-	return instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice}
+	state := instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice}
+	if a.state == instance.AgentAwaited {
+		state.NotReady = notReady(a.report)
+	}
+	return state
 }
 
 // agent returns the entry of an instance. A new entry is given the time of several reports
@@ -277,9 +281,14 @@ func (s *Session) Report(report *nstancev1.HealthReportRequest) {
 	a.report, a.reportedAt = report, now
 	a.link.connected = true
 	a.link.restart(now)
-	changed := a.state != instance.AgentReporting
+	next := instance.AgentReporting
+	if notReady(report) != "" && a.state != instance.AgentReporting {
+		// What has served stays up: a new leader hears it from agents that have been ready.
+		next = instance.AgentAwaited
+	}
+	changed := a.state != next
 	if changed {
-		a.set(instance.AgentReporting, "", now)
+		a.set(next, "", now)
 	}
 	if a.notice == nil && report.GetTerminationNotice() != nil {
 		// A notice is never withdrawn: a failed query of the provider looks like a
@@ -291,6 +300,17 @@ func (s *Session) Report(report *nstancev1.HealthReportRequest) {
 	if changed {
 		t.Changed(a.group)
 	}
+}
+
+// maxNotReady is the maximum length of the reason why a machine is not ready, in bytes
+// (docs/protocol.md#extensions).
+const maxNotReady = 200
+
+// notReady returns why the machine of a report, which may be nil, is not ready. Only people read
+// it.
+func notReady(report *nstancev1.HealthReportRequest) string {
+	reason := report.GetNotReady()
+	return strings.ToValidUTF8(reason[:min(len(reason), maxNotReady)], "")
 }
 
 // Close ends the stream. The provider is queried, unless the agent has another stream. A

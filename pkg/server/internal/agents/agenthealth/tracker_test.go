@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -329,6 +330,43 @@ func TestTheLimitBeginsWhenHalfReport(t *testing.T) {
 		s.pass(3 * time.Second)
 		assert.Equal(t, ids[:5], s.lost())
 		assert.Len(t, s.failures(), 2)
+	})
+}
+
+// TestAMachineThatIsNotReadyIsAwaited, until it is ready once.
+func TestAMachineThatIsNotReadyIsAwaited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, "former")
+		s.instances["new"] = instance.Record{ID: "new", Registration: &instance.Registration{}}
+		record := instance.Record{ID: "new"}
+		assert.Equal(t, instance.AgentAwaited, s.State(&record).State)
+		created := time.Now()
+		s.pass(time.Minute)
+		s.Registered(&record)
+		session := s.Connect(&record)
+		defer session.Close()
+		report := func(session *Session, id, notReady string) {
+			session.Report(&nstancev1.HealthReportRequest{InstanceId: id, NotReady: notReady})
+		}
+		report(session, "new", strings.Repeat("x", 199)+"é")
+		want := instance.Agent{State: instance.AgentAwaited, Since: created, NotReady: strings.Repeat("x", 199)}
+		assert.Equal(t, want, s.State(&record))
+		s.pass(time.Minute)
+		report(session, "new", "")
+		want = instance.Agent{State: instance.AgentReporting, Since: time.Now()}
+		assert.Equal(t, want, s.State(&record))
+		s.pass(time.Minute)
+		report(session, "new", "the kubelet is restarted")
+		assert.Equal(t, want, s.State(&record), "an instance that has been ready stays up")
+
+		// A new leader hears it from the agent: until then the instance counts as running.
+		former := instance.Record{ID: "former", Registration: &instance.Registration{}}
+		assert.Equal(t, instance.AgentUnknown, s.State(&former).State)
+		other := s.Connect(&former)
+		defer other.Close()
+		report(other, "former", "it has not joined")
+		want = instance.Agent{State: instance.AgentAwaited, Since: time.Now(), NotReady: "it has not joined"}
+		assert.Equal(t, want, s.State(&former))
 	})
 }
 
