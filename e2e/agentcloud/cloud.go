@@ -13,6 +13,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,6 +37,10 @@ type Options struct {
 	Dir string
 	// Room is how many machines the subnets have room for. Others have no limit.
 	Room map[string]int
+	// Address is the address that the cloud reports for every machine, such as the address from
+	// which the agents really connect. Without it each machine has another address, at which
+	// nothing is.
+	Address netip.Addr
 	// Environment returns environment variables of the agents in a subnet. They replace the
 	// variables that the userdata sets. Optional.
 	Environment func(subnet string) []string

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -30,13 +31,20 @@ const (
 )
 
 // providerOptions are the options of the provider in the configuration.
-type providerOptions struct{ url string }
+type providerOptions struct {
+	url         string
+	checkSource bool
+}
 
-// ReadOptions reads the options of the provider: the URL of a Cloud.
+// ReadOptions reads the options of the provider: the URL of a Cloud, and whether agents must
+// register from an address of their machine, which is false by default (Options.Address).
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
-	return &providerOptions{o.String("url")}
+	return &providerOptions{o.String("url"), o.Bool("check_source_address", false)}
 }
+
+// ChecksSource reports whether agents must register from an address of their machine.
+func (o *providerOptions) ChecksSource() bool { return o.checkSource }
 
 // Validate returns an error for every rule that the options break.
 func (o *providerOptions) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList {
@@ -196,7 +204,7 @@ func (c *Cloud) handler() http.Handler {
 	calls := map[string]func(context.Context, cloud.API, request) (response, error){
 		launchPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			m, err := api.Launch(ctx, *r.Launch)
-			return response{Machines: []cloud.VM{m}}, err
+			return c.response(m), err
 		},
 		terminatePath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			errs := map[string]string{}
@@ -207,14 +215,14 @@ func (c *Cloud) handler() http.Handler {
 		},
 		listPath: func(ctx context.Context, api cloud.API, _ request) (response, error) {
 			list, err := api.List(ctx)
-			return response{Machines: list}, err
+			return c.response(list...), err
 		},
 		findPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			m, found, err := api.Find(ctx, r.Name)
 			if !found {
 				return response{}, err
 			}
-			return response{Machines: []cloud.VM{m}}, err
+			return c.response(m), err
 		},
 		roomPath: func(ctx context.Context, api cloud.API, r request) (response, error) {
 			room, err := api.Room(ctx, r.Name)
@@ -235,6 +243,17 @@ func (c *Cloud) handler() http.Handler {
 		})
 	}
 	return mux
+}
+
+// response returns a response with machines. All machines have the same address if the options of
+// the cloud name an address.
+func (c *Cloud) response(machines ...cloud.VM) response {
+	if c.options.Address.IsValid() {
+		for i := range machines {
+			machines[i].Addresses = []netip.Addr{c.options.Address}
+		}
+	}
+	return response{Machines: machines}
 }
 
 func (r *response) setError(err error) {

@@ -21,6 +21,7 @@ func with(more ...string) []string { return slices.Concat(cluster, more) }
 // depends on every input. A package that uses an input that it does not list fails.
 var suites = map[string][]string{
 	"agents":      {"nstance-agent", "agentserver"},
+	"attackers":   with("nstance-agent", "agentserver"),
 	"autoscaler":  with("marekvs-operator"),
 	"capi":        cluster,
 	"drains":      with("kubectl-nstance"),
