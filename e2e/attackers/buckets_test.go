@@ -12,7 +12,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
@@ -29,12 +28,9 @@ import (
 func TestBucket(t *testing.T) {
 	t.Parallel()
 	_, folder := machineOf(t, victims, "recv/victim.json")
-	nonce := readFile(t, folder, "userdata")
-	token := regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]+`).FindString(nonce)
-	require.NotEmpty(t, token)
 	seed := env.Installation.Authority().KeySeed()
 	confidential := map[string]string{
-		"a secret": victimSecret, "a nonce": token, "a private key": "PRIVATE KEY",
+		"a secret": victimSecret, "a nonce": nonceOf(t, folder), "a private key": "PRIVATE KEY",
 		"the seed of the CA": string(seed), "the seed of the CA in base64": base64.StdEncoding.EncodeToString(seed),
 	}
 	objects := 0

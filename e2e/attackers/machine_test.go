@@ -50,7 +50,8 @@ func TestMachine(t *testing.T) {
 	_, err = nstancev1.NewOperatorServiceClient(connection).ListGroups(t.Context(), &emptypb.Empty{})
 	expectRefused(t, err, codes.Unimplemented)
 
-	// Another instance.
+	// Another instance. The agent itself would replace the attacker's streams.
+	killAgent(t, folder)
 	agent := nstancev1.NewAgentServiceClient(connection)
 	_, err = agent.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: victim})
 	expectRefused(t, err, codes.PermissionDenied, victim, id)
@@ -76,7 +77,6 @@ func TestMachine(t *testing.T) {
 
 	// The cut of a long text is in the middle of a character. The stream of errors goes on.
 	errorsOfTenant := watchErrors(t)
-	killAgent(t, folder)
 	for _, text := range []string{strings.Repeat("x", 199) + "é", "marker-after-the-cut"} {
 		broken := &nstancev1.FileStatus{Status: &nstancev1.FileStatus_Error{Error: text}}
 		require.NoError(t, report(t, agent, &nstancev1.HealthReportRequest{

@@ -9,6 +9,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"net"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -107,7 +108,9 @@ func TestNonce(t *testing.T) {
 // nonceOf returns the nonce in the userdata of a machine.
 func nonceOf(t *testing.T, folder string) string {
 	t.Helper()
-	return strings.TrimSpace(readFile(t, folder, "identity", "nonce.jwt"))
+	nonce := regexp.MustCompile(`eyJ[\w-]+\.[\w-]+\.[\w-]+`).FindString(readFile(t, folder, "userdata"))
+	require.NotEmpty(t, nonce)
+	return nonce
 }
 
 // adminNonce returns a new nonce of the operator of a tenant.

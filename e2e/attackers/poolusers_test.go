@@ -68,7 +68,7 @@ func TestPoolUser(t *testing.T) {
 
 	for name, vars := range map[string]map[string]string{
 		"limits.vars": {"hostname": "other"},
-		"greeting":    {"greeting": "a\nPEM\ntouch pwned\n"},
+		"greeting":    {"greeting": "\x1b]0;pwned\a"},
 	} {
 		pool := testcluster.NewNstanceMachinePool("crafted-"+strings.TrimPrefix(name, "limits."), machineShard)
 		pool.Spec.Template, pool.Spec.Vars = intruders, vars

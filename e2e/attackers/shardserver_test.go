@@ -81,6 +81,10 @@ func TestShardServer(t *testing.T) {
 
 	// A drain with the provider id of a Node of another shard.
 	from := env.AuditEnd(t)
+	t.Cleanup(func() {
+		evil.groups.Store(0)
+		evil.victim.Store(nil)
+	})
 	evil.victim.Store(&victim.Spec.ProviderID)
 	env.Scale(t, pool, 1)
 	testcluster.Eventually(t, timeout, "the drain is refused", func(ctx context.Context) error {
@@ -108,13 +112,18 @@ func TestShardServer(t *testing.T) {
 		// The operator lists the groups when it has lost the stream.
 		testcluster.Kill(t, env.ShardServer(evilShard))
 		testcluster.Start(t, env.ShardServer(evilShard))
-		env.UntilShardsReachable(t, pool, metav1.ConditionFalse, v1beta1.ReasonShardLimitExceeded)
+		testcluster.Eventually(t, timeout, "the list of groups is refused", func(ctx context.Context) error {
+			group, err := env.ShardGroup(ctx, pool, evilShard)
+			if err != nil {
+				return err
+			}
+			return testcluster.HasCondition(group.Status.Conditions, v1beta1.ConditionShardReachable, metav1.ConditionFalse, v1beta1.ReasonShardLimitExceeded)
+		})
 	})
 	assert.Equal(t, before, countPools(t), "pools after the flood")
 	env.Scale(t, honest, 2)
 	env.UntilRunning(t, honest, 2)
 	evil.groups.Store(0)
-	evil.victim.Store(nil)
 	env.UntilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
 }
 
