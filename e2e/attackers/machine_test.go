@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,7 +59,7 @@ func TestMachine(t *testing.T) {
 	expectRefused(t, report(t, agent, &nstancev1.HealthReportRequest{
 		InstanceId: victim, TerminationNotice: &nstancev1.TerminationNotice{Action: "terminate"},
 	}), codes.PermissionDenied, victim)
-	for name, content := range receiveFiles(t, agent) {
+	for name, content := range receiveFiles(t, agent, id) {
 		assert.NotContains(t, content, victimSecret, "file %s", name)
 	}
 
@@ -79,10 +80,13 @@ func TestMachine(t *testing.T) {
 	errorsOfTenant := watchErrors(t)
 	for _, text := range []string{strings.Repeat("x", 199) + "é", "marker-after-the-cut"} {
 		broken := &nstancev1.FileStatus{Status: &nstancev1.FileStatus_Error{Error: text}}
-		require.NoError(t, report(t, agent, &nstancev1.HealthReportRequest{
-			InstanceId: id, Timestamp: timestamppb.Now(), Files: map[string]*nstancev1.FileStatus{"own.crt": broken},
-		}))
 		testcluster.Eventually(t, timeout, "the stream has the error", func(context.Context) error {
+			err := report(t, agent, &nstancev1.HealthReportRequest{
+				InstanceId: id, Timestamp: timestamppb.Now(), Files: map[string]*nstancev1.FileStatus{"own.crt": broken},
+			})
+			if err != nil {
+				return err
+			}
 			return errorsOfTenant.contain(text[:20])
 		})
 	}
@@ -125,7 +129,7 @@ func (r *receivedErrors) contain(part string) error {
 		return fmt.Errorf("the stream has ended: %w", r.err)
 	}
 	if !slices.ContainsFunc(r.texts, func(text string) bool { return strings.Contains(text, part) }) {
-		return fmt.Errorf("%d errors, none with %q", len(r.texts), part)
+		return fmt.Errorf("the errors are %q, none has %q", r.texts, part)
 	}
 	return nil
 }
@@ -156,21 +160,36 @@ func report(t *testing.T, agent nstancev1.AgentServiceClient, request *nstancev1
 	return err
 }
 
-// receiveFiles returns the files of the first patch by name.
-func receiveFiles(t *testing.T, agent nstancev1.AgentServiceClient) map[string]string {
+// receiveFiles returns the files of a patch by name. The server sends a patch to an agent that reports
+// other files. The stream stays open, because the server ignores the reports of an agent without it.
+func receiveFiles(t *testing.T, agent nstancev1.AgentServiceClient, id string) map[string]string {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	stream, err := agent.ReceiveFiles(ctx, &emptypb.Empty{})
+	stream, err := agent.ReceiveFiles(t.Context(), &emptypb.Empty{})
 	require.NoError(t, err)
-	files := map[string]string{}
-	for {
-		file, err := stream.Recv()
-		require.NoError(t, err)
-		if file.GetFilename() == "" {
-			assert.NotEmpty(t, files)
-			return files
+	patches := make(chan map[string]string, 1)
+	go func() {
+		files := map[string]string{}
+		for file, err := stream.Recv(); err == nil; file, err = stream.Recv() {
+			files[file.GetFilename()] = string(file.GetContent())
+			if file.GetFilename() == "" && len(patches) == 0 {
+				patches <- maps.Clone(files)
+			}
 		}
-		files[file.GetFilename()] = string(file.GetContent())
-	}
+	}()
+	var files map[string]string
+	testcluster.Eventually(t, timeout, "the server sends files", func(context.Context) error {
+		// The server may not have the stream yet when it gets the first report.
+		err := report(t, agent, &nstancev1.HealthReportRequest{InstanceId: id, Timestamp: timestamppb.Now(), ConfigHash: "other"})
+		if err != nil {
+			return err
+		}
+		select {
+		case files = <-patches:
+			return nil
+		default:
+			return errors.New("no patch")
+		}
+	})
+	assert.Contains(t, files, "own.json")
+	return files
 }
