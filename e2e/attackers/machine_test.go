@@ -34,8 +34,8 @@ import (
 func TestMachine(t *testing.T) {
 	t.Parallel()
 	expectAlive(t, machines.component)
-	id, folder := machineOf(t, intruders, "recv/own.crt")
-	victim, victimFolder := machineOf(t, victims, "recv/victim.json")
+	id, folder := machineOf(t, intruders, "recv/own.env")
+	victim, victimFolder := machineOf(t, victims, "recv/own.crt")
 	require.Contains(t, readFile(t, folder, "recv", "own.json"), intruderSecret)
 	require.Contains(t, readFile(t, victimFolder, "recv", "victim.json"), victimSecret)
 	identity := clientConfig(t, []byte(readFile(t, folder, "identity", "identity.crt")), []byte(readFile(t, folder, "identity", "identity.key")))
@@ -87,7 +87,7 @@ func TestMachine(t *testing.T) {
 		broken := &nstancev1.FileStatus{Status: &nstancev1.FileStatus_Error{Error: text}}
 		testcluster.Eventually(t, timeout, "the stream has the error", func(context.Context) error {
 			err := report(t, agent, &nstancev1.HealthReportRequest{
-				InstanceId: id, Timestamp: timestamppb.Now(), Files: map[string]*nstancev1.FileStatus{"own.crt": broken},
+				InstanceId: id, Timestamp: timestamppb.Now(), Files: map[string]*nstancev1.FileStatus{"own.env": broken},
 			})
 			if err != nil {
 				return err

@@ -212,12 +212,15 @@ func machineConfig() object {
 		"templates": object{
 			intruders: template(object{
 				"own.json": object{"kind": "secret", "source": "intruder"},
-				"own.crt":  object{"kind": "certificate", "template": "own", "key": object{"source": "agent", "name": "own"}},
+				"own.env":  object{"kind": "env", "env": object{"OWN": "{{.Instance.ID}}"}},
 			}),
 			liars: template(object{
 				"names.crt": object{"kind": "certificate", "template": "names", "key": object{"source": "agent", "name": "names"}},
 			}),
-			victims: template(object{"victim.json": object{"kind": "secret", "source": "victim"}}),
+			victims: template(object{
+				"victim.json": object{"kind": "secret", "source": "victim"},
+				"own.crt":     object{"kind": "certificate", "template": "own", "key": object{"source": "agent", "name": "own"}},
+			}),
 			revoked: template(object{}),
 			stolen:  template(object{}),
 		},

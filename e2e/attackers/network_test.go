@@ -70,7 +70,7 @@ func TestNetwork(t *testing.T) {
 				}
 				// An operator waits for a connection for so long.
 				patience := grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: 5 * time.Second})
-				_, err := nstancev1.NewOperatorServiceClient(dial(t, at(port), config, patience)).ListGroups(t.Context(), &emptypb.Empty{})
+				_, err := nstancev1.NewOperatorServiceClient(dial(t, at(port), config, patience, from(elsewhere))).ListGroups(t.Context(), &emptypb.Empty{})
 				assert.NoError(t, refusedOr(err, want), "a client during the flood of port %d", port)
 			}
 		})
@@ -92,11 +92,11 @@ func TestNetwork(t *testing.T) {
 	}
 	assert.LessOrEqual(t, served, 32, "connections of an address that are kept (docs/server-reference.md#limits)")
 	assert.Positive(t, served)
-	elsewhere := http.Client{Transport: &http.Transport{
+	other := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
-		DialContext:       (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 9)}}).DialContext,
+		DialContext:       (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(elsewhere)}}).DialContext,
 	}}
-	response, err := elsewhere.Get("http://" + at(machines.health) + "/health")
+	response, err := other.Get("http://" + at(machines.health) + "/health")
 	require.NoError(t, err)
 	assert.Equal(t, http.StatusOK, response.StatusCode, "another host")
 	_ = response.Body.Close()

@@ -144,14 +144,11 @@ func registerPublic(
 	require.NoError(t, err)
 	request, err := keys.NewRequest(proof)
 	require.NoError(t, err)
-	from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
 	// Only the leader of the cluster registers operators, and agents register at their shard.
 	for _, address := range []string{
 		at(machines.registration), shardAddress(t, honestShard+".registration"), shardAddress(t, evilShard+".registration"),
 	} {
-		connection := dial(t, address, clientConfig(t, nil, nil), grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			return from.DialContext(ctx, "tcp", address)
-		}))
+		connection := dial(t, address, clientConfig(t, nil, nil), from(source))
 		response, err := call(nstancev1.NewRegistrationServiceClient(connection), t.Context(), &nstancev1.RegisterClientRequest{
 			RegistrationNonceJwt: nonce, PublicKeyPem: publicPEM, CertificateRequest: request.CertificateRequest,
 		})
@@ -161,6 +158,14 @@ func registerPublic(
 	}
 	t.Fatal("no server leads the cluster")
 	return nil, nil
+}
+
+// from has a client connect from an address of this host.
+func from(source string) grpc.DialOption {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+	return grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+		return dialer.DialContext(ctx, "tcp", address)
+	})
 }
 
 // nonceKey returns the key of nonces, for which one needs the encryption key.
