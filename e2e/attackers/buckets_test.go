@@ -28,7 +28,7 @@ import (
 func TestBucket(t *testing.T) {
 	t.Parallel()
 	_, folder := machineOf(t, victims, "recv/victim.json")
-	seed := env.Installation.Authority().KeySeed()
+	seed := env.Installation.Authority().KeySeeds()[0]
 	confidential := map[string]string{
 		"a secret": victimSecret, "a nonce": nonceOf(t, folder), "a private key": "PRIVATE KEY",
 		"the seed of the CA": string(seed), "the seed of the CA in base64": base64.StdEncoding.EncodeToString(seed),

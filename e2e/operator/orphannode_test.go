@@ -68,8 +68,7 @@ func TestNodeOfATerminatedInstanceIsDeleted(t *testing.T) {
 		createLostNode(t, node, otherID)
 	}
 	createLostNode(t, "late-terminated", providerID)
-	// A shard that is down during another test is asked again after five minutes.
-	testcluster.Eventually(t, 8*time.Minute, "the Node of the terminated instance is deleted", func(ctx context.Context) error {
+	testcluster.Eventually(t, 2*time.Minute, "the Node of the terminated instance is deleted", func(ctx context.Context) error {
 		_, err := env.Kube.CoreV1().Nodes().Get(ctx, "late-terminated", metav1.GetOptions{})
 		return testcluster.NotFound("Node late-terminated", err)
 	})

@@ -152,11 +152,15 @@ func (c *Controller) nodeChanged(before, after *corev1.Node) {
 }
 
 // shardChanged discards what a shard has confirmed when its connection is lost or established:
-// it may be another process now, with another storage.
+// it may be another process now, with another storage. A shard that could not be asked before is
+// asked at once.
 func (c *Controller) shardChanged(id string) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	maps.DeleteFunc(c.proofs, func(_ string, p *proof) bool { return p.shard == id })
+	c.mu.Unlock()
+	for _, name := range c.keys() {
+		c.queue.Add(name)
+	}
 }
 
 func (c *Controller) forget(name string) {

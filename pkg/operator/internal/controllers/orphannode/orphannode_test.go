@@ -274,4 +274,7 @@ func TestOnlyNodesThatMayBeOrphanedAreEnqueued(t *testing.T) {
 	enqueued = controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.nodeChanged(healthy, h.node) })
 	assert.Equal(t, []string{"late at 0s"}, enqueued)
 	assert.Equal(t, []string{"late"}, h.controller.keys())
+	// The shard may be the one that could not be asked.
+	enqueued = controllertest.Enqueued(t, &h.controller.queue, func() { h.Fake.NotifyShard("b") })
+	assert.Equal(t, []string{"late at 0s"}, enqueued)
 }
