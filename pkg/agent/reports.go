@@ -43,7 +43,7 @@ type reports struct {
 	// notReady returns why the machine is not ready, "" once it is.
 	notReady func() string
 	begin    time.Time
-	count  atomic.Int64
+	count    atomic.Int64
 }
 
 // create creates the next report. If a part cannot be read, the report is sent without it:

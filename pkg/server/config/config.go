@@ -215,6 +215,8 @@ type Group struct {
 	// DrainTimeout is nil when missing, which means the shard's default. Zero
 	// means that instances are deleted without a drain.
 	DrainTimeout *time.Duration
+	// KeepUnhealthy is true if instances that run and are unhealthy are not replaced.
+	KeepUnhealthy bool
 	// LoadBalancers are the keys of the load balancers with which the instances are
 	// registered, nil when missing, which means the template's.
 	LoadBalancers []string

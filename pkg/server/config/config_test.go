@@ -101,7 +101,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 				"main": {Template: "worker"},
 				"arm": {
 					Template: "bare", Size: ptr.To[int32](3), InstanceType: "tiny", SubnetPool: "extra", Vars: map[string]string{"a": "b"},
-					Args: map[string]any{"annotations": map[string]any{"group": "arm"}}, DrainTimeout: ptr.To(90 * time.Second),
+					Args: map[string]any{"annotations": map[string]any{"group": "arm"}}, DrainTimeout: ptr.To(90 * time.Second), KeepUnhealthy: true,
 				},
 			},
 			"empty": {},

@@ -234,6 +234,7 @@ func readGroup(o *jsonc.Object) Group {
 		Args:         o.AnyMap("args"),
 		DrainTimeout: o.OptionalDuration("drain_timeout"),
 
+		KeepUnhealthy: !o.Bool("replace_unhealthy", true),
 		LoadBalancers: o.Strings("load_balancers"),
 	}
 }

@@ -54,6 +54,8 @@ type Group struct {
 	// DrainTimeout is how long instances may take to drain. Zero means that
 	// they are terminated at once.
 	DrainTimeout time.Duration
+	// KeepUnhealthy is true if instances that run and are unhealthy are not replaced.
+	KeepUnhealthy bool
 	// LoadBalancers are the keys of the load balancers that the instances are registered
 	// with.
 	LoadBalancers []string

@@ -114,6 +114,7 @@ type etagContent struct {
 	Userdata          config.Userdata
 	Files             map[string]config.File
 	DrainTimeout      time.Duration
+	KeepUnhealthy     bool     `json:",omitempty"`
 	LoadBalancers     []string `json:",omitempty"`
 	RuntimeConfigHash string
 	InfraConfigHash   string
@@ -145,6 +146,7 @@ func (g *Group) etag() (string, error) {
 		Userdata:          g.Userdata,
 		Files:             g.Files,
 		DrainTimeout:      g.DrainTimeout,
+		KeepUnhealthy:     g.KeepUnhealthy,
 		LoadBalancers:     g.LoadBalancers,
 		RuntimeConfigHash: g.RuntimeConfigHash,
 		InfraConfigHash:   g.InfraConfigHash,

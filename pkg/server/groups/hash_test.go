@@ -109,6 +109,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Userdata":          {byInfra, func(g *Group) { g.Userdata = config.Userdata{} }},
 			"Files":             {byRuntime, func(g *Group) { g.Files = nil }},
 			"DrainTimeout":      {byNone, func(g *Group) { g.DrainTimeout = time.Hour }},
+			"KeepUnhealthy":     {byNone, func(g *Group) { g.KeepUnhealthy = true }},
 			"LoadBalancers":     {byNone, func(g *Group) { g.LoadBalancers = []string{"web"} }},
 			"RuntimeConfigHash": {byNone, func(g *Group) { g.RuntimeConfigHash = "other" }},
 			"InfraConfigHash":   {byNone, func(g *Group) { g.InfraConfigHash = "other" }},

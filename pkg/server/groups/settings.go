@@ -151,6 +151,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	if template.SubnetPool != "" {
 		inherited.SubnetPools = []string{template.SubnetPool}
 	}
+	group.KeepUnhealthy = own.KeepUnhealthy
 	group.Settings = inherited.merge(settings)
 	group.Kind, group.Arch = template.Kind, template.Arch
 	group.Type = c.Shard.Infra.InstanceTypes[group.InstanceType]

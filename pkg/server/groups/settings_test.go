@@ -133,7 +133,7 @@ func configured() Group {
 	return Group{
 		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, MinSize: 1, Static: true,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "own": "yes", "region": "west"}},
-		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute,
+		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute, KeepUnhealthy: true,
 	}
 }
 

@@ -43,7 +43,9 @@ type state struct {
 	// drainTimeout is how long instances may take to drain. Zero means that
 	// they are terminated at once.
 	drainTimeout time.Duration
-	expiry       config.Expiry
+	// keepUnhealthy is true if instances that run and are unhealthy are not replaced.
+	keepUnhealthy bool
+	expiry        config.Expiry
 	// registrationTimeout is how long an instance may be unknown to its provider, and how
 	// long the agent of a running instance may take to register. Zero means forever.
 	registrationTimeout time.Duration

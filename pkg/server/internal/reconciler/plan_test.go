@@ -392,6 +392,8 @@ func reporting(i *instance.Instance)    { i.Agent.State = instance.AgentReportin
 func unknownAgent(i *instance.Instance) { i.Agent.State = instance.AgentUnknown }
 func lost(i *instance.Instance)         { i.Agent.State = instance.AgentLost }
 
+func keepsUnhealthy(s *state) { s.keepUnhealthy = true }
+
 // noticed announces a termination in minutes, 0 for no time.
 func noticed(minutes int) func(*instance.Instance) {
 	return func(i *instance.Instance) {
@@ -418,6 +420,9 @@ func TestPlanAgents(t *testing.T) {
 		{name: "a new leader waits for reports before it rotates", state: group(2, newInstance("a", 9, running, old, reporting), newInstance("b", 9, running, unknownAgent))},
 		{name: "and before it deletes an instance for another", state: group(1, newInstance("a", 9, running, old, unknownAgent), newInstance("b", 1, running, unknownAgent))},
 		{name: "no other one is deleted for a candidate that waits", state: group(1, newInstance("a", 9, running, reporting), newInstance("b", 9, running, unknownAgent), newInstance("c", 9, running, unknownAgent)).with(removing("a"))},
+		{name: "a lost agent is not replaced where that is not wanted", state: group(1, newInstance("a", 9, impaired, lost)).with(keepsUnhealthy)},
+		{name: "but it is where its configuration is old", state: group(1, newInstance("a", 9, impaired, lost, old)).with(keepsUnhealthy), want: []string{"create for config-drift"}},
+		{name: "and where nothing runs", state: group(1, newInstance("a", 9, instance.Stopped)).with(keepsUnhealthy), want: []string{"terminate a for unhealthy", "create for unhealthy"}},
 		{name: "a lost agent is replaced first", state: group(1, newInstance("a", 9, impaired, lost)), want: []string{"create for unhealthy"}},
 		{name: "and drained when the replacement reports", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, pending, awaited(1)))},
 		{name: "not before", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, running, reporting)), want: []string{"drain a for unhealthy until +5m0s"}},

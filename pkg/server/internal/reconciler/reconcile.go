@@ -116,6 +116,7 @@ func (r *reconciliation) observe() state {
 		removeFirst:         map[string]bool{},
 		infraConfigHash:     group.InfraConfigHash,
 		drainTimeout:        group.DrainTimeout,
+		keepUnhealthy:       group.KeepUnhealthy,
 		expiry:              r.config.Shard.Expiry,
 		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
 		instances:           instances,

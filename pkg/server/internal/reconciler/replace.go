@@ -207,7 +207,7 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 		return abandoned
 	case p.reachedAge(i, p.expiry.ForcedAge):
 		return overdue
-	case i.State == instance.Impaired:
+	case i.State == instance.Impaired && !p.keepUnhealthy:
 		return impaired
 	case outdated:
 		return drifted
