@@ -168,8 +168,17 @@ func (c *Component) Kill(ctx context.Context) error {
 }
 
 // Freeze suspends the component's process until Thaw, like a machine that hangs: its
-// connections stay open and get no responses.
-func (c *Component) Freeze() error { return c.signal(unix.SIGSTOP) }
+// connections stay open and get no responses. It returns when all threads are suspended.
+func (c *Component) Freeze() error {
+	r, err := readRecord(c.dir, c.Name)
+	if err != nil {
+		return err
+	}
+	if err := c.signal(unix.SIGSTOP); err != nil {
+		return err
+	}
+	return r.Process.awaitSuspension()
+}
 
 // Thaw resumes a frozen component.
 func (c *Component) Thaw() error { return c.signal(unix.SIGCONT) }

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // child is a process that this program has started.
@@ -73,22 +74,64 @@ type processID struct {
 	StartTicks uint64 `json:"startTicks"`
 }
 
-// identify returns the identity of the process that has pid now, and whether
-// it still runs or only waits for its parent to read its state. Without such a process
-// the error is errNotRunning.
-func identify(pid int) (id processID, running bool, err error) {
-	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// awaitSuspension waits until all threads of a process are suspended. A thread notices the signal when
+// the kernel schedules it next, and finishes a system call before.
+func (id processID) awaitSuspension() error {
+	err := wait.PollUntilContextTimeout(context.Background(), time.Millisecond, stopTimeout, true, func(context.Context) (bool, error) {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", id.PID))
+		if err != nil {
+			return false, err
+		}
+		for _, task := range tasks {
+			fields, err := statOf(task)
+			if errors.Is(err, errNotRunning) {
+				continue
+			}
+			if err != nil {
+				return false, err
+			}
+			// https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+			if !strings.Contains("TtZX", fields[0]) {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return fmt.Errorf("suspend process %d: %w", id.PID, err)
+	}
+	return nil
+}
+
+// statOf returns the fields of a stat file of the kernel from the third on, at least 20, or the
+// error errNotRunning.
+func statOf(path string) ([]string, error) {
+	stat, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		return processID{}, false, errNotRunning
+		return nil, errNotRunning
 	}
 	if err != nil {
-		return processID{}, false, fmt.Errorf("reading the state of process %d: %w", pid, err)
+		return nil, err
 	}
 	// The second field is the command in parentheses and may itself contain spaces
 	// and parentheses; the fields are counted from behind it.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
-		return processID{}, false, fmt.Errorf("the state of process %d has an unknown form: %q", pid, stat)
+		return nil, fmt.Errorf("%s has an unknown form: %q", path, stat)
+	}
+	return fields, nil
+}
+
+// identify returns the identity of the process that has pid now, and whether
+// it still runs or only waits for its parent to read its state. Without such a process
+// the error is errNotRunning.
+func identify(pid int) (id processID, running bool, err error) {
+	fields, err := statOf("/proc/" + strconv.Itoa(pid) + "/stat")
+	if errors.Is(err, errNotRunning) {
+		return processID{}, false, err
+	}
+	if err != nil {
+		return processID{}, false, fmt.Errorf("reading the state of process %d: %w", pid, err)
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
