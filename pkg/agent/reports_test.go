@@ -34,6 +34,7 @@ func TestReportHasTheStateOfTheMachine(t *testing.T) {
 		files:      store,
 		metrics:    collector,
 		notice:     func() *notice.Notice { return current },
+		notReady:   func() string { return "" },
 		begin:      time.Now().Add(-time.Minute),
 	}
 	first := r.create(t.Context())
@@ -76,7 +77,8 @@ func TestReportIsTextWhateverTheMachineHas(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "identity", "config.hash"), []byte("ha\xffsh"), 0o600))
 	r := &reports{
 		instanceID: id.InstanceID(), identity: id, files: store, metrics: collector, begin: time.Now(),
-		notice: func() *notice.Notice { return &notice.Notice{Action: "st\xffop"} },
+		notice:   func() *notice.Notice { return &notice.Notice{Action: "st\xffop"} },
+		notReady: func() string { return "k\xffubelet" },
 	}
 	report := r.create(t.Context())
 	_, err = proto.Marshal(report)

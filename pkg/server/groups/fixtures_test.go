@@ -38,7 +38,7 @@ func newConfig() *config.Config {
 			Template: "worker", Size: new(int32(3)), InstanceType: "c7i.large", SubnetPool: "closed",
 			Vars:         map[string]string{"role": "main", "own": "yes"},
 			Args:         map[string]any{"labels": map[string]any{"own": "yes"}},
-			DrainTimeout: new(time.Minute), KeepUnhealthy: true,
+			DrainTimeout: new(time.Minute),
 		},
 		"plain": {Template: "worker"},
 	})

@@ -127,13 +127,22 @@ func TestDeclarativeChanges(t *testing.T) {
 	expect(Settings{})
 }
 
+// The configuration of a group decides whether its unhealthy instances are kept.
+func TestKeepUnhealthy(t *testing.T) {
+	for _, keep := range []bool{false, true} {
+		group, err := merge(newConfigWith(map[string]config.Group{"main": {Template: "worker", KeepUnhealthy: keep}}), main, nil)
+		require.NoError(t, err)
+		assert.Equal(t, keep, group.KeepUnhealthy)
+	}
+}
+
 // configured and fromTemplate return the static groups without changes of
 // operators.
 func configured() Group {
 	return Group{
 		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, MinSize: 1, Static: true,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "own": "yes", "region": "west"}},
-		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute, KeepUnhealthy: true,
+		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute,
 	}
 }
 

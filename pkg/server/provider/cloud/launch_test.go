@@ -436,6 +436,9 @@ func TestALaunchThatHasWaitedGetsAnotherNonce(t *testing.T) {
 					h.Discard()
 					time.Sleep(time.Second)
 				}
+				synctest.Wait()
+				api.mu.Lock()
+				defer api.mu.Unlock()
 				assert.Len(t, api.ages, test.count)
 				assert.LessOrEqual(t, slices.Max(api.ages), renewAfter+time.Second)
 				// The budget allows no earlier end.
