@@ -91,7 +91,7 @@ func (id processID) awaitSuspension() error {
 				return false, err
 			}
 			// https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
-			if !strings.Contains("TtZX", fields[0]) {
+			if !strings.ContainsAny(fields[0], "TtZX") {
 				return false, nil
 			}
 		}

@@ -54,8 +54,7 @@ func (i *Identity) finishReplacement() error {
 	if err != nil {
 		return err
 	}
-	leaf, _, malformed := decode(certPEM)
-	if malformed != nil || !next.Public().(ed25519.PublicKey).Equal(leaf.PublicKey) {
+	if !isFor(certPEM, next) {
 		return nil // the certificate is for the present key, or SetCertificate did not write it
 	}
 	// The rename is last, because it ends the replacement.
@@ -130,4 +129,10 @@ func (i *Identity) writePublic(key ed25519.PrivateKey) error {
 		return nil
 	}
 	return i.write(publicKeyFile, public)
+}
+
+// isFor reports whether a certificate, PEM, is for a key.
+func isFor(certPEM []byte, key ed25519.PrivateKey) bool {
+	leaf, _, err := decode(certPEM)
+	return err == nil && key.Public().(ed25519.PublicKey).Equal(leaf.PublicKey)
 }
