@@ -166,9 +166,12 @@ func TestMoto(t *testing.T) {
 	require.ErrorIs(t, errs[missing.ID], cloud.ErrNotFound)
 	require.ErrorIs(t, errs[launched.ID], cloud.ErrRefusedTogether)
 	require.Empty(t, api.Terminate(t.Context(), []cloud.VM{launched}))
+	// EC2 shows a terminated instance for a while.
 	list, err = api.List(t.Context())
 	require.NoError(t, err)
-	assert.Empty(t, list)
+	require.Len(t, list, 1)
+	assert.Equal(t, launched.ProviderID, list[0].ProviderID)
+	assert.True(t, list[0].Ended)
 
 	testMotoProvider(t, m, api, r)
 }
@@ -217,7 +220,7 @@ func testMotoProvider(t *testing.T, m moto, api *API, r cloud.Request) {
 	id, err := instanceID(vm.ProviderID)
 	require.NoError(t, err)
 	m.run(nil, "terminate-instances", "--instance-ids", id)
-	h.Await(workers, map[string]instance.State{first: providertest.Deleted, second: instance.Running})
+	h.Await(workers, map[string]instance.State{first: providertest.Ended, second: instance.Running})
 	vm, _ = h.Get(third)
 	id, err = instanceID(vm.ProviderID)
 	require.NoError(t, err)
