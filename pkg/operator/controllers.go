@@ -9,6 +9,7 @@ import (
 	"errors"
 
 	"google.golang.org/grpc/credentials"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -73,6 +74,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	if clients.workloadServer != "" {
 		reachable := workload.New(d, clients.workloadServer)
 		clusterOptions.Workload = reachable
+		pools.NodesReachable = func() bool { return reachable.State().Status == metav1.ConditionTrue }
 		list.add(reachable, nil)
 	}
 	list.add(cluster.New(d, clusterOptions))

@@ -43,6 +43,10 @@ const (
 	// capacity or quota for an instance, or has lent instances to other shards
 	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
 	ConditionCapacityAvailable = "CapacityAvailable"
+	// ConditionNodesJoined, on a pool, is false while an instance has run for five minutes without a
+	// Node: its machine has not joined, or somebody has deleted the Node. The condition exists after
+	// the first such instance.
+	ConditionNodesJoined = "NodesJoined"
 	// ConditionPaused, on all kinds but the template, is true while
 	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
 	// changes no shard and no spec (docs/capi.md#pause).
@@ -98,6 +102,11 @@ const (
 	// ReasonUpsertFailed: the shard returned an error that is neither a rejection nor a
 	// lost connection; the message is the message of the shard.
 	ReasonUpsertFailed = "UpsertFailed"
+	// ReasonNodesJoined: each instance that runs has a Node, or has not run for long.
+	ReasonNodesJoined = "NodesJoined"
+	// ReasonNodeMissing: instances have run for five minutes without a Node; the message names
+	// them.
+	ReasonNodeMissing = "NodeMissing"
 	// ReasonScalingUp and ReasonNotScalingUp: whether a shard of the pool runs fewer
 	// instances than it is to run.
 	ReasonScalingUp    = "ScalingUp"

@@ -10,6 +10,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -57,6 +58,10 @@ type Controller struct {
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	nodes                *controllers.Nodes
+	nodesSynced          cache.InformerSynced
+	// NodesReachable reports whether the API server of the Nodes can be reached. It is nil if that
+	// is the API server of the pools.
+	NodesReachable func() bool
 
 	shards        shard.Set
 	groups        shard.Groups
@@ -73,6 +78,9 @@ type Controller struct {
 	annotations foreignAnnotations
 	scaleDowns  scaleDowns
 	shortfalls  shortfallTimes
+	nodeless    nodelessTimes
+
+	nodelessMetric *prometheus.GaugeVec
 
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
@@ -111,6 +119,8 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
+		nodesSynced:          d.Informers.Nodes.HasSynced,
+		nodelessMetric:       newNodelessMetric(d.Metrics),
 		shards:               d.Shards,
 		groups:               d.Groups,
 		notices:              d.Notices,

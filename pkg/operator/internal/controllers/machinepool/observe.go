@@ -48,6 +48,8 @@ type observation struct {
 	guarded *guarded
 	// mayMove is set when the last move for a shortfall is long enough ago.
 	mayMove bool
+	// nodeless are the instances that run without a Node.
+	nodeless nodeless
 	// shortfallWait is when a shortfall becomes due, zero for never.
 	shortfallWait time.Duration
 }
@@ -122,6 +124,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		observed.shards = append(observed.shards, state)
 	}
 	observed.mayMove, observed.shortfallWait = c.shortfalls.observe(pool, observed.shards, c.clock.Now())
+	observed.nodeless = c.observeNodeless(pool, observed.shards)
 	observed.distributable = distributable(pool, observed.shards)
 	return observed, nil
 }

@@ -39,6 +39,9 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	if wrong != nil && wrong.reason == v1beta1.ReasonNodeOfOtherShard {
 		recheck = controllers.ForeignRecheck
 	}
+	if wait := observed.nodeless.wait; wait > 0 && (recheck == 0 || wait < recheck) {
+		recheck = wait
+	}
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
 		if err != nil {
@@ -63,6 +66,9 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	c.recordProblem(observed.pool, status)
 	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordShortfall(observed.pool, status)
+	if missing := controller.TurnedFalse(observed.pool.Status.Conditions, status.Conditions, v1beta1.ConditionNodesJoined); missing != nil {
+		controller.Warn(c.recorder, observed.pool, missing.Reason, "Join", missing.Message)
+	}
 	c.recordChanges(ctx, &observed.pool.Status, written)
 	return recheck, nil
 }
@@ -104,7 +110,14 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	}
 	capacity := capacityAvailable(pool, observed, d)
 	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
-	wrong := cmp.Or(deletionBlocked(observed), d.blocked, wrongID, shardProblem(observed, d))
+	missing := observed.nodeless.problem()
+	switch {
+	case missing != nil:
+		set(v1beta1.ConditionNodesJoined, metav1.ConditionFalse, missing.reason, missing.message)
+	case observed.nodeless.known && meta.FindStatusCondition(status.Conditions, v1beta1.ConditionNodesJoined) != nil:
+		set(v1beta1.ConditionNodesJoined, metav1.ConditionTrue, v1beta1.ReasonNodesJoined, "")
+	}
+	wrong := cmp.Or(deletionBlocked(observed), d.blocked, wrongID, shardProblem(observed, d), missing)
 	switch unread := unreported(observed); {
 	case wrong != nil:
 		set(v1beta1.ConditionReady, metav1.ConditionFalse, wrong.reason, wrong.message)
