@@ -24,15 +24,21 @@ type nodelessHarness struct{ *harness }
 func newNodelessHarness(t *testing.T) *nodelessHarness {
 	t.Helper()
 	pool := newPool("a", "b")
-	h := &nodelessHarness{newHarness(t, withSizes(map[string]int32{"a": 0, "b": 0}), pool,
-		ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))}
+	h := &nodelessHarness{newHarness(t, withSizes(map[string]int32{"a": 2, "b": 2}), pool,
+		ready(newShardGroup(pool, "a", 2)), ready(newShardGroup(pool, "b", 2)))}
+	h.scale(4)
+	for range 3 {
+		_, _, err := h.sync()
+		require.NoError(t, err)
+		h.Show()
+	}
 	h.controller.nodesSynced = func() bool { return true }
 	return h
 }
 
 // run makes shard b report running instances.
 func (h *nodelessHarness) run(ids ...string) {
-	group := shard.Group{Key: "workers", Size: int32(len(ids)), ListsInstances: true}
+	group := shard.Group{Key: "workers", Size: 2, ListsInstances: true}
 	for _, id := range ids {
 		group.Instances = append(group.Instances, shard.Instance{ID: id, State: shard.InstanceRunning, ProviderID: "qemu:///b/" + id})
 	}
@@ -77,10 +83,10 @@ func TestInstanceWithoutANode(t *testing.T) {
 	h.run("i1", "i2")
 	h.join("i1")
 	assert.Equal(t, nodelessAfter, h.expectMissing(""))
-	h.Clock.Step(nodelessAfter - time.Second)
+	h.Advance(nodelessAfter - time.Second)
 	assert.Equal(t, time.Second, h.expectMissing(""))
 	h.ExpectEvents()
-	h.Clock.Step(time.Second)
+	h.Advance(time.Second)
 	assert.Zero(t, h.expectMissing(missingText("i2")))
 	h.ExpectEvents("Warning NodeMissing " + missingText("i2"))
 	h.ExpectSeries(`nstance_operator_instances_without_node{pool="workers"} 1`)
@@ -94,7 +100,7 @@ func TestInstanceWithoutANode(t *testing.T) {
 		require.NoError(t, h.Informers.Nodes.GetStore().Delete(h.join(id)))
 	}
 	h.expectMissing("")
-	h.Clock.Step(nodelessAfter)
+	h.Advance(nodelessAfter)
 	h.expectMissing(missingText("i1") + "; " + missingText("i2"))
 	h.run("i1")
 	h.expectMissing(missingText("i1"))
@@ -117,7 +123,7 @@ func TestNodesThatAreNotKnownAreNotMissing(t *testing.T) {
 			change(h)
 			for range 3 {
 				h.expectMissing("")
-				h.Clock.Step(nodelessAfter)
+				h.Advance(nodelessAfter)
 			}
 		})
 	}
@@ -125,7 +131,7 @@ func TestNodesThatAreNotKnownAreNotMissing(t *testing.T) {
 
 // setState changes the state of the instance of shard b.
 func (h *nodelessHarness) setState(state shard.InstanceState) {
-	h.Fake.SetGroup("b", shard.Group{Key: "workers", Size: 1, ListsInstances: true, Instances: []shard.Instance{{ID: "i1", State: state, ProviderID: "qemu:///b/i1"}}})
+	h.Fake.SetGroup("b", shard.Group{Key: "workers", Size: 2, ListsInstances: true, Instances: []shard.Instance{{ID: "i1", State: state, ProviderID: "qemu:///b/i1"}}})
 }
 
 // TestAnOutageBeginsTheTimeAgain: Nodes may have joined during an outage of their API server.
@@ -135,10 +141,10 @@ func TestAnOutageBeginsTheTimeAgain(t *testing.T) {
 	h.controller.NodesReachable = func() bool { return reachable }
 	h.run("i1")
 	h.expectMissing("")
-	h.Clock.Step(nodelessAfter - time.Second)
+	h.Advance(nodelessAfter - time.Second)
 	reachable = false
 	h.expectMissing("")
 	reachable = true
-	h.Clock.Step(time.Second)
+	h.Advance(time.Second)
 	assert.Equal(t, nodelessAfter, h.expectMissing(""))
 }
