@@ -16,15 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/base/capi"
 )
 
 // A Machine that a user deletes is replaced in the same shard, and its Pods are
@@ -199,7 +196,7 @@ func TestHealthCheck(t *testing.T) {
 	watchOperator(t)
 	createPool(t, name, replicas)
 	before := untilRunning(t, name, replicas)
-	createHealthCheck(t, name)
+	env.CreateHealthCheck(t, name)
 	testcluster.Eventually(t, timeout, "all Machines are healthy", func(ctx context.Context) error { return healthy(ctx, name, replicas) })
 	machine := before.on(shardIDs[1])[0]
 	from := env.AuditEnd(t)
@@ -223,33 +220,6 @@ func TestHealthCheck(t *testing.T) {
 	expectInstances(t, name, after)
 	expectNodeChanges(t, from, name, 1, machine)
 	expectMachinesDeleted(t, from, name, machine)
-}
-
-// createHealthCheck creates a MachineHealthCheck of a pool until the end of the test.
-// An unhealthy Machine is replaced at once.
-func createHealthCheck(t *testing.T, pool string) {
-	t.Helper()
-	check := &clusterv1.MachineHealthCheck{
-		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachineHealthCheck"},
-		ObjectMeta: metav1.ObjectMeta{Name: pool},
-		Spec: clusterv1.MachineHealthCheckSpec{
-			ClusterName: installation.ClusterName,
-			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: capi.LabelValue(pool)}},
-			Checks: clusterv1.MachineHealthCheckChecks{
-				UnhealthyNodeConditions: []clusterv1.UnhealthyNodeCondition{
-					{Type: corev1.NodeReady, Status: corev1.ConditionFalse, TimeoutSeconds: ptr.To[int32](1)},
-				},
-			},
-		},
-	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(check)
-	require.NoError(t, err)
-	checks := env.ClusterAPI("machinehealthchecks")
-	_, err = checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		assert.NoError(t, checks.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}))
-	})
 }
 
 // healthy succeeds when the health check of a pool counts so many Machines, all of

@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
@@ -247,6 +249,33 @@ func (c Clients) CreateMachine(t testing.TB, name, group, instanceType string) {
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
+}
+
+// CreateHealthCheck creates a MachineHealthCheck of a pool until the end of the test. A Machine whose
+// Node is not ready for a second, or is deleted, is replaced.
+func (c Clients) CreateHealthCheck(t testing.TB, pool string) {
+	t.Helper()
+	check := &clusterv1.MachineHealthCheck{
+		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachineHealthCheck"},
+		ObjectMeta: metav1.ObjectMeta{Name: pool},
+		Spec: clusterv1.MachineHealthCheckSpec{
+			ClusterName: installation.ClusterName,
+			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: capi.LabelValue(pool)}},
+			Checks: clusterv1.MachineHealthCheckChecks{
+				UnhealthyNodeConditions: []clusterv1.UnhealthyNodeCondition{
+					{Type: corev1.NodeReady, Status: corev1.ConditionFalse, TimeoutSeconds: ptr.To[int32](1)},
+				},
+			},
+		},
+	}
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(check)
+	require.NoError(t, err)
+	checks := c.ClusterAPI("machinehealthchecks")
+	_, err = checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, checks.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}))
+	})
 }
 
 // HasCondition succeeds when there is a condition with this status and reason.

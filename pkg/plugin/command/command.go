@@ -94,7 +94,8 @@ func newWhy(o *options) *cobra.Command {
 		Short: "Explain why an instance is being created, drained, deleted or kept, and by whom",
 		Long: `Explain why an instance is being created, drained, deleted or kept, and by whom.
 
-NODE is the name of a Node, or the name or the instance id of an NstanceMachine.`,
+NODE is the name of a Node, the name or the instance id of an NstanceMachine, or the provider id
+of an instance or its last part.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			g, err := o.gatherer()

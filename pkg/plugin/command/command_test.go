@@ -57,6 +57,8 @@ func TestExitCodes(t *testing.T) {
 		"everything is known":         {[]string{"status"}, nil, 0, ""},
 		"Pods are forbidden":          {[]string{"drain-status"}, []string{"pods"}, 2, ""},
 		"why, MachinePools forbidden": {[]string{"why", "a1"}, []string{"machinepools"}, 2, ""},
+		"why, by provider id":         {[]string{"why", plugintest.ProviderID("a", "a1")}, nil, 0, ""},
+		"there is no such instance":   {[]string{"why", "kwok:///a/none"}, nil, 1, `Node, NstanceMachine or instance "kwok:///a/none" not found in namespace "nstance-system"`},
 		"there is no such pool":       {[]string{"status", "none"}, nil, 1, `NstanceMachinePool "none" not found in namespace "nstance-system"; there are: workers`},
 		"pools are forbidden":         {[]string{"status"}, []string{"nstancemachinepools"}, 1, "forbidden to list nstancemachinepools"},
 		"unknown output":              {[]string{"status", "-o", "xml"}, nil, 1, `--output must be wide, json or yaml, and is "xml"`},

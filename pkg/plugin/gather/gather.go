@@ -188,8 +188,8 @@ func keepOwnNodes(s *objects.Snapshot) {
 	})
 }
 
-// Why reads the objects for "kubectl nstance why" about the instance of a Node, or of an
-// NstanceMachine that has this name or instance id.
+// Why reads the objects for "kubectl nstance why" about the instance that [objects.Snapshot.Locate]
+// finds by a name.
 func (g *Gatherer) Why(ctx context.Context, name string) (*objects.Snapshot, error) {
 	s := &objects.Snapshot{Namespace: g.namespace}
 	var reads sync.WaitGroup
@@ -202,10 +202,10 @@ func (g *Gatherer) Why(ctx context.Context, name string) (*objects.Snapshot, err
 	reads.Wait()
 	subject := s.Locate(name)
 	if !subject.Found() && s.Nodes.Unknown == "" && s.NstanceMachines.Unknown == "" {
-		return nil, &NotFoundError{Kind: "Node or NstanceMachine", Namespace: g.namespace, Name: name}
+		return nil, &NotFoundError{Kind: "Node, NstanceMachine or instance", Namespace: g.namespace, Name: name}
 	}
 	if id := subject.ProviderID(); subject.Node == nil && s.Nodes.Unknown == "" && id != "" {
-		// The Node has another name than its NstanceMachine.
+		// The Node has another name than its instance.
 		s.Nodes = g.allNodes(ctx)
 		s.Nodes.Items = slices.DeleteFunc(s.Nodes.Items, func(node corev1.Node) bool {
 			return !providerid.Match(id, node.Spec.ProviderID)

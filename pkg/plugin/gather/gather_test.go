@@ -142,7 +142,7 @@ func TestNotFoundNamesWhatExists(t *testing.T) {
 	_, err = g.Drains(t.Context(), "z9")
 	require.EqualError(t, err, `Node "z9" not found`)
 	_, err = g.Why(t.Context(), "z9")
-	require.EqualError(t, err, `Node or NstanceMachine "z9" not found in namespace "nstance-system"`)
+	require.EqualError(t, err, `Node, NstanceMachine or instance "z9" not found in namespace "nstance-system"`)
 }
 
 // The Nodes of a management cluster are not the Nodes of the pools.

@@ -10,6 +10,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
 )
 
 // Subject is an instance and the objects that belong to it. An object that does not exist,
@@ -21,17 +22,23 @@ type Subject struct {
 	ShardGroup     *v1beta1.NstanceShardGroup
 	Pool           *v1beta1.NstanceMachinePool
 	MachinePool    *clusterv1.MachinePool
+	// reported is the provider id of an instance that a shard group reports, and that has neither
+	// Node nor NstanceMachine.
+	reported string
 }
 
 // Locate returns the instance of a Node, or of an NstanceMachine that has this name or
-// instance id.
+// instance id, or the instance with this provider id that a shard group reports.
 func (s *Snapshot) Locate(name string) Subject {
 	subject := Subject{Node: s.Node(name)}
 	if subject.Node != nil {
 		subject.NstanceMachine = s.NstanceMachineOf(subject.Node.Spec.ProviderID)
-	} else if subject.NstanceMachine = s.nstanceMachineNamed(name); subject.NstanceMachine != nil {
-		nodes := s.IndexNodes().WithProviderID(ProviderIDOf(subject.NstanceMachine))
-		if len(nodes) == 1 {
+	} else {
+		if subject.NstanceMachine = s.nstanceMachineNamed(name); subject.NstanceMachine == nil {
+			subject.reported = s.reportedID(name)
+			subject.NstanceMachine = s.NstanceMachineOf(subject.reported)
+		}
+		if nodes := s.IndexNodes().WithProviderID(subject.ProviderID()); len(nodes) == 1 {
 			subject.Node = nodes[0]
 		}
 	}
@@ -61,8 +68,8 @@ func (s *Snapshot) Locate(name string) Subject {
 	return subject
 }
 
-// Found reports whether there is a Node or an NstanceMachine.
-func (s Subject) Found() bool { return s.Node != nil || s.NstanceMachine != nil }
+// Found reports whether there is a Node, an NstanceMachine or a reported instance.
+func (s Subject) Found() bool { return s.Node != nil || s.NstanceMachine != nil || s.reported != "" }
 
 // ProviderID returns the provider id of the instance, empty if it is not known yet.
 func (s Subject) ProviderID() string {
@@ -71,6 +78,19 @@ func (s Subject) ProviderID() string {
 		return s.Node.Spec.ProviderID
 	case s.NstanceMachine != nil:
 		return ProviderIDOf(s.NstanceMachine)
+	}
+	return s.reported
+}
+
+// reportedID returns the provider id that a shard group reports and whose last part is a name, or
+// that is the name; empty if no shard group does.
+func (s *Snapshot) reportedID(name string) string {
+	for i := range s.ShardGroups.Items {
+		for _, id := range s.ShardGroups.Items[i].Status.ProviderIDs {
+			if id == name || providerid.Key(id) == name {
+				return id
+			}
+		}
 	}
 	return ""
 }

@@ -114,10 +114,10 @@ const (
 	Pod               = "Pod"
 	Owner             = "Owner"
 	Condition         = "Condition"
+	NoNode            = "NoNode"
 )
 
-// Explain explains what happens to the instance of a Node, or of an NstanceMachine that has
-// this name or instance id.
+// Explain explains what happens to the instance that [objects.Snapshot.Locate] finds by a name.
 func Explain(s *objects.Snapshot, name string) Explanation {
 	e := explainer{Snapshot: s, subject: s.Locate(name)}
 	e.result = Explanation{
@@ -131,6 +131,7 @@ func Explain(s *objects.Snapshot, name string) Explanation {
 		}
 	}
 	e.result.Verdict = e.verdict()
+	e.missingNode()
 	e.drain()
 	e.machine()
 	e.pool()
@@ -202,12 +203,14 @@ var sentences = map[Verdict]string{
 // Print writes an explanation: a sentence, the names of the instance, a table of the reasons,
 // and the drain.
 func Print(w io.Writer, e Explanation, options status.PrintOptions) error {
-	subject := "NstanceMachine " + e.NstanceMachine
+	subject := e.Name
 	switch {
 	case e.Node != "":
 		subject = "Node " + e.Node
-	case e.NstanceMachine == "":
-		subject = e.Name
+	case e.NstanceMachine != "":
+		subject = "NstanceMachine " + e.NstanceMachine
+	case e.ProviderID != "":
+		subject = "Instance " + e.Name
 	}
 	fmt.Fprintf(w, sentences[e.Verdict]+"\n", subject)
 	for _, line := range []struct{ name, value string }{

@@ -64,6 +64,16 @@ func (e *explainer) drain() {
 	}
 }
 
+// missingNode adds that the instance runs without a Node.
+func (e *explainer) missingNode() {
+	group, id := e.subject.ShardGroup, e.result.ProviderID
+	if e.result.Verdict != Kept || group == nil || id == "" || e.Nodes.Unknown != "" || len(e.IndexNodes().WithProviderID(id)) > 0 {
+		return
+	}
+	e.add(Reason{Type: NoNode, Message: "no Node has its provider id: its machine has not joined, or its Node was deleted",
+		Source: Source{Kind: "NstanceShardGroup", Namespace: group.Namespace, Name: group.Name, Field: "status.providerIDs"}, By: operatorManager})
+}
+
 // reasonIs reports whether the shard drains the Node for a reason, or for an unknown reason.
 func (e *explainer) reasonIs(reason string) bool {
 	drain := e.result.Drain

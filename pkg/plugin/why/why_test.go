@@ -132,6 +132,17 @@ var cases = map[string]struct {
 		s.Requesting = map[types.NamespacedName]objects.Read[corev1.Pod]{{Namespace: "web", Name: "build"}: objects.Unread[corev1.Pod]("forbidden to get pods")}
 		return s
 	}},
+	"node-deleted": {"a1", why.Kept, func() *objects.Snapshot {
+		s := plugintest.AtRest()
+		s.Nodes.Items = s.Nodes.Items[1:]
+		return s
+	}},
+	"by-provider-id": {plugintest.ProviderID("a", "a1"), why.Kept, func() *objects.Snapshot {
+		s := plugintest.AtRest()
+		s.Nodes.Items = s.Nodes.Items[1:]
+		plugintest.AddMachines(s, "a", "a1")
+		return s
+	}},
 	"unmanaged": {"other", why.Unmanaged, func() *objects.Snapshot {
 		s := plugintest.AtRest()
 		s.Nodes.Items = append(s.Nodes.Items, plugintest.NewNode("z", "other"))

@@ -153,7 +153,7 @@ const (
 // +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolStatus struct {
 	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// CapacityAvailable, MachinesEnabled, Paused.
+	// CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
