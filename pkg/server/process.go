@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/server/clientauth"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/internal/boot"
 	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/internal/leader"
 	"nstance.dev/operator/pkg/server/internal/loadbalancers"
@@ -141,8 +142,8 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	p.guard = clientauth.New(klog.FromContext(ctx), p.storage, s.Shard)
 	p.countUnary, p.countStream = grpcapi.Count(sh.registry)
-	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection, nil)
-	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election, p.hasLed)
+	p.clusterElector = p.newElector(ctx, storage.ClusterLeaderKey, c.ClusterElection, nil)
+	sh.elector = p.newElector(ctx, storage.ShardLeaderKey(s.Shard), c.Shard.Election, p.hasLed)
 	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)
 	sh.gate.Blocked = p.blocked
 	if bind.AgentAddr != "" {
@@ -157,11 +158,16 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	return p, nil
 }
 
-func (p *process) newElector(key string, election config.Election, used func(context.Context) (bool, error)) *leader.Elector {
+func (p *process) newElector(ctx context.Context, key string, election config.Election, used func(context.Context) (bool, error)) *leader.Elector {
+	start, err := boot.ID()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "After each restart this server waits for the end of its own lease")
+	}
 	return leader.New(leader.Options{
 		Store:    p.storage,
 		Key:      key,
 		ID:       p.server.leaderID(),
+		Boot:     start,
 		Address:  p.shared.advertise.ElectionAddr,
 		Election: election,
 		Used:     used,
@@ -181,7 +187,7 @@ func (p *process) hasLed(ctx context.Context) (bool, error) {
 // otherLeader returns the lock of another server that leads.
 func (p *process) otherLeader() (leader.Lock, bool) {
 	lock, known := p.shared.elector.Leader()
-	return lock, known && lock.LeaderID != "" && lock.LeaderID != p.server.leaderID()
+	return lock, known && lock.LeaderID != "" && !p.shared.elector.Own(lock)
 }
 
 // ready reports whether this server serves, or another server leads.

@@ -221,8 +221,8 @@ func (o Options) open(ctx context.Context) (storage.Store, error) {
 }
 
 // lockDir creates dir if it is missing, and locks it until this process exits: a cache
-// belongs to one server. If a server finds its own id in the leader's lock, it therefore
-// knows that it wrote the lock before a restart. The caller must call unlock when it is done.
+// belongs to one server. If a server finds its own id and boot id in the leader's lock, it
+// therefore knows that it wrote the lock before a restart. The caller must call unlock when it is done.
 func lockDir(dir string) (unlock func(), err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("create the cache folder: %w", err)

@@ -38,10 +38,11 @@ type Options struct {
 	Store storage.Store
 	// Key is the key of the lock.
 	Key string
-	// ID identifies this server and is not empty. No other running server may
-	// use it: a lock that carries it was written by a previous run of this
-	// server and is acquired at once.
+	// ID identifies this server and is not empty. No other running server may use it.
 	ID string
+	// Boot identifies the start of this server's machine. A lock with ID and Boot was written by a
+	// previous run of this server and is acquired at once. If Boot is empty, no lock is.
+	Boot string
 	// Used reports whether a server has led before, as far as the storage shows. A server
 	// that starts and finds no lock then waits a timeout: the lock may have been deleted
 	// while another server leads. It is optional.
@@ -145,7 +146,7 @@ func (e *Elector) Leader() (Lock, bool) {
 }
 
 // LeadershipID returns an id that stays the same while no other server leads,
-// even when this server restarts, and that changes as soon as another server
+// even when this server restarts, unless its machine does, and that changes as soon as another server
 // has led. It is empty before this server has led, and without election.
 func (e *Elector) LeadershipID() string {
 	e.mu.Lock()

@@ -62,7 +62,7 @@ func start(t *testing.T, store storage.Store, id string, lead func(ctx context.C
 func startWith(t *testing.T, store storage.Store, id string, election config.Election, lead func(ctx context.Context) error) *server {
 	t.Helper()
 	s := &server{link: newLink(store), lead: lead, done: make(chan struct{})}
-	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election})
+	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Boot: "boot", Address: id + ":8991", Election: election})
 }
 
 // startUsed is start with a storage that shows that a server has led.
@@ -70,7 +70,14 @@ func startUsed(t *testing.T, store storage.Store, id string) *server {
 	t.Helper()
 	s := &server{link: newLink(store), done: make(chan struct{})}
 	used := func(context.Context) (bool, error) { return true, nil }
-	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election, Used: used})
+	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Boot: "boot", Address: id + ":8991", Election: election, Used: used})
+}
+
+// startElsewhere is start on another machine, or after a restart of the machine.
+func startElsewhere(t *testing.T, store storage.Store, id, boot string) *server {
+	t.Helper()
+	s := &server{link: newLink(store), done: make(chan struct{})}
+	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Boot: boot, Address: id + ":8991", Election: election})
 }
 
 func (s *server) start(t *testing.T, options leader.Options) *server {

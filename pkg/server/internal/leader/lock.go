@@ -32,6 +32,9 @@ type Lock struct {
 	// Process is a random name of the process that wrote the lock. It
 	// distinguishes two processes that use the same LeaderID by mistake.
 	Process string `json:"process,omitempty"`
+	// Boot identifies the start of the machine whose server wrote the lock. It is empty in locks of
+	// other implementations.
+	Boot string `json:"boot,omitempty"`
 	// LeaderAddr is the host:port of the leader's health endpoint.
 	LeaderAddr string `json:"leaderAddr"`
 	// LastUpdated is when the leader last wrote the lock, by its own wall
@@ -62,6 +65,7 @@ func parseLock(data []byte) (Lock, error) {
 		ReleasedBy   string    `json:"releasedBy"`
 		LeadershipID string    `json:"reign"`
 		Process      string    `json:"process"`
+		Boot         string    `json:"boot"`
 		LeaderAddr   string    `json:"leaderAddr"`
 		LastUpdated  time.Time `json:"lastUpdated"`
 	}
@@ -71,7 +75,10 @@ func parseLock(data []byte) (Lock, error) {
 	if read.LeaderID == nil {
 		return Lock{}, errors.New("decode the lock: leaderID is missing")
 	}
-	return Lock{LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, LeadershipID: read.LeadershipID, Process: read.Process, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
+	return Lock{
+		LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, LeadershipID: read.LeadershipID,
+		Process: read.Process, Boot: read.Boot, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated,
+	}, nil
 }
 
 // conflictDelay is the wait before a server reads a lock again that another
@@ -208,7 +215,7 @@ func (e *Elector) observe(ctx context.Context, o *observedLock) error {
 	// A lock of a previous run of this server is free, but only for a process
 	// that has not led yet. Otherwise a lock that this process did not write
 	// shows that another process uses the same id.
-	fromPreviousRun := lock.LeaderID == e.options.ID && (e.etag == "" || e.etag == object.ETag)
+	fromPreviousRun := e.Own(lock) && (e.etag == "" || e.etag == object.ETag)
 	o.taken = lock.LeaderID != "" && !fromPreviousRun
 	e.setObserved(lock)
 	return nil
@@ -244,12 +251,19 @@ func (e *Elector) tryAcquire(ctx context.Context, etag string) error {
 	return nil
 }
 
+// Own reports whether this server wrote a lock, also if in an earlier run since its machine was
+// started. A lock with its id from another start is no such lock: the id may have been copied to
+// another machine, with an image.
+func (e *Elector) Own(lock Lock) bool {
+	return cmp.Or(lock.LeaderID, lock.ReleasedBy) == e.options.ID && lock.Boot == e.options.Boot && lock.Boot != ""
+}
+
 // nextLeadershipID returns the current leadership id if this server was the last leader, and
 // else a new id.
 func (e *Elector) nextLeadershipID() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if cmp.Or(e.observed.LeaderID, e.observed.ReleasedBy) == e.options.ID && e.observed.LeadershipID != "" {
+	if e.Own(e.observed) && e.observed.LeadershipID != "" {
 		return e.observed.LeadershipID
 	}
 	return rand.Text()
@@ -264,5 +278,8 @@ func (e *Elector) callContext(ctx context.Context) (context.Context, context.Can
 
 // ownLock returns the lock that this server writes next.
 func (e *Elector) ownLock() Lock {
-	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, LeadershipID: e.LeadershipID(), Process: e.process, LastUpdated: now()}
+	return Lock{
+		LeaderID: e.options.ID, LeaderAddr: e.options.Address, LeadershipID: e.LeadershipID(),
+		Process: e.process, Boot: e.options.Boot, LastUpdated: now(),
+	}
 }

@@ -127,7 +127,7 @@ func TestUnreadableLock(t *testing.T) {
 				store := openStorage(t)
 				overwrite(t, store, data)
 				logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
-				elector := leader.New(leader.Options{Store: store, Key: key, ID: "one", Election: election})
+				elector := leader.New(leader.Options{Store: store, Key: key, ID: "one", Boot: "boot", Election: election})
 				ctx, stop := context.WithCancel(klog.NewContext(t.Context(), logger))
 				done := make(chan error)
 				go func() {
@@ -208,7 +208,7 @@ func TestNoLockAndAnUnknownPast(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &server{link: newLink(openStorage(t)), done: make(chan struct{})}
 		used := func(context.Context) (bool, error) { return false, errors.New("the list failed") }
-		s.start(t, leader.Options{Store: s.link, Key: key, ID: "one", Address: "one:8991", Election: election, Used: used})
+		s.start(t, leader.Options{Store: s.link, Key: key, ID: "one", Boot: "boot", Address: "one:8991", Election: election, Used: used})
 		pass(timeout - 1)
 		expectTerms(t, s, 0, false)
 		pass(1)
@@ -216,8 +216,40 @@ func TestNoLockAndAnUnknownPast(t *testing.T) {
 	})
 }
 
-// TestTwoServersWithOneID checks that the first server notices the second. The second takes
-// the lock for a lock of its own previous run.
+// TestIDThatWasCopied starts servers whose id was copied with the image of a machine, a server
+// whose machine was restarted, and a server that does not know its boot id: each waits for the end
+// of the lease, and none goes on with the leadership of another.
+func TestIDThatWasCopied(t *testing.T) {
+	for _, boot := range []string{"another", ""} {
+		t.Run(boot, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := openStorage(t)
+				first := start(t, store, "one", nil)
+				pass(interval)
+				copied := startElsewhere(t, store, "one", boot)
+				pass(10 * timeout)
+				leadershipID := expectLeadershipID(t, first, 1, "", false)
+				expectTerms(t, copied, 0, false)
+				if lock, _ := copied.Leader(); copied.Own(lock) || !first.Own(lock) {
+					t.Errorf("the copy takes the lock %+v for its own", lock)
+				}
+				first.kill()
+				pass(timeout - interval)
+				expectTerms(t, copied, 0, false)
+				pass(timeout)
+				leadershipID = expectLeadershipID(t, copied, 1, leadershipID, false)
+				copied.stop()
+				<-copied.done
+				first = start(t, store, "one", nil)
+				pass(time.Second)
+				expectLeadershipID(t, first, 1, leadershipID, false)
+			})
+		})
+	}
+}
+
+// TestTwoServersWithOneID checks that the first server notices a second on the same machine. The
+// second takes the lock for a lock of its own previous run.
 func TestTwoServersWithOneID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)

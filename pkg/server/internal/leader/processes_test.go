@@ -266,7 +266,7 @@ func runProcess(id, dir string) error {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()
-	elector := leader.New(leader.Options{Store: store, Key: key, ID: id, Address: id, Election: processElection})
+	elector := leader.New(leader.Options{Store: store, Key: key, ID: id, Boot: "boot", Address: id, Election: processElection})
 	terms := 0
 	return elector.Run(ctx, func(ctx context.Context) error {
 		terms++

@@ -164,7 +164,7 @@ func (e *Elector) stepDown() {
 // release frees the lock after lead has returned. If that fails, other servers
 // wait for the timeout.
 func (e *Elector) release(ctx context.Context) {
-	lock := Lock{ReleasedBy: e.options.ID, LeadershipID: e.LeadershipID(), LastUpdated: now()}
+	lock := Lock{ReleasedBy: e.options.ID, LeadershipID: e.LeadershipID(), Boot: e.options.Boot, LastUpdated: now()}
 	data, err := encodeLock(lock)
 	if err == nil {
 		call, cancel := e.callContext(context.WithoutCancel(ctx))

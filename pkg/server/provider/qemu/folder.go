@@ -310,9 +310,3 @@ type launch struct {
 type deletion struct {
 	RequestedAt time.Time `json:"requested_at"`
 }
-
-// bootID returns the boot id of the host, which changes when the host restarts.
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(data)), err
-}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/boot"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 )
@@ -132,7 +133,7 @@ func ignoreNotExist(err error) error {
 
 // exited returns the state of a VM whose QEMU does not run.
 func (f folder) exited(launched launch) (instance.State, string) {
-	if id, err := bootID(); err == nil && id != launched.BootID {
+	if id, err := boot.ID(); err == nil && id != launched.BootID {
 		return instance.Stopped, "the host was restarted"
 	}
 	reason := "QEMU has exited"
@@ -188,7 +189,7 @@ func (a *API) unanswered(id string, launched bool, err error) (instance.State, s
 
 // writeLaunched stores that QEMU has responded.
 func (f folder) writeLaunched() error {
-	id, err := bootID()
+	id, err := boot.ID()
 	if err != nil {
 		return err
 	}
