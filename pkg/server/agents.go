@@ -61,6 +61,7 @@ func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
 			Secret: t.shared.readSecret,
 			Object: t.shared.readObject,
 
+			Digest:        t.shared.keys.Digest,
 			HasClusterKey: t.shared.keys.In,
 			Sign: func(w pki.Workload, key crypto.PublicKey) ([]byte, error) {
 				certificate, err := t.shared.keys.Authority.SignWorkload(w, key, reserved)

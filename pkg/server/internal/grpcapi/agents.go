@@ -201,8 +201,9 @@ func (s *AgentService) SubmitHealthReport(stream grpc.ClientStreamingServer[nsta
 			if _, err := s.admit(ctx); err != nil {
 				return err
 			}
-			session.Report(report.message)
-			s.Files.Reported(i.ID, report.message)
+			kept := s.Files.Trim(&i, report.message)
+			session.Report(kept)
+			s.Files.Reported(i.ID, kept)
 			if err := limiter.Wait(ctx); err != nil {
 				return err
 			}

@@ -9,10 +9,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
@@ -56,6 +60,14 @@ func (k *Keys) In(content []byte) bool {
 		}
 	}
 	return false
+}
+
+// Digest returns a keyed digest of a content, which is the same on each server of the cluster. Who
+// does not have the keys cannot find out the content by trying.
+func (k *Keys) Digest(content []byte) string {
+	mac := hmac.New(sha256.New, slices.Concat([]byte("digest of a file: "), k.Nonce.Seed()))
+	mac.Write(content)
+	return hex.EncodeToString(mac.Sum(nil))
 }
 
 // Load reads the keys. The error wraps storage.ErrNotFound until the leader of the

@@ -276,3 +276,18 @@ func TestKeysAreFoundInAContent(t *testing.T) {
 		assert.False(t, made.In(content), "%q", content)
 	}
 }
+
+// TestDigest: servers of a cluster have the same digests, and nobody else can make them.
+func TestDigest(t *testing.T) {
+	store := open(t, t.TempDir())
+	first, err := ensure(t, store)
+	require.NoError(t, err)
+	second, err := ensure(t, store)
+	require.NoError(t, err)
+	other, err := ensure(t, open(t, t.TempDir()))
+	require.NoError(t, err)
+	digest := first.Digest([]byte("content"))
+	assert.Equal(t, digest, second.Digest([]byte("content")))
+	assert.NotEqual(t, digest, first.Digest([]byte("other content")))
+	assert.NotEqual(t, digest, other.Digest([]byte("content")))
+}

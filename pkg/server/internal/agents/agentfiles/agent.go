@@ -26,8 +26,6 @@ const (
 	keyRetry = 30 * time.Second
 	// keyReport is the delay before missing keys are reported.
 	keyReport = 2 * time.Minute
-	// maxReason is the maximum length, in bytes, of an agent's error that is reported.
-	maxReason = 200
 )
 
 // agent is the state of one agent.
@@ -65,8 +63,8 @@ func (a *agent) report(r *nstancev1.HealthReportRequest) {
 
 // outdated reports whether the files of an agent differ from the files of its group: its hash
 // differs, or a file is missing, cannot be used, or is a certificate to renew.
-func (a *agent) outdated(c *config.Config, group *groups.Group, now time.Time) bool {
-	if a.configHash != group.RuntimeConfigHash {
+func (a *agent) outdated(c *config.Config, group *groups.Group, known *contentCache, now time.Time) bool {
+	if !known.upToDate(a.configHash, group) {
 		return true
 	}
 	for name, file := range group.Files {
@@ -74,21 +72,23 @@ func (a *agent) outdated(c *config.Config, group *groups.Group, now time.Time) b
 		if !found || status.GetError() != "" {
 			return true
 		}
-		source, err := file.Parse()
-		if err != nil || source.Template == "" {
+		parsed, err := file.Parse()
+		if err != nil || parsed.Template == "" {
 			continue
 		}
-		template, known := c.Certificates[source.Template]
-		if modified := status.GetLastModified(); known && modified.IsValid() && due(template, modified.AsTime(), now) {
+		template, found := c.Certificates[parsed.Template]
+		if modified := status.GetLastModified(); found && modified.IsValid() && due(template, modified.AsTime(), now) {
 			return true
 		}
 	}
 	return false
 }
 
-// retryAt returns when a hash may be sent, which is at once unless it was sent before.
+// retryAt returns when the files of a configuration may be sent, which is at once unless they were
+// sent before. Other contents of its secrets and objects change nothing: a store may return old
+// and new contents in turn.
 func (a *agent) retryAt(hash string) time.Time {
-	if a.sent != hash || a.count == 0 {
+	if withoutContents(a.sent) != hash || a.count == 0 {
 		return time.Time{}
 	}
 	return a.sentAt.Add(min(maxRetry, minRetry<<min(a.count-1, 10)))
@@ -119,10 +119,6 @@ func (a *agent) errors(group *groups.Group) map[string]string {
 	return reasons
 }
 
-// cut shortens a reason that an agent gives. It leaves no part of a character, because events with
-// the reason are UTF-8.
-func cut(reason string) string { return strings.ToValidUTF8(reason[:min(len(reason), maxReason)], "") }
-
 // partialHash marks the hash of a configuration of which files could not be made for lack of keys.
 // The hash of the group differs, so the agent is sent all files later, also by another server.
 const partialHash = "+without-keys"
@@ -132,22 +128,22 @@ const partialHash = "+without-keys"
 func (a *agent) available(group *groups.Group, missing []string) (available *groups.Group, reasons string) {
 	copied := *group
 	copied.Files = map[string]config.File{}
-	if a.configHash != group.RuntimeConfigHash {
+	if withoutContents(a.configHash) != group.RuntimeConfigHash {
 		copied.RuntimeConfigHash += partialHash
 	}
 	var texts []string
 	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
 		file := group.Files[name]
-		source, err := file.Parse()
-		if err != nil || source.Key == "" || !slices.Contains(missing, source.Key) {
+		parsed, err := file.Parse()
+		if err != nil || parsed.Key == "" || !slices.Contains(missing, parsed.Key) {
 			copied.Files[name] = file
 			continue
 		}
 		reason := "the agent has not sent it"
-		if problem := a.problems[source.Key]; problem != "" {
+		if problem := a.problems[parsed.Key]; problem != "" {
 			reason = problem
 		}
-		texts = append(texts, fmt.Sprintf("file %s needs the key %q: %s", name, source.Key, reason))
+		texts = append(texts, fmt.Sprintf("file %s needs the key %q: %s", name, parsed.Key, reason))
 	}
 	return &copied, strings.Join(texts, "; ")
 }

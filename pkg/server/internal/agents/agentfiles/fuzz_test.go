@@ -53,7 +53,7 @@ func FuzzMachine(f *testing.F) {
 // FuzzReport reads arbitrary reports of a machine. The reasons that operators get are short, and
 // valid text.
 func FuzzReport(f *testing.F) {
-	for _, reason := range []string{"it is no JSON", strings.Repeat("ä", maxReason), "\x1b[2J"} {
+	for _, reason := range []string{"it is no JSON", strings.Repeat("ä", maxText), "\x1b[2J"} {
 		seed, err := proto.Marshal(&nstancev1.HealthReportRequest{InstanceId: "a", ConfigHash: "hash-1", Files: map[string]*nstancev1.FileStatus{
 			"token.json": refused(reason), "app.env": refused("x" + reason), "unknown.env": refused(reason),
 		}})
@@ -66,10 +66,13 @@ func FuzzReport(f *testing.F) {
 			return
 		}
 		group, a := newShard().groups[workersKey], &agent{}
-		a.report(report)
+		a.report(trim(group.Files, report))
+		whole := &agent{}
+		whole.report(report)
+		assert.Equal(t, whole.errors(group), a.errors(group))
 		for name, reason := range a.errors(group) {
 			assert.Contains(t, group.Files, name)
-			assert.LessOrEqual(t, len(reason), maxReason)
+			assert.LessOrEqual(t, len(reason), maxText)
 			assert.True(t, utf8.ValidString(reason))
 		}
 		assert.Subset(t, []string{"x"}, a.missing([]string{"x"}))

@@ -59,8 +59,9 @@ type Pusher struct {
 	Options
 	queue workqueue.TypedRateLimitingInterface[string]
 
-	mu     sync.Mutex
-	agents map[string]*agent
+	mu       sync.Mutex
+	agents   map[string]*agent
+	contents contentCache
 	// hashes has the runtime config hashes of groups when they changed last.
 	hashes map[instance.GroupKey]string
 }
@@ -71,8 +72,9 @@ func New(o Options) *Pusher {
 		Options: o,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minBackoff, maxBackoff)),
-		agents: map[string]*agent{},
-		hashes: map[instance.GroupKey]string{},
+		agents:   map[string]*agent{},
+		contents: newContentCache(),
+		hashes:   map[instance.GroupKey]string{},
 	}
 }
 
@@ -85,6 +87,7 @@ func (p *Pusher) Run(ctx context.Context) {
 			}
 		})
 	}
+	running.Go(func() { p.followContents(ctx) })
 	<-ctx.Done()
 	p.queue.ShutDown()
 	running.Wait()
@@ -262,11 +265,12 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	patch.Partial = available != group
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.learn(patch.digests)
 	a, found := p.agents[i.ID]
 	if !found || a.files != session {
 		return nil // the next stream makes the patch again
 	}
-	if a.sent != patch.ConfigHash {
+	if withoutContents(a.sent) != withoutContents(patch.ConfigHash) {
 		a.count = 0
 	}
 	a.sent, a.sentAt = patch.ConfigHash, time.Now()
@@ -319,7 +323,7 @@ func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*P
 		return nil, nil, nil
 	}
 	p.reportRefused(i, group, a)
-	if !a.outdated(p.Groups.Config(), group, now) {
+	if !a.outdated(p.Groups.Config(), group, &p.contents, now) {
 		a.count = 0
 		return nil, nil, nil
 	}

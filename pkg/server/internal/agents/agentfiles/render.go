@@ -43,8 +43,11 @@ type Patch struct {
 	// Partial is true if files are missing because the agent has not sent their keys. Then the
 	// agent keeps files of earlier patches that this patch lacks.
 	Partial bool
-	// ConfigHash is the hash of the configuration that the files are made from.
+	// ConfigHash is the hash of the configuration that the files are made from, with a digest of
+	// their secrets and objects.
 	ConfigHash string
+	// digests has the digests of these secrets and objects.
+	digests map[source]string
 	// At is when the files were made.
 	At time.Time
 }
@@ -57,6 +60,9 @@ type Renderer struct {
 	// Secret and Object read a secret and an object of the storage.
 	Secret func(ctx context.Context, name string) ([]byte, error)
 	Object func(ctx context.Context, key string) ([]byte, error)
+	// Digest returns a digest of a content, which is the same on each server of the cluster. Who
+	// has the digest must not be able to find out the content by trying: it is in logs.
+	Digest func(content []byte) string
 	// HasClusterKey reports whether a content has a private key of the cluster.
 	HasClusterKey func(content []byte) bool
 	// Sign signs a certificate for the key of an instance.
@@ -69,11 +75,11 @@ type Renderer struct {
 // patch returns the files of an instance of a group, which provision.Effective returned. keys
 // are the agent's keys. The error names the file and shows no part of its content.
 func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.Instance, keys map[string]crypto.PublicKey) (*Patch, error) {
-	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
+	patch := &Patch{At: time.Now(), digests: map[source]string{}}
 	facts := r.Facts(group, i)
 	var certificates [][]byte
 	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
-		content, err := r.content(ctx, group.Files[name], facts, keys)
+		content, err := r.content(ctx, group.Files[name], facts, keys, patch.digests)
 		if err == nil && len(content) > maxFile {
 			err = fmt.Errorf("it has %d bytes, at most %d are allowed", len(content), maxFile)
 		}
@@ -90,6 +96,7 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.I
 			certificates = append(certificates, content)
 		}
 	}
+	patch.ConfigHash, _ = hashOf(group, patch.digests)
 	if len(certificates) > 0 {
 		if err := r.Issue(ctx, &i.Record, certificates); err != nil {
 			return nil, err
@@ -98,28 +105,40 @@ func (r *Renderer) patch(ctx context.Context, group *groups.Group, i *instance.I
 	return patch, nil
 }
 
-func (r *Renderer) content(ctx context.Context, file config.File, facts provision.FileFacts, keys map[string]crypto.PublicKey) ([]byte, error) {
-	source, err := file.Parse()
+// content returns the content of a file, and adds the digest of its secret or object to digests.
+func (r *Renderer) content(ctx context.Context, file config.File, facts provision.FileFacts, keys map[string]crypto.PublicKey, digests map[source]string) ([]byte, error) {
+	parsed, err := file.Parse()
 	if err != nil {
 		return nil, err
 	}
 	switch file.Kind {
-	case config.FileSecret:
-		return r.Secret(ctx, source.Source)
-	case config.FileStorage:
-		return r.Object(ctx, source.Source)
+	case config.FileSecret, config.FileStorage:
+		s := source{file.Kind, parsed.Source}
+		content, err := r.read(ctx, s)
+		if err == nil {
+			digests[s] = r.Digest(content)
+		}
+		return content, err
 	case config.FileEnv:
-		return environment(source.Env, facts)
+		return environment(parsed.Env, facts)
 	case config.FileJSON:
-		return object(source.JSON, facts)
+		return object(parsed.JSON, facts)
 	case config.FileString:
-		text, err := facts.Render(source.String)
+		text, err := facts.Render(parsed.String)
 		return []byte(text), err
 	case config.FileCertificate:
-		return r.certificate(source, facts, keys)
+		return r.certificate(parsed, facts, keys)
 	default:
 		return nil, fmt.Errorf("it has the unknown kind %q", file.Kind)
 	}
+}
+
+// read returns a secret or an object.
+func (r *Renderer) read(ctx context.Context, s source) ([]byte, error) {
+	if s.kind == config.FileSecret {
+		return r.Secret(ctx, s.name)
+	}
+	return r.Object(ctx, s.name)
 }
 
 // environment returns lines of the form NAME=VALUE, sorted by name.

@@ -35,7 +35,14 @@ func TestFilesOfEachKind(t *testing.T) {
 		s := newShard()
 		patch, err := s.render(t, map[string]crypto.PublicKey{"kubelet": key("kubelet"), "other": key("other")})
 		require.NoError(t, err)
-		assert.Equal(t, &Patch{ConfigHash: "hash-1", At: time.Now(), Files: []File{
+		digests := map[source]string{
+			{config.FileSecret, "app/token"}:     `digest of {"token": "hunter2"}`,
+			{config.FileStorage, "files/object"}: "digest of {}",
+		}
+		hash, known := hashOf(s.groups[workersKey], digests)
+		assert.True(t, known)
+		assert.NotContains(t, hash, "hunter2")
+		assert.Equal(t, &Patch{ConfigHash: hash, digests: digests, At: time.Now(), Files: []File{
 			{"app.env", []byte("HOST=machine\nID=a\nROLE=worker\n")},
 			{"app.json", []byte("{\n  \"on\": true,\n  \"replicas\": 3,\n  \"roles\": [\n    \"worker\"\n  ]\n}\n")},
 			{"kubelet.crt", []byte("certificate for " + string(key("kubelet")))},
