@@ -262,7 +262,8 @@ func validatePools(c *config.Config, group, effective *groups.Group) field.Error
 
 // validateID checks an id that a client chose: its prefix must be the kind of the
 // template (docs/server.md#instance-ids). The id of an instance that was deleted is known for
-// retention only, so an id that is older is not accepted.
+// retention only, so an id that is older is not accepted, and neither is an id that would be
+// accepted for longer because its time is in the future.
 func validateID(text, kind string, retention time.Duration) field.ErrorList {
 	path := field.NewPath("instance_id")
 	id, err := puidv7.Parse(text)
@@ -272,11 +273,24 @@ func validateID(text, kind string, retention time.Duration) field.ErrorList {
 	if id.Prefix != kind {
 		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("must begin with %q, the kind of the template", kind))}
 	}
-	if age := time.Since(id.Time()); retention > 0 && age > retention {
-		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("is older than %s, and may be that of a deleted instance: make a new one", retention))}
+	if retention == 0 {
+		return nil
+	}
+	// Between its creation and its deletion an instance may be that much younger than its id.
+	ahead := min(maxAhead, retention/2)
+	age, oldest := time.Since(id.Time()), retention-ahead
+	switch {
+	case age > oldest:
+		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("is older than %s, and may be that of a deleted instance: make a new one", oldest))}
+	case -age > ahead:
+		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("is dated %s later than the clock of the server, and may be at most %s: correct the clock that has made it",
+			-age.Round(time.Second), ahead))}
 	}
 	return nil
 }
+
+// maxAhead is how far the clock of a client that chooses an id may be ahead of the server's clock.
+const maxAhead = 5 * time.Minute
 
 // checkCapacity declines a new on-demand instance that the provider would reject at present:
 // another shard may have capacity. It is called only before a record may exist, because a

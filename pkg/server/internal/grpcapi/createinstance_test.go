@@ -339,6 +339,31 @@ func TestOldIDIsRejected(t *testing.T) {
 	}
 }
 
+// TestIDFromTheFutureIsRejected: it would be accepted again long after its instance was deleted and
+// forgotten.
+func TestIDFromTheFutureIsRejected(t *testing.T) {
+	s := newService(t)
+	c := *newConfig()
+	c.Shard.GarbageCollection.DeletedRecordRetention = 30 * time.Minute
+	require.NoError(t, s.Store.Reconfigure(t.Context(), &c))
+	for dated, want := range map[time.Duration]string{
+		-26 * time.Minute: "is older than 25m0s", -24 * time.Minute: "", 0: "", 4 * time.Minute: "", 6 * time.Minute: "correct the clock that has made it", 1e6 * time.Hour: "correct the clock",
+	} {
+		id, err := puidv7.New("knd")
+		require.NoError(t, err)
+		at := time.Now().Add(dated).UnixMilli()
+		for n := range 6 {
+			id.UUID[n] = byte(at >> (8 * (5 - n)))
+		}
+		_, err = s.CreateInstance(s.ctx(), &nstancev1.CreateInstanceRequest{InstanceId: id.String(), Config: &nstancev1.InstanceConfig{Group: "plain"}})
+		if want == "" {
+			assert.NoError(t, err, "dated %s", dated)
+			continue
+		}
+		expectStatus(t, "an id that is dated "+dated.String(), err, codes.InvalidArgument, want)
+	}
+}
+
 // TestUnconfirmedRecordsAreLimited: the oldest records are forgotten.
 func TestUnconfirmedRecordsAreLimited(t *testing.T) {
 	var requests createRequests
