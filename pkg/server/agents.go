@@ -132,6 +132,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 				t.health.Registered(&i.Record)
 				t.changed(i.Key())
 			},
+			Refused: t.health.Refused,
 			Refresh: t.refresh,
 			Failed:  t.failures.ReportInstance,
 		},

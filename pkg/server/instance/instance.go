@@ -217,6 +217,9 @@ type Agent struct {
 	Reason string
 	// NotReady is why the machine of an agent that is awaited and reports is not ready, for people.
 	NotReady string
+	// Refused is why the last request of the agent to register was refused, for people. It is empty
+	// if there was none since this server leads.
+	Refused string
 	// Notice is the termination that the provider has announced, or nil.
 	Notice *Notice
 }

@@ -189,6 +189,18 @@ func (c tokenClaims) checkLifetime(now time.Time) error {
 // ErrInvalidNonce means that a nonce is not valid. The errors of ParseNonce wrap it.
 var ErrInvalidNonce = errors.New("registration nonce is not valid")
 
+// ExpiredError means that a nonce was valid. The errors of ParseNonce wrap it.
+type ExpiredError struct {
+	// Subject is the subject of the nonce.
+	Subject string
+	// At is when the nonce expired.
+	At time.Time
+}
+
+func (e *ExpiredError) Error() string {
+	return "it expired at " + e.At.UTC().Format(time.RFC3339)
+}
+
 // NonceClaims is the content of a verified nonce. Kind, Subject, ClusterID, Tenant and
 // ExpiresAt are never empty, nor is Shard in the nonce of an agent.
 type NonceClaims struct {
@@ -228,7 +240,7 @@ func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
 		jwt.WithStrictDecoding())
 	switch {
 	case errors.Is(err, jwt.ErrTokenExpired):
-		return NonceClaims{}, fmt.Errorf("%w: it expired at %s", ErrInvalidNonce, c.ExpiresAt.UTC().Format(time.RFC3339))
+		return NonceClaims{}, fmt.Errorf("%w: %w", ErrInvalidNonce, &ExpiredError{Subject: c.Subject, At: c.ExpiresAt.Time})
 	case errors.Is(err, jwt.ErrTokenNotValidYet):
 		return NonceClaims{}, fmt.Errorf("%w: it is not valid before %s", ErrInvalidNonce, c.NotBefore.UTC().Format(time.RFC3339))
 	case err != nil:

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -64,6 +65,8 @@ type Registrar struct {
 	Revoked func(ctx context.Context) (*registration.RevokedAgents, error)
 	// Registered is called after an agent has registered.
 	Registered func(i instance.Instance)
+	// Refused is called after an agent that has not registered was refused, with the reason.
+	Refused func(id, reason string)
 	// Refresh makes the provider look at an instance soon.
 	Refresh func(id string)
 	// Failed is called when the provider contradicts what an agent says of its machine.
@@ -95,9 +98,35 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 		return r.renewExpired(ctx, request)
 	}
 	claims, err := registration.ParseNonce(request.Token, r.NonceKey)
+	var expired *registration.ExpiredError
+	if errors.As(err, &expired) {
+		r.refused(expired.Subject, err)
+	}
 	if err != nil {
 		return nil, err
 	}
+	certificate, err := r.registerWith(ctx, request, claims)
+	if err != nil {
+		r.refused(claims.Subject, err)
+		return nil, err
+	}
+	return certificate, nil
+}
+
+// refused records why the agent of an instance may not register. The caller had its nonce.
+func (r *Registrar) refused(id string, err error) {
+	if i, found := r.Instances.Get(id); found && i.Registration == nil {
+		r.Refused(id, cut(err.Error()))
+	}
+}
+
+// maxRefused is the maximum length of the reason why an agent is refused, in bytes.
+const maxRefused = 300
+
+func cut(text string) string { return strings.ToValidUTF8(text[:min(len(text), maxRefused)], "") }
+
+// registerWith is Register for a nonce whose signature and times are valid.
+func (r *Registrar) registerWith(ctx context.Context, request Request, claims registration.NonceClaims) (*x509.Certificate, error) {
 	i, err := r.checkNonce(claims)
 	if err != nil {
 		return nil, err

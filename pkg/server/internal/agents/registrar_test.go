@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -79,6 +80,7 @@ func newRegistrarWith(t testing.TB, provider *providertest.Instances) (*Registra
 			return registration.ReadRevokedAgents(ctx, store, "a")
 		},
 		Registered: func(instance.Instance) {},
+		Refused:    func(string, string) {},
 		Refresh:    func(string) {},
 		Failed:     func(instance.GroupKey, string, error) {},
 	}, id.String()
@@ -154,6 +156,49 @@ func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
 	// The agent reports until its instance is deleted.
 	_, err = r.Admit(t.Context(), client, certificate)
 	require.NoError(t, err)
+}
+
+// TestWhyAnAgentIsRefused: the reason is recorded for the instance whose nonce the caller has, and
+// for nobody who has no nonce, or whose agent has registered.
+func TestWhyAnAgentIsRefused(t *testing.T) {
+	r, id := newRegistrar(t)
+	var refused []string
+	r.Refused = func(id, reason string) { refused = append(refused, id+": "+reason) }
+	nonceKey, keyPEM := newKey(t, 0)
+	otherKey, _ := newKey(t, 9)
+	sign := func(key ed25519.PrivateKey, subject string, expires time.Time) string {
+		signed, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.MapClaims{
+			"kind": "agent", "sub": subject, "cluster_id": "test", "tenant": "default", "shard": "a", "exp": expires.Unix(),
+		}).SignedString(key)
+		require.NoError(t, err)
+		return signed
+	}
+	past, future := time.Unix(1700000000, 0), time.Now().Add(time.Minute)
+	for _, test := range []struct {
+		name, token string
+		key         []byte
+		want        []string
+	}{
+		{"an expired nonce", sign(nonceKey, id, past), keyPEM, []string{id + ": registration nonce is not valid: it expired at 2023-11-14T22:13:20Z"}},
+		{"a key that is none", sign(nonceKey, id, future), []byte("x"), []string{id + ": " + registration.ErrPublicKey.Error()}},
+		{"an expired nonce that nobody has signed", sign(otherKey, id, past), keyPEM, nil},
+		{"a nonce that nobody has signed", sign(otherKey, id, future), keyPEM, nil},
+		{"an instance that is not there", sign(nonceKey, "knd"+id[3:20]+"0000000000", past), keyPEM, nil},
+	} {
+		refused = nil
+		_, err := r.Register(t.Context(), Request{Token: test.token, PublicKeyPEM: test.key})
+		require.Error(t, err, test.name)
+		require.Len(t, refused, len(test.want), test.name)
+		for n := range test.want {
+			require.True(t, strings.HasPrefix(refused[n], test.want[n]), "%s: %s", test.name, refused[n])
+		}
+	}
+	_, err := r.Register(t.Context(), Request{Token: newNonce(t, id), PublicKeyPEM: keyPEM})
+	require.NoError(t, err)
+	refused = nil
+	_, err = r.Register(t.Context(), Request{Token: sign(nonceKey, id, past), PublicKeyPEM: keyPEM})
+	require.Error(t, err)
+	require.Empty(t, refused, "its agent has registered")
 }
 
 // The audit log has each certificate of an agent, and no certificate is issued without an entry.

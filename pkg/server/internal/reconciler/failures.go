@@ -90,7 +90,11 @@ func (f *failures) createAfter(group *groups.Group, instances []instance.Instanc
 // machine is not ready, and delays the next instance.
 func (r *reconciliation) neverUp(ctx context.Context, i *instance.Instance) {
 	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
-	err := fmt.Errorf("instance %s runs, and its agent has not registered within %s: it is deleted", i.ID, timeout)
+	seen := "no request has arrived"
+	if i.Agent.Refused != "" {
+		seen = "its last request was refused: " + i.Agent.Refused
+	}
+	err := fmt.Errorf("instance %s runs, and its agent has not registered within %s, %s: it is deleted", i.ID, timeout, seen)
 	if i.Agent.NotReady != "" {
 		err = fmt.Errorf("instance %s runs, and is not ready after %s, %s: it is deleted", i.ID, timeout, i.Agent.NotReady)
 	}

@@ -49,7 +49,9 @@ type agent struct {
 	registered bool
 	link       link
 	reason     string
-	notice     *instance.Notice
+	// refused becomes instance.Agent.Refused.
+	refused string
+	notice  *instance.Notice
 	// session is the stream of the agent, or nil.
 	session *Session
 	// report is the latest report, and reportedAt is when it arrived.
@@ -67,7 +69,7 @@ func (t *Tracker) State(record *instance.Record) instance.Agent {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	a := t.agent(record)
-	state := instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice}
+	state := instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice, Refused: a.refused}
 	if a.state == instance.AgentAwaited {
 		state.NotReady = notReady(a.report)
 	}
@@ -99,10 +101,19 @@ func (t *Tracker) Registered(record *instance.Record) {
 	t.register(t.agent(record))
 }
 
+// Refused records why an agent may not register. It decides nothing.
+func (t *Tracker) Refused(id, reason string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if a, found := t.agents[id]; found && !a.registered {
+		a.refused = reason
+	}
+}
+
 // register expects reports of an agent, the first after the time of several reports.
 func (t *Tracker) register(a *agent) {
 	if !a.registered {
-		a.registered = true
+		a.registered, a.refused = true, ""
 		a.link.restart(time.Now().Add(maxMissed * t.Interval()))
 	}
 }

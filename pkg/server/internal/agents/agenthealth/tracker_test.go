@@ -334,6 +334,20 @@ func TestTheLimitBeginsWhenHalfReport(t *testing.T) {
 }
 
 // TestAMachineThatIsNotReadyIsAwaited, until it is ready once.
+func TestTheReasonForARefusalIsKeptUntilTheAgentRegisters(t *testing.T) {
+	s := NewTracker(Options{Interval: func() time.Duration { return time.Minute }})
+	record := instance.Record{ID: "a"}
+	s.Refused("a", "too early: nobody has asked for the instance")
+	assert.Empty(t, s.State(&record).Refused)
+	s.Refused("a", "first")
+	s.Refused("a", "second")
+	assert.Equal(t, "second", s.State(&record).Refused)
+	s.Registered(&record)
+	assert.Empty(t, s.State(&record).Refused)
+	s.Refused("a", "third")
+	assert.Empty(t, s.State(&record).Refused)
+}
+
 func TestAMachineThatIsNotReadyIsAwaited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShard(t, "former")
