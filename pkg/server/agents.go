@@ -118,7 +118,8 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 	}
 	running.Go(func() { t.health.Run(ctx, t.instances) })
 	running.Go(func() { t.files.Run(ctx) })
-	return t.shared.agentGate.Open(&grpcapi.AgentService{
+	t.shared.registry.MustRegister(t.health)
+	closeService := t.shared.agentGate.Open(&grpcapi.AgentService{
 		Registrar: &agents.Registrar{
 			Authority: t.shared.keys.Authority,
 			NonceKey:  t.shared.keys.Nonce.Public().(ed25519.PublicKey),
@@ -139,4 +140,8 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 		Health: t.health,
 		Files:  t.files,
 	})
+	return func() {
+		closeService()
+		t.shared.registry.Unregister(t.health)
+	}
 }

@@ -90,7 +90,7 @@ func (f *failures) createAfter(group *groups.Group, instances []instance.Instanc
 // machine is not ready, and delays the next instance.
 func (r *reconciliation) neverUp(ctx context.Context, i *instance.Instance) {
 	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
-	seen := "no request has arrived"
+	seen := "no request with its nonce has arrived"
 	if i.Agent.Refused != "" {
 		seen = "its last request was refused: " + i.Agent.Refused
 	}

@@ -202,7 +202,7 @@ func TestBadUserdataStopsARotation(t *testing.T) {
 		assert.Equal(t, 1, f.created(), "machines created in the first five minutes")
 		assert.Empty(t, f.failuresOf("has not registered"))
 		f.pass(time.Minute, complete)
-		failures := f.failuresOf("has not registered within 5m0s, no request has arrived: it is deleted")
+		failures := f.failuresOf("has not registered within 5m0s, no request with its nonce has arrived: it is deleted")
 		require.Len(t, failures, 1)
 		assert.Equal(t, workersKey, failures[0].group)
 		assert.Contains(t, failures[0].text, `check the userdata of template "worker"`)

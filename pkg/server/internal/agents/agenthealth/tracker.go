@@ -37,6 +37,7 @@ type Tracker struct {
 	mu     sync.Mutex
 	agents map[string]*agent
 	hold   hold
+	counts counts
 }
 
 // agent is the state of one agent.
@@ -150,8 +151,8 @@ func (t *Tracker) Run(ctx context.Context, instances Instances) {
 
 // judge looks at all agents once.
 func (t *Tracker) judge(ctx context.Context, instances Instances) {
-	expected := t.expected(instances)
 	now, interval := time.Now(), t.Interval()
+	expected, expired := t.expected(instances, now)
 	var changed, check []subject
 	reasons := map[string]string{}
 	var failure error
@@ -162,6 +163,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 			silent++
 		}
 	}
+	t.counts = counts{expected: len(expected), silent: silent, expired: expired}
 	if t.hold.update(silent, len(expected), now) {
 		for _, s := range expected {
 			// A silence that begins later counts from then.
@@ -211,9 +213,10 @@ type subject struct {
 	agent *agent
 }
 
-// expected returns the agents of instances that run and are not being deleted, except lost
-// agents. It removes the agents of instances that no longer exist.
-func (t *Tracker) expected(instances Instances) []subject {
+// expected returns the agents of instances that run and are not being deleted, except lost agents,
+// and how many agents have a certificate that has expired. It removes the agents of instances that
+// no longer exist.
+func (t *Tracker) expected(instances Instances, now time.Time) (expected []subject, expired int) {
 	t.mu.Lock()
 	all := make([]subject, 0, len(t.agents))
 	for id, a := range t.agents {
@@ -221,10 +224,13 @@ func (t *Tracker) expected(instances Instances) []subject {
 	}
 	t.mu.Unlock()
 	// The instances query the tracker.
-	expected := all[:0]
+	expected = all[:0]
 	var removed []string
 	for _, s := range all {
 		i, found := instances.Get(s.id)
+		if found && i.DeletedAt.IsZero() && i.Registration != nil && !i.Registration.ExpiresAt.IsZero() && now.After(i.Registration.ExpiresAt) {
+			expired++
+		}
 		switch {
 		case !found || !i.DeletedAt.IsZero():
 			removed = append(removed, s.id)
@@ -244,7 +250,7 @@ func (t *Tracker) expected(instances Instances) []subject {
 		// was lost, Registered is not called.
 		t.register(s.agent)
 	}
-	return expected
+	return expected, expired
 }
 
 // set changes the state of an agent.

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -299,6 +300,42 @@ func TestMostlySilentAgentsWaitForAnAdministrator(t *testing.T) {
 			assert.Empty(t, s.lost(), "%d of %d", test.silent, test.all)
 		})
 	}
+}
+
+// TestCounts of agents in the metrics.
+func TestCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := names(5)
+		s := newShard(t, ids...)
+		s.mu.Lock()
+		s.instances["i000"] = instance.Record{ID: "i000", Registration: &instance.Registration{ExpiresAt: time.Now().Add(time.Hour)}}
+		s.mu.Unlock()
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(s.Tracker)
+		want := func(expected, silent, expired float64) {
+			t.Helper()
+			families, err := registry.Gather()
+			require.NoError(t, err)
+			got := map[string]float64{}
+			for _, family := range families {
+				got[family.GetName()] = family.GetMetric()[0].GetGauge().GetValue()
+			}
+			assert.Equal(t, map[string]float64{
+				"nstance_server_agents_expected": expected, "nstance_server_agents_silent": silent, "nstance_server_agent_certificates_expired": expired,
+			}, got)
+		}
+		s.connect(ids...)
+		s.pass(2 * time.Second)
+		want(5, 0, 0)
+		s.disconnect(ids[:3]...)
+		s.pass(time.Hour)
+		want(5, 3, 1)
+		s.mu.Lock()
+		delete(s.instances, "i000")
+		s.mu.Unlock()
+		s.pass(2 * time.Second)
+		want(4, 2, 0)
+	})
 }
 
 // TestAFewSilentAgentsAreReplaced: most others report.
