@@ -174,13 +174,17 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	if shard.RegistrationTimeout > 0 {
 		garbageCollection["registration_timeout"] = shard.RegistrationTimeout.String()
 	}
+	shardSettings := object{}
+	if n.options.Machines != nil {
+		shardSettings["restart_grace"] = restartGrace.String()
+	}
 	return object{
 		"cluster": object{
 			"id":      ClusterID,
 			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.EncryptionKeyFile()}},
 		},
 		"certificates": certificates,
-		"shard": object{
+		"shard": merge(shardSettings, object{
 			"id": shard.ID,
 			"infra": object{
 				"provider": provider,
@@ -194,7 +198,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 			"subnet_pools":          object{"default": []string{subnet}},
 			"default_drain_timeout": shard.DrainTimeout.String(),
 			"health_check_interval": healthCheckInterval.String(),
-		},
+		}),
 		"templates": object{
 			"worker": merge(worker, shared, object{
 				"kind":          "knd",
@@ -233,6 +237,9 @@ const (
 	// reportInterval is how often agents report. It is short, so that a missing report is noticed
 	// soon.
 	reportInterval = 10 * time.Second
+	// restartGrace is how long machines that have stopped may be started again. A test starts them
+	// after the servers and the control plane.
+	restartGrace = 2 * time.Minute
 )
 
 // Machines are containers that run a kubelet and an agent.

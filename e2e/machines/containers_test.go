@@ -105,7 +105,7 @@ func (l *containerLog) instances(t testing.TB, group string, action events.Actio
 // untilCount waits until list returns so many instances of a group.
 func untilCount(t testing.TB, what string, list func(t testing.TB, group string) []string, group string, count int) {
 	t.Helper()
-	testcluster.Eventually(t, 3*time.Minute, fmt.Sprintf("%d containers of %s are %s", count, group, what), func(context.Context) error {
+	testcluster.Eventually(t, 5*time.Minute, fmt.Sprintf("%d containers of %s are %s", count, group, what), func(context.Context) error {
 		if got := len(list(t, group)); got < count {
 			return fmt.Errorf("%d", got)
 		}

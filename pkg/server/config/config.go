@@ -81,6 +81,9 @@ type Shard struct {
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration
 	GarbageCollection GarbageCollection
+	// RestartGrace is how long a stopped instance that its provider may start again is not
+	// replaced.
+	RestartGrace time.Duration
 	// HealthCheckInterval is how often an agent reports.
 	HealthCheckInterval time.Duration
 	// RequestTimeout bounds one call to the storage or to the provider.

@@ -69,6 +69,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 			MaxSize:             500,
 			CreateRateLimit:     time.Second,
 			GarbageCollection:   GarbageCollection{Interval: 3 * time.Minute, RegistrationTimeout: 6 * time.Minute, DeletedRecordRetention: 31 * time.Minute},
+			RestartGrace:        3 * time.Minute,
 			HealthCheckInterval: 45 * time.Second,
 			RequestTimeout:      29 * time.Second,
 			ShutdownTimeout:     9 * time.Second,
@@ -138,8 +139,8 @@ func TestParseFillsInDefaults(t *testing.T) {
 	if c.Shard.Expiry != (Expiry{}) || c.Shard.CreateRateLimit != 0 {
 		t.Errorf("expiry is %v and the rate limit %s, want none", c.Shard.Expiry, c.Shard.CreateRateLimit)
 	}
-	times := []time.Duration{c.Shard.DefaultDrainTimeout, c.Shard.RequestTimeout, c.Shard.ShutdownTimeout, c.OperatorCertificateTTL, c.AgentCertificateTTL, c.Shard.HealthCheckInterval}
-	if want := []time.Duration{5 * time.Minute, 30 * time.Second, 10 * time.Second, 24 * time.Hour, 24 * time.Hour, time.Minute}; !slices.Equal(times, want) {
+	times := []time.Duration{c.Shard.RestartGrace, c.Shard.DefaultDrainTimeout, c.Shard.RequestTimeout, c.Shard.ShutdownTimeout, c.OperatorCertificateTTL, c.AgentCertificateTTL, c.Shard.HealthCheckInterval}
+	if want := []time.Duration{5 * time.Minute, 5 * time.Minute, 30 * time.Second, 10 * time.Second, 24 * time.Hour, 24 * time.Hour, time.Minute}; !slices.Equal(times, want) {
 		t.Errorf("got %s, want %s", times, want)
 	}
 }

@@ -23,6 +23,7 @@ const (
 	defaultCollectionInterval     = 2 * time.Minute
 	defaultRegistrationTimeout    = 5 * time.Minute
 	defaultDeletedRecordRetention = 30 * time.Minute
+	defaultRestartGrace           = 5 * time.Minute
 	defaultHealthCheckInterval    = time.Minute
 	defaultRequestTimeout         = 30 * time.Second
 	defaultShutdownTimeout        = 10 * time.Second
@@ -131,6 +132,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		MaxOnDemandPerHour:  o.Int32("max_on_demand_per_hour"),
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
+		RestartGrace:        o.Duration("restart_grace", defaultRestartGrace),
 		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),
 		RequestTimeout:      o.Duration("request_timeout", defaultRequestTimeout),
 		ShutdownTimeout:     o.Duration("shutdown_timeout", defaultShutdownTimeout),

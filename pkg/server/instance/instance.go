@@ -38,6 +38,8 @@ type Instance struct {
 	// StateReason is why the provider reports the instance as impaired, stopped, failed or
 	// terminating, for people. It may be empty.
 	StateReason string
+	// MayReturn is true for a stopped instance that its provider may start again without a request.
+	MayReturn bool
 	// Agent is the state of the instance's agent, the zero value if no agent is expected.
 	Agent Agent
 	// Known is true when the provider lists the instance now. A pending instance
@@ -54,7 +56,7 @@ type Instance struct {
 	// Hostname is the host name of the machine that the provider reports.
 	Hostname string
 	// Stopped is true once the provider has reported that the instance is being terminated,
-	// or was stopped.
+	// or was stopped and does not run again.
 	Stopped bool
 	// Drain is nil unless the instance is to be deleted after a drain.
 	Drain *Drain
@@ -154,6 +156,9 @@ type VM struct {
 	// Reason is why the instance is impaired, stopped, failed or terminating, in words for
 	// people. It may be empty.
 	Reason string
+	// MayReturn is true for a stopped instance that its provider starts again without a request,
+	// as after a restart of the host.
+	MayReturn bool
 	// Addresses are the addresses of the machine, the preferred address first.
 	Addresses []netip.Addr
 	// Hostname is the host name, usually with a domain, that the provider's network gives to
@@ -171,7 +176,7 @@ type VM struct {
 // Equal reports whether two reports are the same but for Unlisted.
 func (v VM) Equal(other VM) bool {
 	return v.ID == other.ID && v.ProviderID == other.ProviderID && v.Group == other.Group && v.Origin == other.Origin &&
-		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses) &&
+		v.State == other.State && v.Reason == other.Reason && v.MayReturn == other.MayReturn && slices.Equal(v.Addresses, other.Addresses) &&
 		v.Hostname == other.Hostname && v.Expected == other.Expected
 }
 

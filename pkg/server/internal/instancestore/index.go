@@ -21,7 +21,7 @@ type entry struct {
 	row *cache.Row
 	// seen is set once the provider has listed the instance. found is set once the provider
 	// has listed it as found. stopped is set once the provider has reported that nothing runs
-	// on the instance any more.
+	// on the instance any more, until it reports that the instance runs.
 	seen, found, stopped *atomic.Bool
 }
 
@@ -34,8 +34,12 @@ func (e entry) recordReport(vm instance.VM) {
 	if !vm.Expected {
 		e.found.Store(true)
 	}
-	if vm.State == instance.Terminating || vm.State.Down() {
+	switch {
+	case vm.State == instance.Terminating || vm.State.Down():
 		e.stopped.Store(true)
+	case vm.State == instance.Running:
+		// Its provider has started it again.
+		e.stopped.Store(false)
 	}
 }
 

@@ -219,7 +219,7 @@ func (s *Store) observe(e entry, i *instance.Instance) {
 	if vm, listed := s.provider.Get(i.ID); listed {
 		e.recordReport(vm)
 		i.Known, i.State, i.StateReason, i.Unlisted = true, vm.State, vm.Reason, vm.Unlisted
-		i.Addresses, i.Hostname = vm.Addresses, vm.Hostname
+		i.Addresses, i.Hostname, i.MayReturn = vm.Addresses, vm.Hostname, vm.MayReturn
 		if vm.Origin.InfraConfigHash != "" {
 			// The record may have been written before the configuration changed from
 			// which the instance was created.

@@ -37,6 +37,8 @@ type state struct {
 	// kept are the missing instances that are left alone: they are neither replaced nor
 	// terminated.
 	kept map[string]bool
+	// restarting are the stopped instances that may be started again: they are not replaced yet.
+	restarting map[string]bool
 	// infraConfigHash is the hash of the group. If it is empty, no instance has
 	// drifted.
 	infraConfigHash string

@@ -142,6 +142,7 @@ type Reconciler struct {
 	failures      failures
 	confirmations confirmations
 	losses        losses
+	restarts      restarts
 	terminations  terminations
 	ends          ends
 	requests      requests

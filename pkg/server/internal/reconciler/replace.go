@@ -180,7 +180,8 @@ const (
 	drifted
 	// eligible: it has reached the eligible age.
 	eligible
-	// uncreated: it does not exist at the provider yet, or its agent is still awaited.
+	// uncreated: it does not exist at the provider yet, its agent is still awaited, or it has
+	// stopped and may be started again.
 	// Without other problems it is deleted before existing instances, because that costs
 	// nothing.
 	uncreated
@@ -201,6 +202,8 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 	// The configuration of an instance without a hash is unknown.
 	outdated := p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
 	switch {
+	case p.restarting[i.ID]:
+		return uncreated
 	case i.Down():
 		return down
 	case outdated && isComingUp(i):

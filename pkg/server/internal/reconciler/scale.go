@@ -131,7 +131,7 @@ func isPending(i *instance.Instance) bool {
 func (p *planner) deleteOnDemand() {
 	p.onDemand = slices.DeleteFunc(p.onDemand, func(i *instance.Instance) bool {
 		switch {
-		case i.Down():
+		case i.Down() && !p.restarting[i.ID]:
 			p.startDeletion(i, instance.ReasonUnhealthy)
 		case i.Agent.Notice != nil:
 			p.startDeletion(i, instance.ReasonSpot)

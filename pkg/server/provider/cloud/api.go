@@ -77,6 +77,8 @@ type VM struct {
 	State instance.State
 	// Reason says why the VM is impaired, stopped, failed or terminating, for users.
 	Reason string
+	// MayReturn is true for a stopped VM that its cloud starts again without a request.
+	MayReturn bool
 	// Ended is true for a VM that its cloud still shows although the cloud has terminated it:
 	// it has stopped or failed for good, uses nothing, and need not be terminated.
 	Ended bool

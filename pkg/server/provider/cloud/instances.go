@@ -87,7 +87,7 @@ func (e *entry) instanceVM() instance.VM {
 	case e.vm == nil:
 	case e.listed:
 		i.ProviderID, i.State, i.Reason = e.vm.ProviderID, e.vm.State, e.vm.Reason
-		i.Addresses, i.Hostname = e.vm.Addresses, e.vm.Hostname
+		i.Addresses, i.Hostname, i.MayReturn = e.vm.Addresses, e.vm.Hostname, e.vm.MayReturn
 	case e.vm.State != instance.Running:
 		i.State, i.Reason = e.vm.State, e.vm.Reason
 	}

@@ -169,6 +169,8 @@ func (s status) vm(shard provider.Shard) cloud.VM {
 		Addresses: s.addresses(),
 	}
 	vm.State, vm.Reason = s.instanceState()
+	// Docker starts it with the machine, or with the daemon, if its restart policy says so.
+	vm.MayReturn = s.state == container.StateExited
 	return vm
 }
 

@@ -219,6 +219,8 @@ const (
 type vmState struct {
 	state  instance.State
 	reason string
+	// mayReturn is true if the node starts the virtual machine when it has booted: onboot is set.
+	mayReturn bool
 }
 
 // inspect returns the instance of a virtual machine, and false if the virtual machine does
@@ -238,7 +240,7 @@ func (a *API) inspect(ctx context.Context, vm virtualMachine) (m cloud.VM, exist
 	a.mu.Lock()
 	a.states[vm.vmid] = state
 	a.mu.Unlock()
-	m.State, m.Reason = state.state, state.reason
+	m.State, m.Reason, m.MayReturn = state.state, state.reason, state.mayReturn
 	return m, true, nil
 }
 
@@ -273,7 +275,7 @@ func (vm virtualMachine) stateOf(status vmStatus) vmState {
 		case !vm.complete && vm.unidentified == "":
 			return vmState{state: instance.Failed, reason: "the virtual machine was cloned and never started"}
 		}
-		return vmState{state: instance.Stopped, reason: "the virtual machine is stopped"}
+		return vmState{state: instance.Stopped, reason: "the virtual machine is stopped", mayReturn: true}
 	}
 	switch status.QEMU {
 	case "", statusRunning:

@@ -226,6 +226,7 @@ func (t *Tracker) expected(instances Instances, now time.Time) (expected []subje
 	// The instances query the tracker.
 	expected = all[:0]
 	var removed []string
+	var resting []subject
 	for _, s := range all {
 		i, found := instances.Get(s.id)
 		if found && i.DeletedAt.IsZero() && i.Registration != nil && !i.Registration.ExpiresAt.IsZero() && now.After(i.Registration.ExpiresAt) {
@@ -235,7 +236,9 @@ func (t *Tracker) expected(instances Instances, now time.Time) (expected []subje
 		case !found || !i.DeletedAt.IsZero():
 			removed = append(removed, s.id)
 		case i.Registration == nil && !i.Adopted || i.BeingDeleted():
-		case i.Agent.State == instance.AgentNone || i.Agent.State == instance.AgentLost:
+		case i.Agent.State == instance.AgentNone:
+			resting = append(resting, s)
+		case i.Agent.State == instance.AgentLost:
 		default:
 			expected = append(expected, s)
 		}
@@ -244,6 +247,10 @@ func (t *Tracker) expected(instances Instances, now time.Time) (expected []subje
 	defer t.mu.Unlock()
 	for _, id := range removed {
 		delete(t.agents, id)
+	}
+	for _, s := range resting {
+		// If the machine is started again, its agent needs a moment to connect.
+		s.agent.link.restart(now.Add(maxMissed * t.Interval()))
 	}
 	for _, s := range expected {
 		// A registration is stored a moment before Registered is called, and if its response
