@@ -95,8 +95,11 @@ func startServers(t *testing.T) {
 func startControlPlane(t *testing.T) {
 	t.Helper()
 	start(t, func(c *controlplane.Component) bool { return !isServer(c) && c != env.OperatorProcess() })
+	if _, running := env.OperatorProcess().PID(); running {
+		return
+	}
 	env.ReleaseLease(t)
-	start(t, func(c *controlplane.Component) bool { return c == env.OperatorProcess() })
+	require.NoError(t, env.OperatorProcess().Start(context.WithoutCancel(t.Context())))
 }
 
 // startMachines does what Docker does when its machine is started.
