@@ -180,6 +180,25 @@ func (c *cloud) end(reason string, ids ...string) {
 	})
 }
 
+// stopHost stops instances that their host starts again with startHost.
+func (c *cloud) stopHost(ids ...string) {
+	c.change("", func(vm *instance.VM) bool {
+		if slices.Contains(ids, vm.ID) {
+			vm.State, vm.MayReturn = instance.Stopped, true
+		}
+		return true
+	})
+}
+
+func (c *cloud) startHost(ids ...string) {
+	c.change("", func(vm *instance.VM) bool {
+		if slices.Contains(ids, vm.ID) && vm.State == instance.Stopped {
+			vm.State, vm.MayReturn = instance.Running, false
+		}
+		return true
+	})
+}
+
 // vanish deletes instances without the server, at the same moment.
 func (c *cloud) vanish(ids ...string) {
 	c.change("", func(vm *instance.VM) bool { return !slices.Contains(ids, vm.ID) })

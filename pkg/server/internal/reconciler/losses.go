@@ -66,10 +66,15 @@ type givenUp struct {
 	accepted bool
 }
 
-// isLost reports whether an instance is missing and was not seen being terminated. An
-// instance without a provider id never ran: the provider has rejected it. A returned instance
-// was given up before.
-func isLost(i *instance.Instance) bool { return i.State == instance.Missing && mayBeLost(i) }
+// isLost reports whether an instance is missing and was not seen being terminated, or has stopped
+// and was not started again. An instance without a provider id never ran: the provider has rejected
+// it. A returned instance was given up before.
+func isLost(i *instance.Instance) bool {
+	if i.State == instance.Stopped {
+		return i.MayReturn && !i.BeingDeleted() && !i.Returned
+	}
+	return i.State == instance.Missing && mayBeLost(i)
+}
 
 // mayBeLost reports whether an instance would be lost if it were missing.
 func mayBeLost(i *instance.Instance) bool {
@@ -228,7 +233,12 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 			logger.Error(err, "Failed to read whether losses were accepted, will retry")
 		}
 	}
-	kept, began := r.losses.update(r.key, observed.instances, r.others, now, accepted)
+	instances := slices.Clone(observed.instances)
+	for n := range instances {
+		// What may still be started again is not lost yet.
+		instances[n].MayReturn = instances[n].MayReturn && !observed.restarting[instances[n].ID]
+	}
+	kept, began := r.losses.update(r.key, instances, r.others, now, accepted)
 	if r.Losses != nil && (accepted || began != "") {
 		// A confirmation concerns only the instances that are missing now.
 		if err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Losses.Reset(ctx, r.key) }); err != nil {
@@ -236,9 +246,9 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 		}
 	}
 	if began != "" {
-		err := fmt.Errorf("the provider does not list %s: they are left alone for %s, and then replaced in parts, "+
+		err := fmt.Errorf("the provider does not list, or reports as stopped, %s: they are left alone for %s, and then replaced in parts, "+
 			"unless they come back or an administrator runs nstance-admin shard accept-losses", began, lossWindow)
-		logger.Error(err, "Too many instances are missing")
+		logger.Error(err, "Too many instances are missing or have stopped")
 		r.Failed(r.key, "", err)
 	}
 	if len(kept) > 0 {

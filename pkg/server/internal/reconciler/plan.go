@@ -34,8 +34,8 @@ type state struct {
 	// stuck are the instances that have been terminating for so long that they do not count
 	// as leaving.
 	stuck map[string]bool
-	// kept are the missing instances that are left alone: they are neither replaced nor
-	// terminated.
+	// kept are the missing and the stopped instances that are left alone: they are neither replaced
+	// nor terminated.
 	kept map[string]bool
 	// restarting are the stopped instances that may be started again: they are not replaced yet.
 	restarting map[string]bool
@@ -109,7 +109,7 @@ type planner struct {
 	// staying are the managed instances that are not being deleted, oldest
 	// first, without those that this plan creates.
 	staying []*instance.Instance
-	// absent are the managed instances that are left alone although they are missing.
+	// absent are the managed instances that are left alone although they are missing or have stopped.
 	absent []*instance.Instance
 	// created is how many instances this plan creates.
 	created int

@@ -70,11 +70,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	}
 	current.reportEnds(ctx, observed.instances)
 	observed.stuck = current.findStuck(ctx, observed.instances, now)
-	observed.kept = current.keepLost(ctx, &observed, now)
 	restarting, wait := r.restarts.update(key, observed.instances, current.config.Shard.RestartGrace, now)
 	if observed.restarting = restarting; wait > 0 {
 		current.outcome.within(wait)
 	}
+	observed.kept = current.keepLost(ctx, &observed, now)
 	actions, next := plan(observed, now)
 	if !next.IsZero() {
 		current.outcome.within(next.Sub(now))

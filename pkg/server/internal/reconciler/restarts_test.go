@@ -5,12 +5,66 @@ package reconciler
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/instance"
 )
+
+// TestAHostRestarts: its instances stop and are started again. None is replaced, nor counts as silent.
+func TestAHostRestarts(t *testing.T) {
+	for name, test := range map[string]struct {
+		size, stopped int
+		back          time.Duration
+		want          int
+	}{
+		"one of one, in time":     {1, 1, 4 * time.Minute, 0},
+		"all, in time":            {10, 10, 4 * time.Minute, 0},
+		"one of one, late":        {1, 1, 6 * time.Minute, 1},
+		"some, late":              {10, 3, 6 * time.Minute, 3},
+		"all, late":               {10, 10, 6 * time.Minute, 0},
+		"all, later":              {10, 10, 22 * time.Minute, 3},
+		"all, and none ever runs": {10, 10, 0, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newConfig()
+				c.Shard.RestartGrace = 5 * time.Minute
+				s := start(t, c)
+				ids := s.run(workersKey, test.size)
+				s.reconciler.Losses = new(acceptedLosses)
+				s.creations()
+				s.cloud.stopHost(ids[:test.stopped]...)
+				synctest.Wait()
+				if test.back == 0 {
+					s.pass(2 * time.Hour)
+				} else {
+					s.pass(test.back)
+					s.cloud.startHost(ids[:test.stopped]...)
+					s.pass(2 * time.Hour)
+				}
+				assert.Equal(t, test.want, s.creations())
+			})
+		})
+	}
+}
+
+// TestAStoppedInstanceIsRemovedFirst, also while it may be started again.
+func TestAStoppedInstanceIsRemovedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.RestartGrace = 5 * time.Minute
+		s := start(t, c)
+		ids := s.run(workersKey, 3)
+		s.cloud.stopHost(ids[1])
+		synctest.Wait()
+		s.scale(workersKey, 2)
+		s.pass(time.Minute)
+		assert.Equal(t, []string{ids[0], ids[2]}, s.cloud.ids(workersKey))
+	})
+}
 
 func TestRestarts(t *testing.T) {
 	var r restarts

@@ -26,10 +26,10 @@ func (p *planner) scaleDown() {
 	if surplus <= 0 {
 		return
 	}
-	// The size may have been smaller since before the storage was restored: the instances
-	// that were missing from the beginning are the surplus.
+	// Where nothing runs goes first. The size may also have been smaller since before the storage was
+	// restored: the instances that were missing from the beginning are the surplus.
 	p.absent = slices.DeleteFunc(p.absent, func(i *instance.Instance) bool {
-		if surplus == 0 || i.Found {
+		if surplus == 0 || i.Found && i.State == instance.Missing {
 			return false
 		}
 		surplus--
