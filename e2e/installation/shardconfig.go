@@ -289,7 +289,7 @@ func (m *Machines) template(labels map[string]string) object {
 	if len(m.Volumes) > 0 {
 		args["volumes"] = m.Volumes
 	}
-	files := object{JoinSecret: object{"kind": "secret", "source": JoinSecret}}
+	files := object{JoinSecret: object{"kind": "secret", "source": JoinSecret, "once": true}}
 	return object{"args": args, "userdata": script, "files": files}
 }
 

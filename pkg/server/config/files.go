@@ -35,6 +35,9 @@ var fileKinds = []string{FileCertificate, FileSecret, FileStorage, FileEnv, File
 type FileSource struct {
 	// Source is the name of a secret, or the key of an object in the storage.
 	Source string
+	// Once is true for a secret or an object that a machine needs once: that it has changed is no
+	// reason to send it.
+	Once bool
 	// Env, JSON and String are templates.
 	Env    map[string]string
 	JSON   any
@@ -168,10 +171,16 @@ func (f File) Parse() (FileSource, error) {
 	var err error
 	switch f.Kind {
 	case FileSecret, FileStorage:
-		known = []string{"source"}
+		known = []string{"source", "once"}
 		s.Source, err = textOf(f.Content, "source")
 		if err == nil {
 			err = checkSource(f.Kind, s.Source)
+		}
+		if once, has := f.Content["once"]; has && err == nil {
+			var ok bool
+			if s.Once, ok = once.(bool); !ok {
+				err = errors.New("once must be true or false")
+			}
 		}
 	case FileEnv:
 		s.Env, err = environmentOf(f.Content)

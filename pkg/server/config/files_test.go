@@ -19,6 +19,8 @@ func withFile(name, content string) string {
 func TestFiles(t *testing.T) {
 	for content, want := range map[string]FileSource{
 		`{"kind": "secret", "source": "app/token"}`:                                                      {Source: "app/token"},
+		`{"kind": "secret", "source": "app/token", "once": true}`:                                        {Source: "app/token", Once: true},
+		`{"kind": "storage", "source": "files/a", "once": false}`:                                        {Source: "files/a"},
 		`{"kind": "storage", "source": "files/a"}`:                                                       {Source: "files/a"},
 		`{"kind": "storage", "source": "ca.crt"}`:                                                        {Source: "ca.crt"},
 		`{"kind": "env", "env": {"A_1": "b"}}`:                                                           {Env: map[string]string{"A_1": "b"}},
@@ -44,6 +46,8 @@ func TestInvalidFiles(t *testing.T) {
 		{"a.env", `{"kind": "storage", "source": "secret/other"}`, "source must not be an object of the servers"},
 		{"a.env", `{"kind": "storage", "source": "instance/a/x.json"}`, "source must not be an object of the servers"},
 		{"a.env", `{"kind": "storage", "source": "config/a.jsonc"}`, "source must not be an object of the servers"},
+		{"a.env", `{"kind": "secret", "source": "a", "once": "yes"}`, "once must be true or false"},
+		{"a.env", `{"kind": "string", "string": "x", "once": true}`, `must not have "once"`},
 		{"a.env", `{"kind": "storage"}`, "must have source, a string"},
 		{"a.env", `{"kind": "env", "env": {"A-B": "x"}}`, "env must have names of letters"},
 		{"a.env", `{"kind": "env", "env": {"A": 1}}`, "env must have names of letters"},

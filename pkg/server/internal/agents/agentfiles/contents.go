@@ -40,14 +40,15 @@ type source struct {
 	kind, name string
 }
 
-// sourcesOf returns the secrets and the objects that the files of a group are made of, sorted.
+// sourcesOf returns the secrets and the objects that the files of a group are made of, sorted,
+// without those that a machine needs once.
 func sourcesOf(group *groups.Group) []source {
 	found := map[source]bool{}
 	for _, file := range group.Files {
 		if file.Kind != config.FileSecret && file.Kind != config.FileStorage {
 			continue
 		}
-		if parsed, err := file.Parse(); err == nil {
+		if parsed, err := file.Parse(); err == nil && !parsed.Once {
 			found[source{file.Kind, parsed.Source}] = true
 		}
 	}

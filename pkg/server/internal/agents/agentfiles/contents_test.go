@@ -57,6 +57,27 @@ func TestARotatedSecretIsSent(t *testing.T) {
 	})
 }
 
+// TestASecretThatIsNeededOnce: a new token to join is for new machines, and not for those that have
+// joined.
+func TestASecretThatIsNeededOnce(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		w.setGroup(func(group *groups.Group) {
+			group.Files = map[string]config.File{"token.json": {Kind: config.FileSecret, Content: map[string]any{"source": "app/token", "once": true}}}
+		})
+		session, end := w.ReceiveFiles("a")
+		defer end()
+		w.report("a", "", nil)
+		patch := wantPatch(t, session, "hash-1")
+		assert.Equal(t, "hash-1", patch.ConfigHash)
+		for _, content := range []string{"2", "3"} {
+			w.reportToken(patch)
+			w.setToken(content)
+			pass(contentsInterval)
+			wantNothing(t, session)
+		}
+	})
+}
+
 // TestASecretThatWasRotatedBeforeTheTerm is sent: the hash that an agent reports shows which
 // contents it has.
 func TestASecretThatWasRotatedBeforeTheTerm(t *testing.T) {

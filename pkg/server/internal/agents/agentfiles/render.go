@@ -115,7 +115,7 @@ func (r *Renderer) content(ctx context.Context, file config.File, facts provisio
 	case config.FileSecret, config.FileStorage:
 		s := source{file.Kind, parsed.Source}
 		content, err := r.read(ctx, s)
-		if err == nil {
+		if err == nil && !parsed.Once {
 			digests[s] = r.Digest(content)
 		}
 		return content, err
