@@ -54,6 +54,8 @@ type Group struct {
 	DrainTimeout time.Duration
 	// OperatorVars are the vars that an operator may set: none when nil.
 	OperatorVars []string
+	// Userdata is appended to the userdata of the template "worker", for machines.
+	Userdata string
 }
 
 // Reconfigure changes a shard's configuration file. A running server applies the change
@@ -100,6 +102,9 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	groups := object{}
 	for id, group := range shard.Groups {
 		static := object{"template": cmp.Or(group.Template, "worker"), "size": group.Size}
+		if group.Userdata != "" {
+			static["template"] = id
+		}
 		limits := object{}
 		if group.MinSize != nil {
 			limits["min_size"] = *group.MinSize
@@ -173,6 +178,27 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	garbageCollection := object{}
 	if shard.RegistrationTimeout > 0 {
 		garbageCollection["registration_timeout"] = shard.RegistrationTimeout.String()
+		// The interval must be shorter.
+		garbageCollection["interval"] = min(2*time.Minute, shard.RegistrationTimeout/2).String()
+	}
+	newWorker := func(more object) object {
+		return merge(worker, shared, object{"kind": "knd", "arch": "amd64", "instance_type": instanceType, "subnet_pool": "default"}, more)
+	}
+	templates := object{
+		"worker": newWorker(nil),
+		OnDemandTemplate: merge(onDemand, shared, object{
+			"kind":          "ond",
+			"arch":          "amd64",
+			"instance_type": instanceType,
+			"subnet_pool":   "default",
+			// The defaults are for instances without a Pod.
+			"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
+		}),
+	}
+	for id, group := range shard.Groups {
+		if group.Userdata != "" {
+			templates[id] = newWorker(object{"userdata": fmt.Sprint(worker["userdata"], group.Userdata)})
+		}
 	}
 	shardSettings := object{}
 	if n.options.Machines != nil {
@@ -199,23 +225,8 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 			"default_drain_timeout": shard.DrainTimeout.String(),
 			"health_check_interval": healthCheckInterval.String(),
 		}),
-		"templates": object{
-			"worker": merge(worker, shared, object{
-				"kind":          "knd",
-				"arch":          "amd64",
-				"instance_type": instanceType,
-				"subnet_pool":   "default",
-			}),
-			OnDemandTemplate: merge(onDemand, shared, object{
-				"kind":          "ond",
-				"arch":          "amd64",
-				"instance_type": instanceType,
-				"subnet_pool":   "default",
-				// The defaults are for instances without a Pod.
-				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
-			}),
-		},
-		"groups": tenants,
+		"templates": templates,
+		"groups":    tenants,
 	}
 }
 

@@ -15,6 +15,7 @@ NSTANCE_INSTANCE_ID={{.Instance.ID}}
 NSTANCE_SERVER_URI=nstance://{{.Cluster.ID}}/{{.Server.Shard}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
 NSTANCE_PROVIDER=aws
+NSTANCE_READY_URL=http://127.0.0.1:10248/healthz
 ENV
 
 mkdir -p /etc/kubernetes/pki

@@ -44,7 +44,7 @@ func staticGroups(shard string) map[string]installation.Group {
 		// until a Node with a hanging kubelet is not Ready.
 		return map[string]installation.Group{hungGroup: {DrainTimeout: 35 * time.Second}}
 	default:
-		return map[string]installation.Group{finalizerGroup: {}, unstoppableGroup: {}}
+		return map[string]installation.Group{finalizerGroup: {}, unstoppableGroup: {}, joinsGroup: {}}
 	}
 }
 
