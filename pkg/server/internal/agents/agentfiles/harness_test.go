@@ -247,7 +247,8 @@ func refused(reason string) *nstancev1.FileStatus {
 
 // report reports files of a configuration, with the present contents of its secrets and objects.
 func (w *world) report(id, hash string, files map[string]*nstancev1.FileStatus) {
-	if group, found := (groupsOf{w}).Get(w.instances[id].Key()); found && hash != "" {
+	i := w.instances[id]
+	if group, found := (groupsOf{w}).Get(i.Key()); found && hash != "" {
 		copied := *group
 		copied.RuntimeConfigHash = hash
 		digests := map[source]string{}
