@@ -3964,7 +3964,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
