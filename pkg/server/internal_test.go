@@ -20,6 +20,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/agents/agenthealth"
 	"nstance.dev/operator/pkg/server/internal/cache"
 	"nstance.dev/operator/pkg/server/internal/grpcapi"
 	"nstance.dev/operator/pkg/server/internal/loadbalancers"
@@ -147,6 +148,6 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	grpcapi.Count(sh.registry)
 	storage.WithMetrics(nil, sh.registry)
 	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{},
-		&loadbalancers.Syncer{}, new(leaderNetwork).metric())
+		&loadbalancers.Syncer{}, &agenthealth.Tracker{}, new(leaderNetwork).metric())
 	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server-reference.md")))
 }
