@@ -63,7 +63,7 @@ func TestMachinesThatNeverJoin(t *testing.T) {
 		}
 		return nil
 	})
-	assert.Contains(t, env.Kubectl(t, "get", "nssg", "--namespace", installation.Namespace), v1beta1.ReasonProviderError)
+	assert.Contains(t, env.Kubectl(t, "get", "nssg", "--namespace", installation.Namespace, "--output", "wide"), v1beta1.ReasonProviderError)
 	after := ids(t, name)
 	for instance, id := range before {
 		assert.Equal(t, id, after[instance], "the container of instance %s", instance)

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
@@ -41,6 +44,7 @@ func TestPowerLoss(t *testing.T) {
 		t.Run(strings.Join(order, ", "), func(t *testing.T) {
 			t.Cleanup(func() { startAll(t) })
 			losePower(t)
+			lost := time.Now()
 			for _, part := range order {
 				switch part {
 				case plane:
@@ -51,11 +55,42 @@ func TestPowerLoss(t *testing.T) {
 					startMachines(t)
 				}
 			}
-			env.UntilRunning(t, name, int32(len(shardIDs)))
+			untilBack(t, name, before, lost)
 			assert.Equal(t, before, ids(t, name), "the containers by instance")
 			assert.Empty(t, containers.removed(t, name))
 		})
 	}
+}
+
+// untilBack waits until the servers report all instances, and the kubelets their Nodes, since a time.
+// The API server has kept what both have reported before.
+func untilBack(t *testing.T, name string, instances map[string]string, since time.Time) {
+	t.Helper()
+	testcluster.Eventually(t, 3*time.Minute, "everything is back", func(ctx context.Context) error {
+		for _, shard := range shardIDs {
+			group, err := env.Group(ctx, shard, name)
+			if err != nil {
+				return err
+			}
+			if running := group.GetActualSize(); running != 1 {
+				return fmt.Errorf("shard %s runs %d instances", shard, running)
+			}
+		}
+		for instance := range instances {
+			lease, err := env.Kube.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, instance, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if renewed := lease.Spec.RenewTime; renewed == nil || renewed.Time.Before(since) {
+				return fmt.Errorf("the kubelet of %s has reported at %v", instance, renewed)
+			}
+		}
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		return testcluster.Settled(pool)
+	})
 }
 
 // losePower kills everything.
