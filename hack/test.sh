@@ -34,27 +34,11 @@ unit() {
 	if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
 		# The race detector makes another variant of every package, and tests several times slower.
 		# Races need no further seeds to be found.
-		race "${fresh[@]}" || failed=1
+		NSTANCE_TEST_FULL= CGO_ENABLED=1 nice -n 5 hack/gotest.sh race -race "${fresh[@]}" ./... || failed=1
 	fi
 	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat) || failed=1
 	(cd hack/supplychain && nice -n 5 "$root/hack/gotest.sh" supplychain ./...) || failed=1
 	return "$failed"
-}
-
-# race runs the unit tests with the race detector. Its own checks fail now and then, which says nothing
-# about the package (https://github.com/golang/go/issues/27660): if that is all that failed, such
-# packages are tested once more.
-race() {
-	local results=.dev/test/race.json failed crashed
-	NSTANCE_TEST_FULL= CGO_ENABLED=1 nice -n 5 hack/gotest.sh race -race "$@" ./... && return
-	failed=$(grep '"Action":"fail"' "$results" | sed -E 's/.*"Package":"([^"]*)".*/\1/' | sort -u)
-	crashed=$(grep 'ThreadSanitizer: CHECK failed' "$results" | sed -E 's/.*"Package":"([^"]*)".*/\1/' | sort -u)
-	if [[ -z $crashed || $failed != "$crashed" ]]; then
-		return 1
-	fi
-	printf 'The race detector has crashed, once more:\n%s\n' "$crashed" >&2
-	# shellcheck disable=SC2086 # a list
-	NSTANCE_TEST_FULL= CGO_ENABLED=1 nice -n 5 hack/gotest.sh race-again -race "$@" $crashed
 }
 
 end_to_end() {
