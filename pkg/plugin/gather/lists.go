@@ -13,7 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/api/validation/path"
+	"k8s.io/apimachinery/pkg/api/validate/content"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
@@ -228,7 +228,7 @@ func hasWorkloadCluster(clusters []v1beta1.NstanceCluster) bool {
 // which the API server rejects.
 func (g *Gatherer) node(name string) func(context.Context) objects.Read[corev1.Node] {
 	return func(ctx context.Context) objects.Read[corev1.Node] {
-		if len(path.IsValidPathSegmentName(name)) > 0 {
+		if len(content.IsPathSegmentName(name)) > 0 {
 			return objects.Read[corev1.Node]{}
 		}
 		node, err := g.nodes.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
