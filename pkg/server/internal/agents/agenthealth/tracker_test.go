@@ -32,17 +32,19 @@ type shard struct {
 	// instances have the records by id.
 	instances map[string]instance.Record
 	// stops have the functions that stop agents.
-	stops  map[string]func()
-	checks map[string][]time.Duration
-	failed []string
-	start  time.Time
+	stops map[string]func()
+	// stopped has the machines that do not run.
+	stopped map[string]bool
+	checks  map[string][]time.Duration
+	failed  []string
+	start   time.Time
 }
 
 // newShard starts a tracker that expects reports every minute. Instances that are named
 // have registered before.
 func newShard(t *testing.T, ids ...string) *shard {
 	t.Helper()
-	s := &shard{t: t, instances: map[string]instance.Record{}, stops: map[string]func(){}, checks: map[string][]time.Duration{}, start: time.Now()}
+	s := &shard{t: t, instances: map[string]instance.Record{}, stops: map[string]func(){}, stopped: map[string]bool{}, checks: map[string][]time.Duration{}, start: time.Now()}
 	s.Tracker = NewTracker(Options{
 		Interval: func() time.Duration { return time.Minute },
 		Changed:  func(instance.GroupKey) {},
@@ -82,7 +84,23 @@ func (s *shard) Get(id string) (instance.Instance, bool) {
 	if !found {
 		return instance.Instance{}, false
 	}
+	if s.isStopped(id) {
+		return instance.Instance{Record: record, State: instance.Stopped, Known: true}, true
+	}
 	return instance.Instance{Record: record, State: instance.Running, Known: true, Agent: s.State(&record)}, true
+}
+
+func (s *shard) isStopped(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped[id]
+}
+
+// stop stops a machine, or starts it again.
+func (s *shard) stop(id string, stopped bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopped[id] = stopped
 }
 
 func (s *shard) state(id string) instance.AgentState {
@@ -300,6 +318,27 @@ func TestMostlySilentAgentsWaitForAnAdministrator(t *testing.T) {
 			assert.Empty(t, s.lost(), "%d of %d", test.silent, test.all)
 		})
 	}
+}
+
+// TestAMachineThatIsStartedAgain has time to connect: while it did not run, its silence did not count.
+func TestAMachineThatIsStartedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := names(10)
+		s := newShard(t, ids...)
+		s.connect(ids...)
+		s.disconnect("i000")
+		s.stop("i000", true)
+		s.pass(10 * time.Minute)
+		s.stop("i000", false)
+		s.pass(3 * time.Minute)
+		assert.Empty(t, s.lost())
+		s.connect("i000")
+		s.pass(10 * time.Minute)
+		assert.Empty(t, s.lost())
+		s.disconnect("i000")
+		s.pass(10 * time.Minute)
+		assert.Equal(t, []string{"i000"}, s.lost())
+	})
 }
 
 // TestCounts of agents in the metrics.
