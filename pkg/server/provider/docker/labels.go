@@ -169,7 +169,8 @@ func (s status) vm(shard provider.Shard) cloud.VM {
 		Addresses: s.addresses(),
 	}
 	vm.State, vm.Reason = s.instanceState()
-	// Docker starts it with the machine, or with the daemon, if its restart policy says so.
+	// A user may start it, and the daemon does if a user has given it a restart policy
+	// (https://docs.docker.com/engine/containers/start-containers-automatically/).
 	vm.MayReturn = s.state == container.StateExited
 	return vm
 }
