@@ -90,10 +90,12 @@ func TestMetrics(t *testing.T) {
 	m.Options.RegistrationAddress = registration
 	begin := time.Now()
 	m.start()
-	runtest.Eventually(t, "a patch is applied", func() bool { return m.scrape()[`nstance_agent_patches_total{outcome="applied"}`] == 1 })
-	metrics = m.scrape()
-	// The nonce contains the hash of the patch, so the patch is no change to report.
-	assert.EqualValues(t, 1, metrics["nstance_agent_reports_total"])
+	// The nonce contains the hash of the configuration, and the hash of the patch a digest of its
+	// secrets too.
+	runtest.Eventually(t, "a patch is applied and reported", func() bool {
+		metrics = m.scrape()
+		return metrics[`nstance_agent_patches_total{outcome="applied"}`] == 1 && metrics["nstance_agent_reports_total"] == 2
+	})
 	assert.EqualValues(t, 1, metrics["nstance_agent_registered"])
 	assert.GreaterOrEqual(t, metrics["nstance_agent_last_report_timestamp_seconds"], float64(begin.Unix()))
 	block, _ := pem.Decode(m.read("identity/identity.crt"))
@@ -105,12 +107,12 @@ func TestMetrics(t *testing.T) {
 	setValue(s, someFiles, "no JSON")
 	runtest.Eventually(t, "a refused patch is counted and reported", func() bool {
 		metrics := m.scrape()
-		return metrics[`nstance_agent_patches_total{outcome="failed"}`] == 1 && metrics["nstance_agent_reports_total"] == 2
+		return metrics[`nstance_agent_patches_total{outcome="failed"}`] == 1 && metrics["nstance_agent_reports_total"] == 3
 	})
 	// The server replaces the instance.
 	close(notices)
 	runtest.Eventually(t, "the notice is counted and reported", func() bool {
 		metrics := m.scrape()
-		return metrics["nstance_agent_termination_notice"] == 1 && metrics["nstance_agent_reports_total"] == 3
+		return metrics["nstance_agent_termination_notice"] == 1 && metrics["nstance_agent_reports_total"] == 4
 	})
 }

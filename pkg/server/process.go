@@ -161,7 +161,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 func (p *process) newElector(ctx context.Context, key string, election config.Election, used func(context.Context) (bool, error)) *leader.Elector {
 	start, err := boot.ID()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "After each restart this server waits for the end of its own lease")
+		klog.FromContext(ctx).Error(err, "This server cannot be told from a server on a copy of its machine")
 	}
 	return leader.New(leader.Options{
 		Store:    p.storage,

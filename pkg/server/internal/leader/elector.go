@@ -41,7 +41,7 @@ type Options struct {
 	// ID identifies this server and is not empty. No other running server may use it.
 	ID string
 	// Boot identifies the start of this server's machine. A lock with ID and Boot was written by a
-	// previous run of this server and is acquired at once. If Boot is empty, no lock is.
+	// previous run of this server and is acquired at once. If Boot is empty, only locks without it are.
 	Boot string
 	// Used reports whether a server has led before, as far as the storage shows. A server
 	// that starts and finds no lock then waits a timeout: the lock may have been deleted

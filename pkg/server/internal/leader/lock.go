@@ -253,9 +253,10 @@ func (e *Elector) tryAcquire(ctx context.Context, etag string) error {
 
 // Own reports whether this server wrote a lock, also if in an earlier run since its machine was
 // started. A lock with its id from another start is no such lock: the id may have been copied to
-// another machine, with an image.
+// another machine, with an image. A lock that does not name the start is from an earlier version,
+// whose leadership goes on.
 func (e *Elector) Own(lock Lock) bool {
-	return cmp.Or(lock.LeaderID, lock.ReleasedBy) == e.options.ID && lock.Boot == e.options.Boot && lock.Boot != ""
+	return cmp.Or(lock.LeaderID, lock.ReleasedBy) == e.options.ID && (lock.Boot == "" || lock.Boot == e.options.Boot)
 }
 
 // nextLeadershipID returns the current leadership id if this server was the last leader, and

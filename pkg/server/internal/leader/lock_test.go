@@ -238,11 +238,33 @@ func TestIDThatWasCopied(t *testing.T) {
 				expectTerms(t, copied, 0, false)
 				pass(timeout)
 				leadershipID = expectLeadershipID(t, copied, 1, leadershipID, false)
+				if boot == "" {
+					return
+				}
 				copied.stop()
 				<-copied.done
 				first = start(t, store, "one", nil)
 				pass(time.Second)
 				expectLeadershipID(t, first, 1, leadershipID, false)
+			})
+		})
+	}
+}
+
+// TestLockOfAnEarlierVersion does not name the start of the machine. After an upgrade the server goes on
+// with its leadership, and with what it remembers of it.
+func TestLockOfAnEarlierVersion(t *testing.T) {
+	for name, lock := range map[string]string{
+		"killed":   `{"leaderID":"one","reign":"earlier","leaderAddr":"one:8991","lastUpdated":"2026-01-01T00:00:00Z"}`,
+		"released": `{"leaderID":"","releasedBy":"one","reign":"earlier","leaderAddr":"","lastUpdated":"2026-01-01T00:00:00Z"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := openStorage(t)
+				overwrite(t, store, lock)
+				s := start(t, store, "one", nil)
+				pass(time.Second)
+				expectLeadershipID(t, s, 1, "earlier", true)
 			})
 		})
 	}
