@@ -379,13 +379,18 @@ const renewAfter = time.Minute
 // which it was rendered.
 type agingAPI struct {
 	cloud.API
-	throttledUntil time.Time
-	mu             sync.Mutex
-	ages           []time.Duration
+	throttledFrom, throttledUntil time.Time
+
+	mu        sync.Mutex
+	ages      []time.Duration
+	throttled int
 }
 
 func (a *agingAPI) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
-	if time.Now().Before(a.throttledUntil) {
+	if now := time.Now(); !now.Before(a.throttledFrom) && now.Before(a.throttledUntil) {
+		a.mu.Lock()
+		a.throttled++
+		a.mu.Unlock()
 		return cloud.VM{}, cloud.ErrThrottled
 	}
 	time.Sleep(time.Second)
@@ -402,19 +407,20 @@ func (a *agingAPI) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error
 // cloud that throttles, its machine has half of the life of a nonce left to register.
 func TestALaunchThatHasWaitedGetsAnotherNonce(t *testing.T) {
 	for name, test := range map[string]struct {
-		count     int
-		throttled time.Duration
+		count            int
+		after, throttled time.Duration
 	}{
-		"a growth by 800":           {800, 0},
-		"ten minutes of throttling": {3, 10 * time.Minute},
-		"throttled while it grows":  {300, 2 * time.Minute},
+		"a growth by 800":           {800, 0, 0},
+		"ten minutes of throttling": {3, 0, 10 * time.Minute},
+		"ten minutes of throttling in the middle of a growth by 800": {800, 3 * time.Minute, 10 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				made := cloudtest.NewCloud()
 				// The limits of provider aws.
 				made.Limits.Writes, made.Limits.Launches = cloud.Budget{PerSecond: 2, Burst: 5}, 4
-				api := &agingAPI{API: made.API(shard), throttledUntil: time.Now().Add(test.throttled)}
+				api := &agingAPI{API: made.API(shard), throttledFrom: time.Now().Add(test.after)}
+				api.throttledUntil = api.throttledFrom.Add(test.throttled)
 				h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
 					return cloud.New(api, cloud.Options{CallContext: callContext})
 				})
@@ -440,6 +446,8 @@ func TestALaunchThatHasWaitedGetsAnotherNonce(t *testing.T) {
 				api.mu.Lock()
 				defer api.mu.Unlock()
 				assert.Len(t, api.ages, test.count)
+				assert.Equal(t, test.throttled > 0, api.throttled > 0)
+				assert.Empty(t, made.Terminated())
 				assert.LessOrEqual(t, slices.Max(api.ages), renewAfter+time.Second)
 				// The budget allows no earlier end.
 				floor := test.throttled + time.Duration(test.count/2)*time.Second
