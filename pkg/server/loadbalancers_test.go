@@ -76,6 +76,39 @@ func TestAnInstanceIsATargetFromItsFirstReport(t *testing.T) {
 	})
 }
 
+// TestOperatorsSetLoadBalancers: the instances of a group, and an on-demand instance alone, are
+// registered with what an operator set, and deregistered when it is withdrawn. None is replaced.
+func TestOperatorsSetLoadBalancers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		balancers := providertest.NewBalancers("web", "api")
+		o := balanced(balancers)
+		o.LoadBalancers = `{"web": {"endpoint": "web"}, "api": {"endpoint": "api"}}`
+		o.Templates = `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default", "tenants": ["*"], "limits": {"load_balancers": ["web", "api"]}}}`
+		s := servertest.Start(t, o)
+		operator := s.Operator("default")
+		upsert(t, operator, "main", &nstancev1.GroupConfig{Template: "worker", Size: 1})
+		first := untilInstances(t, s, 1)[0]
+		time.Sleep(time.Minute)
+		assert.Empty(t, balancers.States("web"))
+
+		_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "main", Declarative: true, Config: &nstancev1.GroupConfig{Template: "worker", Size: 1, LoadBalancers: []string{"web"}}})
+		require.NoError(t, err)
+		alone, err := operator.CreateInstance(t.Context(), &nstancev1.CreateInstanceRequest{IdempotencyKey: "a", Config: &nstancev1.InstanceConfig{Group: "main", LoadBalancers: []string{"api"}}})
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		assert.Equal(t, map[string]provider.TargetState{first: provider.Registered}, balancers.States("web"))
+		assert.Equal(t, map[string]provider.TargetState{alone.GetInstanceId(): provider.Registered}, balancers.States("api"))
+
+		_, err = operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "main", Declarative: true, Config: &nstancev1.GroupConfig{Template: "worker", Size: 1}})
+		require.NoError(t, err)
+		time.Sleep(2 * time.Minute)
+		assert.Empty(t, balancers.States("web"))
+		assert.Equal(t, map[string]provider.TargetState{alone.GetInstanceId(): provider.Registered}, balancers.States("api"))
+		assert.Equal(t, []string{first}, untilInstances(t, s, 1))
+		s.Stop()
+	})
+}
+
 // terminationChecker is a provider that checks whether its instances are targets when they
 // are terminated.
 type terminationChecker struct {

@@ -3117,6 +3117,26 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCall
 							},
 						},
 					},
+					"loadBalancers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "loadBalancers are the load balancers in force.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
 				},
 			},
 		},
@@ -3219,6 +3239,26 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"loadBalancers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "loadBalancers are keys of load balancers in the server's configuration, with which the instances are registered, if the server allows them. They override the configuration's. An unset field means the load balancers of the configuration. A change replaces no instance.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
 										Default: "",
@@ -3892,6 +3932,26 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 					},
+					"loadBalancers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "loadBalancers are keys of load balancers in the server's configuration, with which the instances are registered, if the server allows them. They override the configuration's. An unset field means the load balancers of the configuration. A change replaces no instance.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
 					"machineMode": {
 						SchemaProps: spec.SchemaProps{
 							Description: "machineMode decides whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an unset field means, creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
@@ -4163,6 +4223,26 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"loadBalancers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "loadBalancers are keys of load balancers in the server's configuration, with which the instance is registered, if the server allows them. An unset field means the load balancers of the group.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
 										Default: "",
@@ -4659,6 +4739,26 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"loadBalancers": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "loadBalancers are keys of load balancers in the server's configuration, with which the instances are registered, if the server allows them. They override the configuration's. An unset field means the load balancers of the configuration. A change replaces no instance.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
 										Default: "",

@@ -25,6 +25,9 @@ type Group struct {
 	Declared *GroupSettings
 	// Size is the wanted number of managed instances.
 	Size int32
+	// KnownSettings is the highest number from 1020 up of a setting that the server knows, 0 if it
+	// knows none of them.
+	KnownSettings int32
 	// MinSize is the smallest size that the server accepts for the group. It is 0 if the server
 	// does not report it.
 	MinSize int32
@@ -75,6 +78,7 @@ func (g Group) Equal(other Group) bool {
 		g.GroupSettings.Equal(other.GroupSettings) &&
 		equalDeclared(g.Declared, other.Declared) &&
 		g.Size == other.Size &&
+		g.KnownSettings == other.KnownSettings &&
 		g.MinSize == other.MinSize &&
 		g.Static == other.Static &&
 		g.ETag == other.ETag &&

@@ -38,6 +38,8 @@ type InstanceSpec struct {
 	InstanceType string
 	// Vars are merged over the vars of the group.
 	Vars map[string]string
+	// LoadBalancers are keys of load balancers of the server, nil for those of the group.
+	LoadBalancers []string
 }
 
 // Instance is an instance that a shard server reports.

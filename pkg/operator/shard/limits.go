@@ -167,6 +167,7 @@ func (m *measurement) values(what string, values map[string]string, allowed int)
 func (m *measurement) settings(settings GroupSettings) {
 	m.add("setting", settings.Template, settings.InstanceType)
 	m.add("subnet", settings.Subnets...)
+	m.add("load balancer", settings.LoadBalancers...)
 	m.values("var", settings.Vars, MaxVar)
 	if m.err == nil && len(settings.Vars) > MaxVars {
 		m.err = &LimitError{LimitVars, fmt.Sprintf("group %q has %d vars, at most %d are allowed", m.group, len(settings.Vars), MaxVars)}

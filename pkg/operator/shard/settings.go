@@ -7,6 +7,8 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -21,6 +23,8 @@ type GroupSettings struct {
 	Subnets []string
 	// Vars are merged over the vars of the template.
 	Vars map[string]string
+	// LoadBalancers are keys of load balancers of the server.
+	LoadBalancers []string
 }
 
 // Equal reports whether two settings are equal. A nil list or map equals an empty one.
@@ -28,7 +32,8 @@ func (s GroupSettings) Equal(other GroupSettings) bool {
 	return s.Template == other.Template &&
 		s.InstanceType == other.InstanceType &&
 		slices.Equal(s.Subnets, other.Subnets) &&
-		maps.Equal(s.Vars, other.Vars)
+		maps.Equal(s.Vars, other.Vars) &&
+		slices.Equal(s.LoadBalancers, other.LoadBalancers)
 }
 
 // settingsMessage is implemented by the messages that have the fields of GroupSettings:
@@ -38,6 +43,7 @@ type settingsMessage interface {
 	GetInstanceType() string
 	GetSubnets() []string
 	GetVars() map[string]string
+	GetLoadBalancers() []string
 }
 
 // SettingsOf returns the settings of a message. Slices and maps are shared with it.
@@ -47,6 +53,8 @@ func SettingsOf(message settingsMessage) GroupSettings {
 		InstanceType: message.GetInstanceType(),
 		Subnets:      message.GetSubnets(),
 		Vars:         message.GetVars(),
+
+		LoadBalancers: message.GetLoadBalancers(),
 	}
 }
 
@@ -57,5 +65,27 @@ func (s GroupSettings) Config() *nstancev1.GroupConfig {
 		InstanceType: s.InstanceType,
 		Subnets:      s.Subnets,
 		Vars:         s.Vars,
+
+		LoadBalancers: s.LoadBalancers,
 	}
+}
+
+// firstKnown is the lowest number of the settings that servers need not know
+// (docs/protocol.md#extensions).
+const firstKnown = 1020
+
+// Supported returns the settings that the server of g knows, and the JSON names of the others that
+// are set. Such a server would ignore them at each call, and never report them.
+func (g Group) Supported(s GroupSettings) (known GroupSettings, unsupported []string) {
+	config := s.Config()
+	message := config.ProtoReflect()
+	message.Range(func(field protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
+		if number := field.Number(); number >= firstKnown && int32(number) > g.KnownSettings {
+			unsupported = append(unsupported, field.JSONName())
+			message.Clear(field)
+		}
+		return true
+	})
+	slices.Sort(unsupported)
+	return SettingsOf(config), unsupported
 }

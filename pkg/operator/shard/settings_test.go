@@ -5,7 +5,10 @@ package shard_test
 
 import (
 	"reflect"
+	"slices"
 	"testing"
+
+	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/settingstest"
@@ -36,4 +39,19 @@ func TestEverySettingIsConverted(t *testing.T) {
 	if got := shard.SettingsOf(settings.Config()); !reflect.DeepEqual(got, settings) {
 		t.Errorf("settings come back as %+v, want %+v", got, settings)
 	}
+}
+
+// TestSupportedSettings: what a server does not know is left out and named.
+func TestSupportedSettings(t *testing.T) {
+	var all shard.GroupSettings
+	settingstest.Fill(&all)
+	older := all
+	older.LoadBalancers = nil
+	for known, want := range map[int32]shard.GroupSettings{0: older, 1020: older, 1021: all, 2000: all} {
+		got, unsupported := shard.Group{KnownSettings: known}.Supported(all)
+		assert.Equal(t, want, got, known)
+		assert.Equal(t, known < 1021, slices.Contains(unsupported, "loadBalancers"), known)
+	}
+	_, unsupported := shard.Group{}.Supported(older)
+	assert.Empty(t, unsupported)
 }

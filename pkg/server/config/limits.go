@@ -49,6 +49,8 @@ type SettingLimits struct {
 	// SubnetPools match the subnet pools. Groups without the list allow all. The subnet pools
 	// of a static group cannot be changed in any case.
 	SubnetPools []string
+	// LoadBalancers match the keys of load balancers. Groups without the list allow none.
+	LoadBalancers []string
 	// OnDemand is whether operators may create on-demand instances in the group. The default
 	// is false for a static group: its instances are what the cluster cannot do without, such as
 	// its control plane. It is true for a dynamic group.
@@ -67,7 +69,9 @@ func readTemplateLimits(o *jsonc.Object) SettingLimits {
 }
 
 func readSettingLimits(o *jsonc.Object) SettingLimits {
-	limits := SettingLimits{Vars: o.Strings("vars"), InstanceTypes: o.Strings("instance_types"), SubnetPools: o.Strings("subnet_pools")}
+	limits := SettingLimits{
+		Vars: o.Strings("vars"), InstanceTypes: o.Strings("instance_types"), SubnetPools: o.Strings("subnet_pools"), LoadBalancers: o.Strings("load_balancers"),
+	}
 	if o.Has("on_demand") {
 		limits.OnDemand = ptr.To(o.Bool("on_demand", false))
 	}
@@ -80,7 +84,7 @@ func (l SettingLimits) validate(path *field.Path) field.ErrorList {
 	for _, list := range []struct {
 		name     string
 		patterns []string
-	}{{"vars", l.Vars}, {"instance_types", l.InstanceTypes}, {"subnet_pools", l.SubnetPools}} {
+	}{{"vars", l.Vars}, {"instance_types", l.InstanceTypes}, {"subnet_pools", l.SubnetPools}, {"load_balancers", l.LoadBalancers}} {
 		for i, pattern := range list.patterns {
 			if _, err := patterns.Match(pattern, ""); err != nil {
 				errs = append(errs, field.Invalid(path.Child(list.name).Index(i), pattern, `must be a name or a pattern, such as "team-*"`))
@@ -97,7 +101,7 @@ var everything = []string{"*"}
 func (c *Config) SettingLimits(tenant, name, template string) SettingLimits {
 	group, static := c.Groups[tenant][name]
 	layers := []SettingLimits{group.Limits.SettingLimits, c.Templates[template].Limits, {
-		Vars: everything, InstanceTypes: everything, SubnetPools: everything, OnDemand: ptr.To(!static),
+		Vars: everything, InstanceTypes: everything, SubnetPools: everything, LoadBalancers: []string{}, OnDemand: ptr.To(!static),
 	}}
 	if static {
 		layers[2].Vars = []string{}
@@ -107,6 +111,7 @@ func (c *Config) SettingLimits(tenant, name, template string) SettingLimits {
 		limits.Vars = orList(limits.Vars, layer.Vars)
 		limits.InstanceTypes = orList(limits.InstanceTypes, layer.InstanceTypes)
 		limits.SubnetPools = orList(limits.SubnetPools, layer.SubnetPools)
+		limits.LoadBalancers = orList(limits.LoadBalancers, layer.LoadBalancers)
 		limits.OnDemand = cmp.Or(limits.OnDemand, layer.OnDemand)
 	}
 	return limits

@@ -40,7 +40,7 @@ func TestSettingLimits(t *testing.T) {
 		Templates: map[string]Template{
 			"free": {},
 			"narrow": {Limits: SettingLimits{
-				Vars: []string{"team-*"}, InstanceTypes: []string{"m7i.*"}, SubnetPools: []string{}, OnDemand: new(true),
+				Vars: []string{"team-*"}, InstanceTypes: []string{"m7i.*"}, SubnetPools: []string{}, LoadBalancers: []string{"team-*"}, OnDemand: new(true),
 			}},
 		},
 		Groups: map[string]map[string]Group{"default": {
@@ -55,10 +55,10 @@ func TestSettingLimits(t *testing.T) {
 		group, template string
 		want            SettingLimits
 	}{
-		{"free", "free", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: all, OnDemand: new(false)}},
+		{"free", "free", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, OnDemand: new(false)}},
 		{"narrow", "narrow", narrow},
-		{"own", "narrow", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: none, OnDemand: new(false)}},
-		{"dynamic", "free", SettingLimits{Vars: all, InstanceTypes: all, SubnetPools: all, OnDemand: new(true)}},
+		{"own", "narrow", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: none, LoadBalancers: []string{"team-*"}, OnDemand: new(false)}},
+		{"dynamic", "free", SettingLimits{Vars: all, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, OnDemand: new(true)}},
 		{"dynamic", "narrow", narrow},
 	} {
 		assert.Equal(t, tc.want, c.SettingLimits("default", tc.group, tc.template), "%s of %s", tc.group, tc.template)

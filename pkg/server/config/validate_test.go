@@ -31,7 +31,7 @@ func TestInvalid(t *testing.T) {
 		{"wrong type of number", `"size": 3`, `"size": "3"`, `groups.default.arm.size: Invalid value: "3": must be an integer of at most 32 bits`},
 		{"empty duration", `"29s"`, `""`, `shard.request_timeout: Invalid value: "": must be a duration`},
 		{"limits of the wrong type", `"size": 3`, `"size": 3, "limits": 2`, `groups.default.arm.limits: Invalid value: 2: must be an object`},
-		{"unknown limit", `"size": 3`, `"size": 3, "limits": {"x": 2}`, `groups.default.arm.limits.x: Invalid value: 2: unknown key, allowed are instance_types, max_size, min_size, on_demand, subnet_pools, vars`},
+		{"unknown limit", `"size": 3`, `"size": 3, "limits": {"x": 2}`, `groups.default.arm.limits.x: Invalid value: 2: unknown key, allowed are instance_types, load_balancers, max_size, min_size, on_demand, subnet_pools, vars`},
 		{"negative minimum", `"size": 3`, `"size": 3, "limits": {"min_size": -1}`, `groups.default.arm.limits.min_size: Invalid value: -1: must not be negative`},
 		{"minimum above the size", `"size": 3`, `"size": 3, "limits": {"min_size": 4}`, `groups.default.arm.limits.min_size: Invalid value: 4: must be at most the size of the group, 3`},
 		{"minimum above the maximum", `"size": 3`, `"size": 3, "limits": {"min_size": 3, "max_size": 2}`, `groups.default.arm.limits.min_size: Invalid value: 3: must be at most 2 (max_size of the group or the shard)`},

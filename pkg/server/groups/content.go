@@ -102,7 +102,7 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, instance_type and vars.
+// static group has only size, remove_first, instance_type, vars and load_balancers.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
@@ -112,12 +112,10 @@ type stored struct {
 	// Declared are the settings of the last declarative change, or nil. The next declarative
 	// change removes settings that it leaves out.
 	Declared *Settings `json:"declared,omitempty"`
-	// Args, DrainTimeout and LoadBalancers are the settings of a formerly static group that
-	// the configuration has dropped. Operators cannot set them. An empty list of load
-	// balancers differs from nil, which means the template's list.
-	Args          map[string]any   `json:"args,omitempty"`
-	DrainTimeout  *metav1.Duration `json:"drain_timeout,omitempty"`
-	LoadBalancers []string         `json:"load_balancers,omitzero"`
+	// Args and DrainTimeout are the settings of a formerly static group that the configuration has
+	// dropped. Operators cannot set them.
+	Args         map[string]any   `json:"args,omitempty"`
+	DrainTimeout *metav1.Duration `json:"drain_timeout,omitempty"`
 	// WhenDropped is set for a static group. It replaces this value when the configuration
 	// drops the group.
 	WhenDropped *stored `json:"when_dropped,omitempty"`
@@ -185,9 +183,8 @@ func (s *stored) with(change Change, static bool) *stored {
 // asDynamic returns the settings to store for group, which is static in c, so that it keeps
 // them without the configuration.
 //
-// Args, the drain timeout and load balancers are stored only if the group itself sets them.
-// Operators cannot change them, so the rest must continue to follow the template and the
-// shard, or it could never change.
+// Args, the drain timeout and load balancers are stored only if they are not those of the template
+// and the shard: the rest must continue to follow these, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
 	configured := c.Groups[group.Key.Tenant][group.Key.Group]
 	dynamic := &stored{
@@ -197,8 +194,9 @@ func asDynamic(c *config.Config, group *Group) *stored {
 		Declared:    group.Declared,
 		Revision:    group.Revision,
 		Args:        config.MergeArgs(configured.Args),
-
-		LoadBalancers: configured.LoadBalancers,
+	}
+	if configured.LoadBalancers == nil && slices.Equal(group.LoadBalancers, c.Templates[group.Template].LoadBalancers) {
+		dynamic.LoadBalancers = nil
 	}
 	if configured.DrainTimeout != nil {
 		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}

@@ -56,9 +56,6 @@ type Group struct {
 	DrainTimeout time.Duration
 	// KeepUnhealthy is true if instances that run and are unhealthy are not replaced.
 	KeepUnhealthy bool
-	// LoadBalancers are the keys of the load balancers that the instances are registered
-	// with.
-	LoadBalancers []string
 	// RuntimeConfigHash is a digest of the settings that agents can receive
 	// while an instance runs: Vars and Files.
 	RuntimeConfigHash string

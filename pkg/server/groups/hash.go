@@ -129,7 +129,7 @@ type etagContent struct {
 // etag is computed after the hashes.
 func (g *Group) etag() (string, error) {
 	others := g.Settings
-	others.Template, others.InstanceType, others.SubnetPools, others.Vars = "", "", nil, nil
+	others.Template, others.InstanceType, others.SubnetPools, others.Vars, others.LoadBalancers = "", "", nil, nil, nil
 	return digest(etagContent{
 		Key:               g.Key,
 		Template:          g.Template,

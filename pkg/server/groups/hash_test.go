@@ -110,7 +110,6 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Files":             {byRuntime, func(g *Group) { g.Files = nil }},
 			"DrainTimeout":      {byNone, func(g *Group) { g.DrainTimeout = time.Hour }},
 			"KeepUnhealthy":     {byNone, func(g *Group) { g.KeepUnhealthy = true }},
-			"LoadBalancers":     {byNone, func(g *Group) { g.LoadBalancers = []string{"web"} }},
 			"RuntimeConfigHash": {byNone, func(g *Group) { g.RuntimeConfigHash = "other" }},
 			"InfraConfigHash":   {byNone, func(g *Group) { g.InfraConfigHash = "other" }},
 			"ETag":              {byNone, func(g *Group) { g.ETag = "other" }},

@@ -66,3 +66,69 @@ func TestLimitsOfSettings(t *testing.T) {
 		})
 	}
 }
+
+// TestLimitsOfLoadBalancers: an operator adds and leaves out only what the configuration allows, so
+// that no pool takes the machines of a control plane out of its load balancer, or puts its own
+// machines behind it.
+func TestLimitsOfLoadBalancers(t *testing.T) {
+	fixed := instance.GroupKey{Tenant: "default", Group: "fixed"}
+	limited := func(allowed ...string) *config.Config {
+		c := withBalancers(map[string]config.Group{"fixed": {Template: "worker"}}, "web", "api", "team-a", "team-b")
+		worker := c.Templates["worker"]
+		worker.Limits.LoadBalancers = allowed
+		c.Templates["worker"] = worker
+		return c
+	}
+	for _, tc := range []struct {
+		name          string
+		allowed, keys []string
+		want          string
+	}{
+		{"no list", nil, nil, ""},
+		{"what the configuration says", nil, []string{"web"}, ""},
+		{"a key without a list of limits", nil, []string{"web", "team-a"}, `config.load_balancers[1]: Forbidden: "team-a" is not allowed: the server's configuration allows nothing (limits.load_balancers)`},
+		{"what is allowed", []string{"team-*"}, []string{"team-b", "web", "team-a"}, ""},
+		{"what is not allowed", []string{"team-*"}, []string{"web", "api"}, `config.load_balancers[1]: Forbidden: "api" is not allowed: the server's configuration allows team-* (limits.load_balancers)`},
+		{"a key that is left out", []string{"team-*"}, []string{"team-a"}, `config.load_balancers: Forbidden: must contain "web": limits.load_balancers of the server's configuration does not allow to leave it out`},
+		{"a key that may be left out", []string{"*"}, []string{"team-a"}, ""},
+		{"an unknown key", []string{"*"}, []string{"none"}, `config.load_balancers[0]: Invalid value: "none": unknown load balancer`},
+		{"a key that is given twice", []string{"*"}, []string{"api", "api"}, `config.load_balancers[1]: Duplicate value: "api"`},
+	} {
+		for _, key := range []instance.GroupKey{fixed, dynamic} {
+			t.Run(tc.name+" "+key.Group, func(t *testing.T) {
+				s := openWith(t, newStorage(t), limited(tc.allowed...))
+				if key == dynamic {
+					upsert(t, s, key, Change{Settings: Settings{Template: "worker"}, Size: 1})
+				}
+				before := snapshot(t, s)
+				_, _, err := s.Upsert(t.Context(), key, Change{Settings: Settings{LoadBalancers: tc.keys}, Size: 1})
+				if tc.want != "" {
+					require.ErrorContains(t, err, tc.want)
+					assert.Equal(t, before, snapshot(t, s))
+					return
+				}
+				require.NoError(t, err)
+				want := tc.keys
+				if want == nil {
+					want = []string{"web"}
+				}
+				assert.Equal(t, want, get(t, s, key).LoadBalancers)
+			})
+		}
+	}
+}
+
+// TestLoadBalancersOfAnotherTemplate: a group that changes to a template has the load balancers of
+// that template.
+func TestLoadBalancersOfAnotherTemplate(t *testing.T) {
+	c := withBalancers(nil, "web", "api")
+	other := c.Templates["worker"]
+	other.LoadBalancers = []string{"api"}
+	c.Templates["other"] = other
+	s := openWith(t, newStorage(t), c)
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+	_, _, err := s.Upsert(t.Context(), dynamic, Change{Settings: Settings{Template: "other", LoadBalancers: []string{"web"}}, Size: 1})
+	require.ErrorContains(t, err, `config.load_balancers[0]: Forbidden: "web" is not allowed`)
+	require.ErrorContains(t, err, `must contain "api"`)
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "other", LoadBalancers: []string{"api"}}, Size: 1})
+}

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"slices"
 
+	"google.golang.org/protobuf/reflect/protoreflect"
+
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -21,6 +23,10 @@ type Settings struct {
 	// SubnetPools are pool ids in the order in which they are tried.
 	SubnetPools []string          `json:"subnet_pools,omitempty"`
 	Vars        map[string]string `json:"vars,omitempty"`
+	// LoadBalancers are the keys of the load balancers that the instances are registered with. An
+	// empty list, which no operator can send, is none. It differs from nil, which means the list of
+	// the template.
+	LoadBalancers []string `json:"load_balancers,omitzero"`
 }
 
 // SettingsOf returns the settings of a request.
@@ -30,8 +36,20 @@ func SettingsOf(config *nstancev1.GroupConfig) Settings {
 		InstanceType: config.GetInstanceType(),
 		SubnetPools:  config.GetSubnets(),
 		Vars:         config.GetVars(),
+
+		LoadBalancers: config.GetLoadBalancers(),
 	}
 }
+
+// knownSettings is the highest number of a setting (docs/protocol.md#extensions).
+var knownSettings = func() int32 {
+	var highest protoreflect.FieldNumber
+	fields := (&nstancev1.GroupSettings{}).ProtoReflect().Descriptor().Fields()
+	for i := range fields.Len() {
+		highest = max(highest, fields.Get(i).Number())
+	}
+	return int32(highest)
+}()
 
 // SettingsMessage returns the message with settings.
 func SettingsMessage(s Settings) *nstancev1.GroupSettings {
@@ -40,6 +58,8 @@ func SettingsMessage(s Settings) *nstancev1.GroupSettings {
 		InstanceType: s.InstanceType,
 		Subnets:      s.SubnetPools,
 		Vars:         s.Vars,
+
+		LoadBalancers: s.LoadBalancers,
 	}
 }
 
@@ -50,6 +70,8 @@ func ReportSettings(status *nstancev1.GroupStatus, g *Group) {
 	status.Template = g.Template
 	status.InstanceType = g.InstanceType
 	status.Subnets = g.SubnetPools
+	status.LoadBalancers = g.LoadBalancers
+	status.KnownSettings = knownSettings
 	if len(g.Vars) > 0 {
 		status.Vars = make(map[string]string, len(g.Vars))
 	}
@@ -78,6 +100,9 @@ func (s Settings) merge(change Settings) Settings {
 	if len(change.SubnetPools) > 0 {
 		s.SubnetPools = change.SubnetPools
 	}
+	if change.LoadBalancers != nil {
+		s.LoadBalancers = change.LoadBalancers
+	}
 	s.Vars = mergeMaps(s.Vars, change.Vars)
 	return s
 }
@@ -92,6 +117,9 @@ func (s Settings) without(declared, next Settings) Settings {
 	}
 	if len(declared.SubnetPools) > 0 && len(next.SubnetPools) == 0 {
 		s.SubnetPools = nil
+	}
+	if len(declared.LoadBalancers) > 0 && len(next.LoadBalancers) == 0 {
+		s.LoadBalancers = nil
 	}
 	vars := map[string]string{}
 	for name, value := range s.Vars {
@@ -121,7 +149,7 @@ func (s Settings) restricted(stored Settings) Settings {
 func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, error) {
 	own, static := c.Groups[key.Tenant][key.Group]
 	group := &Group{Key: key, Static: static}
-	settings := Settings{Template: own.Template, InstanceType: own.InstanceType, Vars: own.Vars}
+	settings := Settings{Template: own.Template, InstanceType: own.InstanceType, Vars: own.Vars, LoadBalancers: own.LoadBalancers}
 	if own.SubnetPool != "" {
 		settings.SubnetPools = []string{own.SubnetPool}
 	}
@@ -133,11 +161,11 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 		group.Revision, group.OperatorVars = override.Revision, override.operatorVars()
 		configured := settings
 		settings = settings.merge(override.Settings)
+		settings.LoadBalancers = known(c, settings.LoadBalancers)
 		if static {
 			settings = settings.restricted(configured)
 		} else {
 			own.Args = override.Args
-			own.LoadBalancers = known(c, override.LoadBalancers)
 			if override.DrainTimeout != nil {
 				own.DrainTimeout = &override.DrainTimeout.Duration
 			}
@@ -147,7 +175,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	group.MinSize = c.MinSize(key.Tenant, key.Group)
 	group.Size = max(group.Size, group.MinSize)
 	template := c.Templates[settings.Template]
-	inherited := Settings{InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars)}
+	inherited := Settings{InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars), LoadBalancers: template.LoadBalancers}
 	if template.SubnetPool != "" {
 		inherited.SubnetPools = []string{template.SubnetPool}
 	}
@@ -162,9 +190,6 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	if own.DrainTimeout != nil {
 		group.DrainTimeout = *own.DrainTimeout
 	}
-	if group.LoadBalancers = own.LoadBalancers; group.LoadBalancers == nil {
-		group.LoadBalancers = template.LoadBalancers
-	}
 	return group, group.setHashes()
 }
 
@@ -177,9 +202,8 @@ func (s *stored) operatorVars() map[string]string {
 	return s.Vars
 }
 
-// known returns the load balancers of a formerly static group that the configuration still
-// has. Operators cannot change them, so a removed load balancer must not make the
-// configuration invalid.
+// known returns the stored load balancers that the configuration still has: a load balancer that is
+// removed from it must not make it invalid.
 func known(c *config.Config, keys []string) []string {
 	return slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
 		_, found := c.LoadBalancers[key]

@@ -417,6 +417,30 @@ func TestLoadBalancersOfADroppedGroup(t *testing.T) {
 	check(s, "api")
 }
 
+// What an operator set stays when the configuration drops the group, and is withdrawn as every
+// setting: by a declarative change without it.
+func TestLoadBalancersThatAnOperatorSet(t *testing.T) {
+	allowed := func(static map[string]config.Group) *config.Config {
+		c := withBalancers(static, "web", "api")
+		worker := c.Templates["worker"]
+		worker.Limits.LoadBalancers = []string{"*"}
+		c.Templates["worker"] = worker
+		return c
+	}
+	static := map[string]config.Group{"fixed": {Template: "worker"}}
+	fixed := instance.GroupKey{Tenant: "default", Group: "fixed"}
+	set := Change{Settings: Settings{LoadBalancers: []string{"api"}}, Size: 1, Declarative: true}
+	store := newStorage(t)
+	s := openWith(t, store, allowed(static))
+	upsert(t, s, fixed, set)
+	require.NoError(t, s.Reconfigure(t.Context(), allowed(nil)))
+	assert.Equal(t, []string{"api"}, get(t, s, fixed).LoadBalancers)
+	s = openWith(t, store, allowed(nil))
+	assert.Equal(t, []string{"api"}, get(t, s, fixed).LoadBalancers, "after a restart")
+	upsert(t, s, fixed, Change{Size: 1, Declarative: true})
+	assert.Equal(t, []string{"web"}, get(t, s, fixed).LoadBalancers)
+}
+
 // A change of the load balancers is a change of the group that replaces no instance.
 func TestLoadBalancersChangeTheETagOnly(t *testing.T) {
 	group := sample()

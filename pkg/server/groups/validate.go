@@ -101,7 +101,42 @@ func validateSettings(c *config.Config, change Change, before, after *Group) fie
 			problems = append(problems, config.CheckAllowed(configPath.Child("subnets").Index(i), pool, "subnet_pools", limits.SubnetPools)...)
 		}
 	}
+	loadBalancers := had.LoadBalancers
+	if after.Template != had.Template {
+		loadBalancers = c.Templates[after.Template].LoadBalancers
+	}
+	problems = append(problems, ValidateLoadBalancers(c, configPath.Child("load_balancers"), limits.LoadBalancers, loadBalancers, change.LoadBalancers)...)
 	return append(problems, ValidateVarChanges(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
+}
+
+// ValidateLoadBalancers checks the load balancers that an operator sets: the configuration has each,
+// and the patterns in allowed match those that the list adds to had and those that it leaves out. An
+// empty list keeps had.
+func ValidateLoadBalancers(c *config.Config, path *field.Path, allowed, had, keys []string) field.ErrorList {
+	if len(keys) == 0 {
+		return nil
+	}
+	var problems field.ErrorList
+	for i, key := range keys {
+		forbidden := config.CheckAllowed(path.Index(i), key, "load_balancers", allowed)
+		_, known := c.LoadBalancers[key]
+		switch {
+		case slices.Contains(keys[:i], key):
+			problems = append(problems, field.Duplicate(path.Index(i), key))
+		case slices.Contains(had, key):
+		case len(forbidden) > 0:
+			problems = append(problems, forbidden...)
+		case !known:
+			// The keys that there are may be those of other tenants.
+			problems = append(problems, field.Invalid(path.Index(i), key, "unknown load balancer"))
+		}
+	}
+	for _, key := range had {
+		if !slices.Contains(keys, key) && len(config.CheckAllowed(path, key, "load_balancers", allowed)) > 0 {
+			problems = append(problems, field.Forbidden(path, fmt.Sprintf("must contain %q: limits.load_balancers of the server's configuration does not allow to leave it out", key)))
+		}
+	}
+	return problems
 }
 
 // ValidateVarChanges checks the vars that an operator adds to the vars that a group had: patterns of

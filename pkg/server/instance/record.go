@@ -24,12 +24,14 @@ type Record struct {
 	// IdempotencyKey is the key that the client sent when it created an on-demand
 	// instance.
 	IdempotencyKey string `json:"idempotency_key,omitempty"`
-	// Template, InstanceType, SubnetPool and Vars override the group's settings.
+	// Template, InstanceType, SubnetPool, Vars and LoadBalancers override the group's settings.
 	// Only on-demand instances have them.
 	Template     string            `json:"template,omitempty"`
 	InstanceType string            `json:"instance_type,omitempty"`
 	SubnetPool   string            `json:"subnet_pool,omitempty"`
 	Vars         map[string]string `json:"vars,omitempty"`
+
+	LoadBalancers []string `json:"load_balancers,omitempty"`
 	// InfraConfigHash is the group's hash at the time of creation.
 	InfraConfigHash string `json:"infra_config_hash"`
 	// Adopted is true if the record was created from the metadata that the provider has

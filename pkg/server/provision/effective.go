@@ -17,8 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Effective returns the group with the overrides of one instance: the template,
-// instance type, subnet pool and vars in the record of an on-demand instance. It
+// Effective returns the group with the overrides of one instance: the template, instance type,
+// subnet pool, vars and load balancers in the record of an on-demand instance. It
 // returns group itself if the record has no overrides. Size, drain timeout and digests
 // are always the group's.
 //
@@ -26,7 +26,7 @@ import (
 // the group's own values still win. The error names every override that the configuration
 // does not allow.
 func Effective(c *config.Config, group *groups.Group, record *instance.Record) (*groups.Group, error) {
-	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 {
+	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 && len(record.LoadBalancers) == 0 {
 		return group, nil
 	}
 	effective := *group
@@ -57,6 +57,13 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 		return nil, problems.ToAggregate()
 	}
 	effective.Vars = overlay(effective.Vars, record.Vars)
+	if len(record.LoadBalancers) > 0 {
+		// One that the configuration has lost must not keep the instance from its other settings.
+		effective.LoadBalancers = slices.DeleteFunc(slices.Clone(record.LoadBalancers), func(key string) bool {
+			_, known := c.LoadBalancers[key]
+			return !known
+		})
+	}
 	return &effective, nil
 }
 

@@ -18,6 +18,7 @@ import (
 
 func TestEffective(t *testing.T) {
 	c := newConfig(t)
+	c.LoadBalancers = map[string]provider.LoadBalancer{"web": {Key: "web"}}
 	types := c.Shard.Infra.InstanceTypes
 	labels := func(labels map[string]any) map[string]any { return map[string]any{"labels": labels} }
 	tests := []struct {
@@ -35,6 +36,9 @@ func TestEffective(t *testing.T) {
 		}},
 		{"a subnet pool", "main", instance.Record{SubnetPool: "extra"}, func(g *groups.Group) {
 			g.SubnetPools = []string{"extra"}
+		}},
+		{"load balancers, without those that are gone", "main", instance.Record{LoadBalancers: []string{"web", "gone"}}, func(g *groups.Group) {
+			g.LoadBalancers = []string{"web"}
 		}},
 		{"another template, with what the group has of its own", "main", instance.Record{Template: "gpu"}, func(g *groups.Group) {
 			g.Template, g.Kind, g.Arch = "gpu", "gpu", "arm64"

@@ -640,7 +640,10 @@ type GroupConfig struct {
 	// Merged over the stored vars.
 	Vars map[string]string `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Group-level provider arguments.
-	Args          map[string]string `protobuf:"bytes,6,rep,name=args,proto3" json:"args,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Args map[string]string `protobuf:"bytes,6,rep,name=args,proto3" json:"args,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Extension: keys of the server's load balancers; empty keeps those of the
+	// configuration. Servers that do not know it use those of the configuration.
+	LoadBalancers []string `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -713,6 +716,13 @@ func (x *GroupConfig) GetVars() map[string]string {
 func (x *GroupConfig) GetArgs() map[string]string {
 	if x != nil {
 		return x.Args
+	}
+	return nil
+}
+
+func (x *GroupConfig) GetLoadBalancers() []string {
+	if x != nil {
+		return x.LoadBalancers
 	}
 	return nil
 }
@@ -804,7 +814,13 @@ type GroupStatus struct {
 	Shortfall *Shortfall `protobuf:"bytes,1006,opt,name=shortfall,proto3" json:"shortfall,omitempty"`
 	// Extension: the sizes that the server's configuration allows for the group. Missing
 	// if it allows every size from 0, and from servers that do not know it.
-	Limits        *GroupLimits `protobuf:"bytes,1011,opt,name=limits,proto3" json:"limits,omitempty"`
+	Limits *GroupLimits `protobuf:"bytes,1011,opt,name=limits,proto3" json:"limits,omitempty"`
+	// Extension: the highest number from 1020 up of a field of GroupSettings that the server
+	// knows. Servers that do not know it know none of them.
+	KnownSettings int32 `protobuf:"varint,1012,opt,name=known_settings,json=knownSettings,proto3" json:"known_settings,omitempty"`
+	// Extension: keys of the load balancers in force. Missing from servers that do not
+	// know it.
+	LoadBalancers []string `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -968,6 +984,20 @@ func (x *GroupStatus) GetShortfall() *Shortfall {
 func (x *GroupStatus) GetLimits() *GroupLimits {
 	if x != nil {
 		return x.Limits
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetKnownSettings() int32 {
+	if x != nil {
+		return x.KnownSettings
+	}
+	return 0
+}
+
+func (x *GroupStatus) GetLoadBalancers() []string {
+	if x != nil {
+		return x.LoadBalancers
 	}
 	return nil
 }
@@ -1198,6 +1228,7 @@ type GroupSettings struct {
 	InstanceType  string                 `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	Subnets       []string               `protobuf:"bytes,4,rep,name=subnets,proto3" json:"subnets,omitempty"`
 	Vars          map[string]string      `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	LoadBalancers []string               `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1256,6 +1287,13 @@ func (x *GroupSettings) GetSubnets() []string {
 func (x *GroupSettings) GetVars() map[string]string {
 	if x != nil {
 		return x.Vars
+	}
+	return nil
+}
+
+func (x *GroupSettings) GetLoadBalancers() []string {
+	if x != nil {
+		return x.LoadBalancers
 	}
 	return nil
 }
@@ -1523,10 +1561,12 @@ type InstanceConfig struct {
 	// Mandatory group id.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// Optional overrides of the group's values.
-	Template      string            `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
-	InstanceType  string            `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
-	SubnetPool    string            `protobuf:"bytes,4,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
-	Vars          map[string]string `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Template     string            `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
+	InstanceType string            `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	SubnetPool   string            `protobuf:"bytes,4,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
+	Vars         map[string]string `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Extension: keys of the server's load balancers; empty means those of the group.
+	LoadBalancers []string `protobuf:"bytes,1000,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1592,6 +1632,13 @@ func (x *InstanceConfig) GetSubnetPool() string {
 func (x *InstanceConfig) GetVars() map[string]string {
 	if x != nil {
 		return x.Vars
+	}
+	return nil
+}
+
+func (x *InstanceConfig) GetLoadBalancers() []string {
+	if x != nil {
+		return x.LoadBalancers
 	}
 	return nil
 }
@@ -2589,14 +2636,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x03R\n" +
-	"generation\"\xdc\x02\n" +
+	"generation\"\x84\x03\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
 	"\asubnets\x18\x04 \x03(\tR\asubnets\x125\n" +
 	"\x04vars\x18\x05 \x03(\v2!.nstance.v1.GroupConfig.VarsEntryR\x04vars\x125\n" +
-	"\x04args\x18\x06 \x03(\v2!.nstance.v1.GroupConfig.ArgsEntryR\x04args\x1a7\n" +
+	"\x04args\x18\x06 \x03(\v2!.nstance.v1.GroupConfig.ArgsEntryR\x04args\x12&\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
@@ -2604,7 +2652,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x88\x06\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xd8\x06\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2626,7 +2674,9 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x121\n" +
 	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x124\n" +
 	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x120\n" +
-	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x1a7\n" +
+	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x12&\n" +
+	"\x0eknown_settings\x18\xf4\a \x01(\x05R\rknownSettings\x12&\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"(\n" +
@@ -2643,12 +2693,13 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"providerId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
 	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xdc\x01\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x84\x02\n" +
 	"\rGroupSettings\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
 	"\asubnets\x18\x04 \x03(\tR\asubnets\x127\n" +
-	"\x04vars\x18\x05 \x03(\v2#.nstance.v1.GroupSettings.VarsEntryR\x04vars\x1a7\n" +
+	"\x04vars\x18\x05 \x03(\v2#.nstance.v1.GroupSettings.VarsEntryR\x04vars\x12&\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x02\n" +
@@ -2675,14 +2726,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x122\n" +
 	"\x06config\x18\x02 \x01(\v2\x1a.nstance.v1.InstanceConfigR\x06config\x12(\n" +
-	"\x0fidempotency_key\x18\xe8\a \x01(\tR\x0eidempotencyKey\"\xfb\x01\n" +
+	"\x0fidempotency_key\x18\xe8\a \x01(\tR\x0eidempotencyKey\"\xa3\x02\n" +
 	"\x0eInstanceConfig\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1a\n" +
 	"\btemplate\x18\x02 \x01(\tR\btemplate\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x1f\n" +
 	"\vsubnet_pool\x18\x04 \x01(\tR\n" +
 	"subnetPool\x128\n" +
-	"\x04vars\x18\x05 \x03(\v2$.nstance.v1.InstanceConfig.VarsEntryR\x04vars\x1a7\n" +
+	"\x04vars\x18\x05 \x03(\v2$.nstance.v1.InstanceConfig.VarsEntryR\x04vars\x12&\n" +
+	"\x0eload_balancers\x18\xe8\a \x03(\tR\rloadBalancers\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Q\n" +

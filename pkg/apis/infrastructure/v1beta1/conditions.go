@@ -166,8 +166,8 @@ const (
 	// ReasonMachinesEnabled: the instances of a pool have Machines, as spec.machineMode
 	// requests.
 	ReasonMachinesEnabled = "Enabled"
-	// ReasonUnsupportedByServer: the server of a shard does not support the request; the
-	// message names the shard.
+	// ReasonUnsupportedByServer: the server of a shard does not support a request, or a setting
+	// of the pool; the message names the shard.
 	ReasonUnsupportedByServer = "UnsupportedByServer"
 	// ReasonInstanceFailed: the instance has stopped or failed.
 	ReasonInstanceFailed = "InstanceFailed"

@@ -46,6 +46,7 @@ type NstanceMachine struct {
 // +kubebuilder:validation:XValidation:rule="has(self.shard) == has(oldSelf.shard) && (!has(self.shard) || self.shard == oldSelf.shard)",message="shard is immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.instanceType) == has(oldSelf.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType)",message="instanceType is immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.vars) && self.vars.size() > 0 ? has(oldSelf.vars) && self.vars == oldSelf.vars : !has(oldSelf.vars) || oldSelf.vars.size() == 0",message="vars is immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.loadBalancers) && self.loadBalancers.size() > 0 ? has(oldSelf.loadBalancers) && self.loadBalancers == oldSelf.loadBalancers : !has(oldSelf.loadBalancers) || oldSelf.loadBalancers.size() == 0",message="loadBalancers is immutable"
 type NstanceMachineSpec struct {
 	// groupRef is the Nstance group whose template is used.
 	// +required
@@ -68,6 +69,14 @@ type NstanceMachineSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(name, name != '' && name.size() <= 256 && self[name].size() <= 4096)",message="a name must have 1 to 256 characters, and a value at most 4096"
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are keys of load balancers in the server's configuration, with which the
+	// instance is registered, if the server allows them. An unset field means the load balancers of
+	// the group.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="loadBalancers must not contain a load balancer twice"
+	LoadBalancers []Identifier `json:"loadBalancers,omitempty"`
 	// providerID is the provider id of the instance. The operator sets it.
 	// +optional
 	// +kubebuilder:validation:MinLength=1

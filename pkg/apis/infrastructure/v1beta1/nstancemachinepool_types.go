@@ -314,6 +314,14 @@ type GroupSettings struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="self.all(name, name != '' && name.size() <= 256 && self[name].size() <= 4096)",message="a name must have 1 to 256 characters, and a value at most 4096"
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are keys of load balancers in the server's configuration, with which the
+	// instances are registered, if the server allows them. They override the configuration's. An
+	// unset field means the load balancers of the configuration. A change replaces no instance.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="loadBalancers must not contain a load balancer twice"
+	LoadBalancers []Identifier `json:"loadBalancers,omitempty"`
 }
 
 // Limits of a GroupConfig and of the fields of a pool's status that are copied from it. What a
@@ -323,7 +331,7 @@ const (
 	// MaxReportedLength is the longest template, instance type and id of a subnet pool, in
 	// characters.
 	MaxReportedLength = 253
-	// MaxReportedSubnets is the largest number of subnet pools.
+	// MaxReportedSubnets is the largest number of subnet pools, and of load balancers.
 	MaxReportedSubnets = 64
 )
 
@@ -348,6 +356,12 @@ type GroupConfig struct {
 	// vars are the merged vars.
 	// +optional
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are the load balancers in force.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
+	LoadBalancers []string `json:"loadBalancers,omitempty"`
 }
 
 // ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a

@@ -131,6 +131,11 @@ func (in *GroupConfig) DeepCopyInto(out *GroupConfig) {
 			(*out)[key] = val
 		}
 	}
+	if in.LoadBalancers != nil {
+		in, out := &in.LoadBalancers, &out.LoadBalancers
+		*out = make([]string, len(*in))
+		copy(*out, *in)
+	}
 	return
 }
 
@@ -190,6 +195,11 @@ func (in *GroupSettings) DeepCopyInto(out *GroupSettings) {
 		for key, val := range *in {
 			(*out)[key] = val
 		}
+	}
+	if in.LoadBalancers != nil {
+		in, out := &in.LoadBalancers, &out.LoadBalancers
+		*out = make([]Identifier, len(*in))
+		copy(*out, *in)
 	}
 	return
 }
@@ -682,6 +692,11 @@ func (in *NstanceMachineSpec) DeepCopyInto(out *NstanceMachineSpec) {
 		for key, val := range *in {
 			(*out)[key] = val
 		}
+	}
+	if in.LoadBalancers != nil {
+		in, out := &in.LoadBalancers, &out.LoadBalancers
+		*out = make([]Identifier, len(*in))
+		copy(*out, *in)
 	}
 	return
 }

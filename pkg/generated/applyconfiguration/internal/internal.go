@@ -102,6 +102,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: loadBalancers
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: subnets
       type:
         list:
@@ -298,6 +304,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: loadBalancers
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: machineMode
       type:
         scalar: string
@@ -413,6 +425,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: loadBalancers
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: providerID
       type:
         scalar: string
@@ -553,6 +571,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: loadBalancers
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: loan
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Loan

@@ -22,6 +22,9 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 	for _, id := range spec.Subnets {
 		settings.Subnets = append(settings.Subnets, string(id))
 	}
+	for _, key := range spec.LoadBalancers {
+		settings.LoadBalancers = append(settings.LoadBalancers, string(key))
+	}
 	return settings
 }
 
@@ -34,6 +37,9 @@ func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 	}
 	for _, id := range settings.Subnets {
 		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
+	}
+	for _, key := range settings.LoadBalancers {
+		spec.LoadBalancers = append(spec.LoadBalancers, v1beta1.Identifier(key))
 	}
 	return spec
 }
@@ -48,7 +54,8 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 	}
 	return (settings.InstanceType == "" || settings.InstanceType == effective.InstanceType) &&
 		(settings.Template == "" || settings.Template == effective.Template) &&
-		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets))
+		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets)) &&
+		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers))
 }
 
 // ReportedConfig returns the settings in effect for the status of a shard group, within the
@@ -61,6 +68,9 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 	}
 	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))
+	}
+	for _, key := range effective.LoadBalancers[:min(len(effective.LoadBalancers), v1beta1.MaxReportedSubnets)] {
+		config.LoadBalancers = append(config.LoadBalancers, controller.Truncate(key, v1beta1.MaxReportedLength))
 	}
 	return config
 }

@@ -114,6 +114,7 @@ func newRecord(tenant string, request *nstancev1.CreateInstanceRequest) instance
 		InstanceType:   config.GetInstanceType(),
 		SubnetPool:     config.GetSubnetPool(),
 		Vars:           config.GetVars(),
+		LoadBalancers:  config.GetLoadBalancers(),
 	}
 }
 
@@ -149,7 +150,8 @@ func sameOverrides(record, wanted instance.Record) bool {
 	return record.Template == wanted.Template &&
 		record.InstanceType == wanted.InstanceType &&
 		record.SubnetPool == wanted.SubnetPool &&
-		maps.Equal(record.Vars, wanted.Vars)
+		maps.Equal(record.Vars, wanted.Vars) &&
+		slices.Equal(record.LoadBalancers, wanted.LoadBalancers)
 }
 
 // parametersError returns the error for a reused key or id. About an instance of
@@ -223,6 +225,11 @@ func validateAllowed(c *config.Config, group *groups.Group, record *instance.Rec
 	if record.SubnetPool != "" && !slices.Contains(group.SubnetPools, record.SubnetPool) {
 		problems = append(problems, config.CheckAllowed(path.Child("subnet_pool"), record.SubnetPool, "subnet_pools", limits.SubnetPools)...)
 	}
+	loadBalancers := group.LoadBalancers
+	if template != group.Template {
+		loadBalancers = c.Templates[template].LoadBalancers
+	}
+	problems = append(problems, groups.ValidateLoadBalancers(c, path.Child("load_balancers"), limits.LoadBalancers, loadBalancers, record.LoadBalancers)...)
 	vars := maps.Clone(record.Vars)
 	problems = append(problems, takePodVars(path.Child("vars"), vars)...)
 	return append(problems, groups.ValidateVarChanges(path.Child("vars"), limits.Vars, group.Vars, vars)...)

@@ -124,6 +124,7 @@ func TestRejectedCreateRequests(t *testing.T) {
 		{"template of another tenant", with(func(r *request) { r.Config.Template = "foreign" }), codes.InvalidArgument, `config.template: Invalid value: "foreign": unknown template, known are "arm", "fixed", "inside", "worker"`},
 		{"type that is not allowed", with(func(r *request) { r.Config.Template, r.Config.InstanceType = "inside", "c7i.large" }), codes.InvalidArgument, `config.instance_type: Forbidden: "c7i.large" is not allowed: the server's configuration allows m7i.*`},
 		{"var that is not allowed", with(func(r *request) { r.Config.Template, r.Config.Vars = "inside", map[string]string{"a": "b"} }), codes.InvalidArgument, `config.vars[a]: Forbidden: "a" is not allowed`},
+		{"load balancer that is not allowed", with(func(r *request) { r.Config.LoadBalancers = []string{"web"} }), codes.InvalidArgument, `config.load_balancers[0]: Forbidden: "web" is not allowed: the server's configuration allows nothing (limits.load_balancers)`},
 		{"var with a control character", with(func(r *request) { r.Config.Vars = map[string]string{"a": "\a"} }), codes.InvalidArgument, `config.vars[a]: Forbidden: has the control character '\a'`},
 		{"Pod that has no name", with(func(r *request) { r.Config.Vars = map[string]string{"pod_name": "$(reboot)"} }), codes.InvalidArgument, `config.vars[pod_name]: Invalid value: "$(reboot)"`},
 		{"no id", with(func(r *request) { r.InstanceId = "a" }), codes.InvalidArgument, `instance_id: Invalid value: "a"`},
@@ -150,6 +151,7 @@ func TestRepeatedCreateRequestReturnsSameInstance(t *testing.T) {
 		"type":     func(r *nstancev1.CreateInstanceRequest) { r.Config.InstanceType = "m7i.large" },
 		"pool":     func(r *nstancev1.CreateInstanceRequest) { r.Config.SubnetPool = "" },
 		"vars":     func(r *nstancev1.CreateInstanceRequest) { r.Config.Vars = map[string]string{"a": "c"} },
+		"balancer": func(r *nstancev1.CreateInstanceRequest) { r.Config.LoadBalancers = []string{"web"} },
 	}
 	for _, tc := range []struct {
 		name    string

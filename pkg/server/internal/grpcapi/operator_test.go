@@ -40,7 +40,7 @@ func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 	want := &nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "m7i.large",
 		Subnets: []string{"default"}, Vars: map[string]string{"a": "b"}, Declared: &nstancev1.GroupSettings{}, Etag: got.Etag,
-		Revision: &nstancev1.Revision{},
+		KnownSettings: 1021, Revision: &nstancev1.Revision{},
 	}
 	if !proto.Equal(got, want) || got.Etag == "" {
 		t.Errorf("got  %v\nwant %v", got, want)

@@ -214,7 +214,7 @@ func (w worldGroups) Get(instance.GroupKey) (*groups.Group, bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return &groups.Group{Key: workersKey, Settings: groups.Settings{Template: "worker"}, LoadBalancers: w.wanted}, true
+	return &groups.Group{Key: workersKey, Settings: groups.Settings{Template: "worker", LoadBalancers: w.wanted}}, true
 }
 
 func (w worldGroups) Deleted(instance.GroupKey) bool { return false }

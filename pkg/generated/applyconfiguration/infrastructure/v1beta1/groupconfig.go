@@ -18,6 +18,8 @@ type GroupConfigApplyConfiguration struct {
 	InstanceType *string `json:"instanceType,omitempty"`
 	// vars are the merged vars.
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are the load balancers in force.
+	LoadBalancers []string `json:"loadBalancers,omitempty"`
 }
 
 // GroupConfigApplyConfiguration constructs a declarative configuration of the GroupConfig type for use with
@@ -62,6 +64,16 @@ func (b *GroupConfigApplyConfiguration) WithVars(entries map[string]string) *Gro
 	}
 	for k, v := range entries {
 		b.Vars[k] = v
+	}
+	return b
+}
+
+// WithLoadBalancers adds the given value to the LoadBalancers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LoadBalancers field.
+func (b *GroupConfigApplyConfiguration) WithLoadBalancers(values ...string) *GroupConfigApplyConfiguration {
+	for i := range values {
+		b.LoadBalancers = append(b.LoadBalancers, values[i])
 	}
 	return b
 }

@@ -27,6 +27,10 @@ type GroupSettingsApplyConfiguration struct {
 	// vars are merged over the template's vars: at most 64, with names of at most 256 and
 	// values of at most 4096 characters.
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are keys of load balancers in the server's configuration, with which the
+	// instances are registered, if the server allows them. They override the configuration's. An
+	// unset field means the load balancers of the configuration. A change replaces no instance.
+	LoadBalancers []infrastructurev1beta1.Identifier `json:"loadBalancers,omitempty"`
 }
 
 // GroupSettingsApplyConfiguration constructs a declarative configuration of the GroupSettings type for use with
@@ -71,6 +75,16 @@ func (b *GroupSettingsApplyConfiguration) WithVars(entries map[string]string) *G
 	}
 	for k, v := range entries {
 		b.Vars[k] = v
+	}
+	return b
+}
+
+// WithLoadBalancers adds the given value to the LoadBalancers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LoadBalancers field.
+func (b *GroupSettingsApplyConfiguration) WithLoadBalancers(values ...infrastructurev1beta1.Identifier) *GroupSettingsApplyConfiguration {
+	for i := range values {
+		b.LoadBalancers = append(b.LoadBalancers, values[i])
 	}
 	return b
 }

@@ -105,6 +105,16 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithVars(entries map[string]s
 	return b
 }
 
+// WithLoadBalancers adds the given value to the LoadBalancers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LoadBalancers field.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithLoadBalancers(values ...infrastructurev1beta1.Identifier) *NstanceMachinePoolSpecApplyConfiguration {
+	for i := range values {
+		b.GroupSettingsApplyConfiguration.LoadBalancers = append(b.GroupSettingsApplyConfiguration.LoadBalancers, values[i])
+	}
+	return b
+}
+
 // WithMachineMode sets the MachineMode field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the MachineMode field is set to the value of the last call.

@@ -26,6 +26,10 @@ type NstanceMachineSpecApplyConfiguration struct {
 	// vars are added to the vars of the group and override them: at most 64, with names of at
 	// most 256 and values of at most 4096 characters.
 	Vars map[string]string `json:"vars,omitempty"`
+	// loadBalancers are keys of load balancers in the server's configuration, with which the
+	// instance is registered, if the server allows them. An unset field means the load balancers of
+	// the group.
+	LoadBalancers []infrastructurev1beta1.Identifier `json:"loadBalancers,omitempty"`
 	// providerID is the provider id of the instance. The operator sets it.
 	ProviderID *string `json:"providerID,omitempty"`
 }
@@ -70,6 +74,16 @@ func (b *NstanceMachineSpecApplyConfiguration) WithVars(entries map[string]strin
 	}
 	for k, v := range entries {
 		b.Vars[k] = v
+	}
+	return b
+}
+
+// WithLoadBalancers adds the given value to the LoadBalancers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LoadBalancers field.
+func (b *NstanceMachineSpecApplyConfiguration) WithLoadBalancers(values ...infrastructurev1beta1.Identifier) *NstanceMachineSpecApplyConfiguration {
+	for i := range values {
+		b.LoadBalancers = append(b.LoadBalancers, values[i])
 	}
 	return b
 }

@@ -111,6 +111,16 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithVars(entries map[string]st
 	return b
 }
 
+// WithLoadBalancers adds the given value to the LoadBalancers field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the LoadBalancers field.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithLoadBalancers(values ...infrastructurev1beta1.Identifier) *NstanceShardGroupSpecApplyConfiguration {
+	for i := range values {
+		b.GroupSettingsApplyConfiguration.LoadBalancers = append(b.GroupSettingsApplyConfiguration.LoadBalancers, values[i])
+	}
+	return b
+}
+
 // WithRemoveFirst adds the given value to the RemoveFirst field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the RemoveFirst field.

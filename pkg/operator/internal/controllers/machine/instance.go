@@ -60,11 +60,15 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 
 // instanceSpecOf returns the spec for the create request of an NstanceMachine.
 func instanceSpecOf(nstanceMachine *v1beta1.NstanceMachine) shard.InstanceSpec {
-	return shard.InstanceSpec{
+	spec := shard.InstanceSpec{
 		Group:        string(nstanceMachine.Spec.GroupRef.Name),
 		InstanceType: nstanceMachine.Spec.InstanceType,
 		Vars:         nstanceMachine.Spec.Vars,
 	}
+	for _, key := range nstanceMachine.Spec.LoadBalancers {
+		spec.LoadBalancers = append(spec.LoadBalancers, string(key))
+	}
+	return spec
 }
 
 // deleteInstance calls DeleteInstance. The call is repeated until the shard reports that the

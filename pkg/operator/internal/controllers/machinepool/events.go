@@ -40,6 +40,7 @@ var warningReasons = []string{
 	v1beta1.ReasonWrongShard,
 	v1beta1.ReasonOtherCluster,
 	v1beta1.ReasonConfigRejected,
+	v1beta1.ReasonUnsupportedByServer,
 	v1beta1.ReasonShardAhead,
 	v1beta1.ReasonProviderError,
 }

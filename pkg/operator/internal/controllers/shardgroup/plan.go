@@ -110,10 +110,10 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 
 // inOrder reports whether the group on the server matches spec. The server chooses settings
 // that spec omits, but must not keep them from an earlier spec: if a server reports declared
-// settings, they must be the settings of spec. removeFirst does not count for a server that
+// settings, they must be the settings of spec. What it does not know does not count. removeFirst does not count for a server that
 // lists no instances, because it ignores removeFirst.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
-	wanted := wantedSettings(spec.GroupSettings, group.Static)
+	wanted := wantedSettings(spec.GroupSettings, group)
 	return group.Size == spec.Size && !group.Deleting &&
 		(!group.ListsInstances || slices.Equal(spec.RemoveFirst, group.RemoveFirst)) &&
 		controllers.SettingsInEffect(wanted, group.GroupSettings) &&
@@ -124,7 +124,7 @@ func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupConfig {
 	revision := revisionOf(object)
 	return shard.GroupConfig{
-		GroupSettings: wantedSettings(object.Spec.GroupSettings, group != nil && group.Static),
+		GroupSettings: wantedSettings(object.Spec.GroupSettings, group),
 		Size:          object.Spec.Size,
 		RemoveFirst:   object.Spec.RemoveFirst,
 		Revision:      &revision,

@@ -15,9 +15,11 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/informer"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/testing/runtest"
 	"nstance.dev/operator/pkg/testing/settingstest"
@@ -40,7 +42,11 @@ func newServed(t *testing.T, size int32, extensions bool) *served {
 	t.Helper()
 	object := newObject()
 	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, GroupSettings: v1beta1.GroupSettings{Template: "worker"}}
-	servers := shardtest.StartServers(t, servertest.Options{Shard: "a"})
+	servers := shardtest.StartServers(t, servertest.Options{
+		Shard: "a", Balancers: providertest.NewBalancers("web"), LoadBalancers: `{"web": {"endpoint": "web"}}`,
+		Templates: `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default", "tenants": ["*"],
+			"limits": {"load_balancers": ["*"]}}}`,
+	})
 	s := &served{servers: servers, server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
 	s.groups.AddHandler(shard.GroupHandler{OnGroup: func(string, string) { s.signal() }, OnShard: func(string) { s.signal() }})
 	s.harness = newHarnessOf(t, func(h *harness) {
@@ -190,9 +196,10 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	settingstest.Fill(&all)
 	// The server accepts only values of its configuration.
 	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
+	all.LoadBalancers = []v1beta1.Identifier{"web"}
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
 	group := s.until("every setting is declared", func(group shard.Group) bool {
-		return group.Declared != nil && group.Declared.Equal(wantedSettings(all, false))
+		return group.Declared != nil && group.Declared.Equal(controllers.ShardSettings(all))
 	})
 	if !group.GroupSettings.Equal(*group.Declared) {
 		t.Errorf("in effect is %+v, want %+v", group.GroupSettings, *group.Declared)
@@ -234,13 +241,34 @@ func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
 	}
 }
 
+// A setting that the server does not know is reported, and the server is not called for it
+// repeatedly. The other settings are in effect.
+func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
+	s := newServed(t, 0, false)
+	s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" })
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.LoadBalancers, g.Spec.Vars = []v1beta1.Identifier{"web"}, map[string]string{"a": "1"}
+	})
+	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
+	for range 3 {
+		s.Advance(10 * time.Minute)
+		_, _, err := s.Sync()
+		require.NoError(t, err)
+	}
+	require.Len(t, s.server.Upserts("workers"), 2, "one call for each of 2 specs")
+	const message = `the server of shard "a" does not know loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
+	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+message)
+	require.Contains(t, s.conditions(), "Ready=False UnsupportedByServer: "+message)
+}
+
 // plainShards calls servers without the extensions.
 type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
-	config.RemoveFirst, config.Revision, config.Replaces = nil, nil, nil
+	config.RemoveFirst, config.Revision, config.Replaces, config.LoadBalancers = nil, nil, nil, nil
 	group, err := p.Client.UpsertGroup(ctx, id, key, config)
 	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
+	group.LoadBalancers, group.KnownSettings = nil, 0
 	return group, err
 }
 
@@ -256,6 +284,7 @@ type plainClient struct {
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
 		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
+		group.LoadBalancers, group.KnownSettings = nil, 0
 	}
 }
 

@@ -151,6 +151,8 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, rejected.message)
 	case staticConflict(&object.Spec, observed.group) != "":
 		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, staticConflict(&object.Spec, observed.group))
+	case unsupported(&object.Spec, observed.group) != "":
+		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonUnsupportedByServer, unsupported(&object.Spec, observed.group))
 	case observed.group != nil && inOrder(&object.Spec, observed.group):
 		set(v1beta1.ConditionConfigValid, metav1.ConditionTrue, v1beta1.ReasonConfigAccepted, "")
 	}
@@ -187,7 +189,7 @@ func readiness(
 		}
 		return metav1.ConditionUnknown, v1beta1.ReasonPaused, observed.paused
 	case valid != nil && valid.Status == metav1.ConditionFalse && valid.ObservedGeneration == object.Generation:
-		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
+		return metav1.ConditionFalse, valid.Reason, valid.Message
 	case result.err != nil:
 		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(result.err)
 	case observed.failure != "":

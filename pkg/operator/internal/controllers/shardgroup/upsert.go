@@ -134,14 +134,32 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 	}
 }
 
-// wantedSettings returns the settings to send. It omits template and subnets of a static
-// group: the server's configuration sets them, and the server rejects other values.
-func wantedSettings(spec v1beta1.GroupSettings, static bool) shard.GroupSettings {
+// wantedSettings returns the settings to send to the server of group, which is nil if the group does
+// not exist. It omits template and subnets of a static group: the server's configuration sets them,
+// and the server rejects other values. And it omits what the server does not know.
+func wantedSettings(spec v1beta1.GroupSettings, group *shard.Group) shard.GroupSettings {
 	settings := controllers.ShardSettings(spec)
-	if static {
+	if group == nil {
+		return settings
+	}
+	if group.Static {
 		settings.Template, settings.Subnets = "", nil
 	}
+	settings, _ = group.Supported(settings)
 	return settings
+}
+
+// unsupported returns which settings of spec the server does not know, "" if it knows all.
+func unsupported(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) string {
+	if group == nil {
+		return ""
+	}
+	_, names := group.Supported(controllers.ShardSettings(spec.GroupSettings))
+	if len(names) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the server of shard %q does not know %s and keeps its own values: update it, or remove them from the pool's spec",
+		spec.Shard, strings.Join(names, ", "))
 }
 
 // staticConflict returns which settings of spec a static group cannot have, because the

@@ -5,6 +5,7 @@ package shardgroup
 
 import (
 	"context"
+	"math"
 	"reflect"
 	"slices"
 	"testing"
@@ -109,7 +110,7 @@ func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 	var spec v1beta1.NstanceShardGroupSpec
 	settingstest.Fill(&spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
 	config := wanted(&v1beta1.NstanceShardGroup{Spec: spec}, nil)
-	group := shard.Group{GroupSettings: config.GroupSettings, Declared: &config.GroupSettings}
+	group := shard.Group{GroupSettings: config.GroupSettings, Declared: &config.GroupSettings, KnownSettings: math.MaxInt32}
 	if !inOrder(&spec, &group) {
 		t.Fatal("a group with the wanted settings is not in order")
 	}

@@ -36,6 +36,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		RemoveFirst:    status.GetRemoveFirst(),
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
+		KnownSettings:  status.GetKnownSettings(),
 		MinSize:        status.GetLimits().GetMinSize(),
 		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: text(status.GetShortfall().GetMessage())},
 	}
@@ -146,7 +147,7 @@ func groupConfig(config shard.GroupConfig) *nstancev1.GroupConfig {
 
 // InstanceConfig returns the configuration of a CreateInstance request.
 func InstanceConfig(spec shard.InstanceSpec) *nstancev1.InstanceConfig {
-	return &nstancev1.InstanceConfig{Group: spec.Group, InstanceType: spec.InstanceType, Vars: spec.Vars}
+	return &nstancev1.InstanceConfig{Group: spec.Group, InstanceType: spec.InstanceType, Vars: spec.Vars, LoadBalancers: spec.LoadBalancers}
 }
 
 // Instance converts the reply to GetInstanceStatus.

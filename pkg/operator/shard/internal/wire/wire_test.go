@@ -37,9 +37,11 @@ func TestGroup(t *testing.T) {
 		Revision:  &nstancev1.Revision{Uid: "uid", Generation: 7},
 		Shortfall: &nstancev1.Shortfall{Missing: 2, Message: "none left"},
 		Limits:    &nstancev1.GroupLimits{MinSize: 1},
+
+		KnownSettings: 1021,
 	})
 	want := shard.Group{
-		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, MinSize: 1, Static: true, ETag: "e",
+		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, KnownSettings: 1021, MinSize: 1, Static: true, ETag: "e",
 		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		ListsInstances: true,
 		Instances: []shard.Instance{
@@ -122,9 +124,9 @@ func noZeroField(t *testing.T, value any) {
 }
 
 func TestInstanceConfig(t *testing.T) {
-	spec := shard.InstanceSpec{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
+	spec := shard.InstanceSpec{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}, LoadBalancers: []string{"web"}}
 	noZeroField(t, spec)
-	want := &nstancev1.InstanceConfig{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
+	want := &nstancev1.InstanceConfig{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}, LoadBalancers: []string{"web"}}
 	if got := InstanceConfig(spec); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
