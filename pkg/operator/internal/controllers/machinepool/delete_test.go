@@ -143,6 +143,36 @@ func TestDeletionWithoutTheMachinePoolKeepsTheInstances(t *testing.T) {
 	}
 }
 
+// TestMayBeOrphaned: the API server is asked for the MachinePool only if the answer can change what the
+// deletion does. With the Cluster all MachinePools vanish, and the instances are to be terminated.
+func TestMayBeOrphaned(t *testing.T) {
+	owned := func() observation {
+		pool := deletingPool("a")
+		pool.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool", Name: "workers", UID: "uid", Controller: ptr.To(true),
+		}}
+		return observation{pool: pool, shardGroups: []*v1beta1.NstanceShardGroup{newShardGroup(pool, "a", 1)}}
+	}
+	assert.True(t, mayBeOrphaned(owned()))
+	for name, change := range map[string]func(*observation){
+		"no deletion":                   func(o *observation) { o.pool.DeletionTimestamp = nil },
+		"paused":                        func(o *observation) { o.paused = "the Cluster is paused" },
+		"the instances are kept anyway": func(o *observation) { o.pool.Spec.DeletionPolicy = v1beta1.DeletionRetain },
+		"no owner":                      func(o *observation) { o.pool.OwnerReferences = nil },
+		"the Cluster is deleted":        func(o *observation) { o.clusterDeleting = true },
+		"a deletion that has begun":     func(o *observation) { o.shardGroups[0].DeletionTimestamp = ptr.To(metav1.Now()) },
+		"a Machine that is deleted": func(o *observation) {
+			o.nstanceMachines = []*v1beta1.NstanceMachine{{ObjectMeta: metav1.ObjectMeta{DeletionTimestamp: ptr.To(metav1.Now())}}}
+		},
+		"an owner of another API group":  func(o *observation) { o.pool.OwnerReferences[0].APIVersion = "example.com/v1" },
+		"an owner that is no controller": func(o *observation) { o.pool.OwnerReferences[0].Controller = nil },
+	} {
+		o := owned()
+		change(&o)
+		assert.False(t, mayBeOrphaned(o), name)
+	}
+}
+
 func TestContested(t *testing.T) {
 	kept, deleted := machinePool("workers", ptr.To[int32](1)), machinePool("prod-workers", ptr.To[int32](1))
 	deleted.DeletionTimestamp = ptr.To(metav1.Now())
