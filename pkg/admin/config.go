@@ -26,7 +26,11 @@ func newConfigStatusCommand(options *shardOptions) *cobra.Command {
 			})
 			rows := newTable("SHARD", "ETAG", "BYTES", "MODIFIED")
 			for _, a := range replies {
-				rows.add(a.shard, a.value.GetEtag(), strconv.FormatInt(a.value.GetSize(), 10), a.value.GetLastModified().AsTime().Format(time.RFC3339))
+				modified := "unknown"
+				if a.value.GetLastModified() != nil {
+					modified = a.value.GetLastModified().AsTime().Format(time.RFC3339)
+				}
+				rows.add(a.shard, a.value.GetEtag(), strconv.FormatInt(a.value.GetSize(), 10), modified)
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))
 		},

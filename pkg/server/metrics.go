@@ -58,6 +58,12 @@ func (sh *shared) newCertificateMetric() prometheus.Collector {
 func (sh *shared) newConfigMetric() prometheus.Collector {
 	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nstance_server_config_modified_timestamp_seconds",
-		Help: "When the configuration in force was written, in seconds since 1970.",
-	}, func() float64 { return float64(sh.inForce.Load().Source.LastModified.Unix()) })
+		Help: "When the configuration in force was written, in seconds since 1970, or 0 if the storage does not say.",
+	}, func() float64 {
+		modified := sh.inForce.Load().Source.LastModified
+		if modified.IsZero() {
+			return 0
+		}
+		return float64(modified.Unix())
+	})
 }

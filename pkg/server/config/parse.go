@@ -30,7 +30,7 @@ type Source struct {
 	Data []byte
 	// ETag changes whenever Data does.
 	ETag string
-	// LastModified is when the object or the file was written.
+	// LastModified is when the object or the file was written, or zero if that is not known.
 	LastModified time.Time
 }
 

@@ -33,7 +33,7 @@ type Object struct {
 	Data []byte
 	// ETag changes whenever Data changes.
 	ETag string
-	// LastModified is the time of the last write.
+	// LastModified is the time of the last write, or zero if the storage does not report it.
 	LastModified time.Time
 }
 

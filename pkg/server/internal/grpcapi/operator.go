@@ -160,11 +160,11 @@ type Configuration interface {
 // GetConfigStatus returns which configuration is in force.
 func (s *OperatorService) GetConfigStatus(context.Context, *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
 	source := s.Configuration.InForce()
-	return &nstancev1.ConfigStatusResponse{
-		Etag:         source.ETag,
-		LastModified: timestamppb.New(source.LastModified),
-		Size:         int64(len(source.Data)),
-	}, nil
+	status := &nstancev1.ConfigStatusResponse{Etag: source.ETag, Size: int64(len(source.Data))}
+	if !source.LastModified.IsZero() {
+		status.LastModified = timestamppb.New(source.LastModified)
+	}
+	return status, nil
 }
 
 // RefreshConfig puts the configuration file in force if it changed. It returns when

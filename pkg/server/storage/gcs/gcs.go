@@ -44,6 +44,7 @@ var buckets = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
 type Store struct {
 	client *googleapi.Client
 	bucket string
+	pace   pace
 }
 
 var _ storage.Store = (*Store)(nil)
@@ -67,7 +68,7 @@ func open(bucket, endpoint string, transport http.RoundTripper) (*Store, error) 
 	if !buckets.MatchString(bucket) {
 		return nil, fmt.Errorf("open bucket %q: it is no name of a bucket", bucket)
 	}
-	return &Store{client: googleapi.New(endpoint, transport), bucket: bucket}, nil
+	return &Store{client: googleapi.New(endpoint, transport), bucket: bucket, pace: pace{interval: minWriteInterval, next: map[string]time.Time{}}}, nil
 }
 
 // object is the metadata of an object that the API returns.
@@ -111,9 +112,11 @@ func (s *Store) getObject(ctx context.Context, key string) (storage.Object, erro
 	case err != nil:
 		return storage.Object{}, err
 	}
+	// The reference does not promise the time of the last write, and Google's own client does
+	// without (https://pkg.go.dev/cloud.google.com/go/storage#ReaderObjectAttrs).
 	modified, err := time.Parse(http.TimeFormat, response.Header.Get("Last-Modified"))
 	if err != nil {
-		return storage.Object{}, fmt.Errorf("the response has no time of the last write: %w", err)
+		modified = time.Time{}
 	}
 	generation := response.Header.Get("X-Goog-Generation")
 	if !isGeneration(generation) {
@@ -175,7 +178,7 @@ func (s *Store) deleteObject(ctx context.Context, key string) error {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return err
 	}
-	_, _, err := s.do(ctx, googleapi.Call{Name: "storage.objects.delete", Method: http.MethodDelete, Path: s.path(key)})
+	_, _, err := s.write(ctx, key, googleapi.Call{Name: "storage.objects.delete", Method: http.MethodDelete, Path: s.path(key)})
 	if isNotFound(err) {
 		return nil
 	}
@@ -245,6 +248,15 @@ var transient = []int{
 	http.StatusServiceUnavailable, http.StatusGatewayTimeout,
 }
 
+// write makes a call that writes or deletes an object, when the service allows it.
+func (s *Store) write(ctx context.Context, key string, call googleapi.Call) (response googleapi.Response, attempts int, err error) {
+	if err := s.pace.wait(ctx, key); err != nil {
+		return googleapi.Response{}, 0, err
+	}
+	defer s.pace.done(key)
+	return s.do(ctx, call)
+}
+
 // do makes a call, again if there is no response or the API is overloaded. It returns how many
 // attempts there were: any but the last may have had an effect.
 func (s *Store) do(ctx context.Context, call googleapi.Call) (response googleapi.Response, attempts int, err error) {
@@ -254,8 +266,12 @@ func (s *Store) do(ctx context.Context, call googleapi.Call) (response googleapi
 		if err == nil || attempts == maxAttempts || deadline.Check(ctx) != nil {
 			return response, attempts, err
 		}
-		if e, ok := googleapi.AsError(err); ok && !slices.Contains(transient, e.Status) {
+		e, ok := googleapi.AsError(err)
+		if ok && !slices.Contains(transient, e.Status) {
 			return response, attempts, err
+		}
+		if ok && e.Status == http.StatusTooManyRequests {
+			delay = max(delay, s.pace.interval) // another process may have written the object
 		}
 		select {
 		case <-ctx.Done():

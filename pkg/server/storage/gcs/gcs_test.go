@@ -4,6 +4,7 @@
 package gcs
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -12,10 +13,12 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/oauth2"
+	"golang.org/x/sync/errgroup"
 
 	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/storage"
@@ -37,7 +40,81 @@ func openBucket(t testing.TB) *Store {
 	t.Helper()
 	s, err := Open(bucket)
 	require.NoError(t, err)
+	s.pace.interval = time.Millisecond
 	return s
+}
+
+// TestTheTimeOfTheLastWriteIsOptional: an object without the header can be read.
+func TestTheTimeOfTheLastWriteIsOptional(t *testing.T) {
+	s := start(t, nil, bucket)
+	s.NoLastModified = true
+	store := openBucket(t)
+	etag, err := store.Create(t.Context(), "a", []byte("data"))
+	require.NoError(t, err)
+	object, err := store.Get(t.Context(), "a")
+	require.NoError(t, err)
+	assert.Equal(t, storage.Object{Data: []byte("data"), ETag: etag}, object)
+}
+
+// TestWritesOfOneObjectArePaced: the service allows one write of an object name per interval.
+func TestWritesOfOneObjectArePaced(t *testing.T) {
+	const interval = 50 * time.Millisecond
+	s := start(t, nil, bucket)
+	s.WriteInterval = interval
+	store := openBucket(t)
+	store.pace.interval = interval
+	begin := time.Now()
+	var group errgroup.Group
+	for n := range 8 {
+		group.Go(func() error {
+			_, err := store.Create(t.Context(), fmt.Sprint("other", n), nil)
+			return err
+		})
+	}
+	require.NoError(t, group.Wait())
+	etag, err := store.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+	for range 4 {
+		etag, err = store.Replace(t.Context(), "a", nil, etag)
+		require.NoError(t, err)
+	}
+	require.NoError(t, store.Delete(t.Context(), "a"))
+	_, err = store.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+	assert.Zero(t, s.Throttled(), "writes that came too early")
+	assert.GreaterOrEqual(t, time.Since(begin), 6*interval)
+}
+
+// TestAWriteThatAnotherWriterDelaysIsRepeated: another process has just written the object.
+func TestAWriteThatAnotherWriterDelaysIsRepeated(t *testing.T) {
+	const interval = time.Second
+	s := start(t, nil, bucket)
+	s.WriteInterval = interval
+	store, other := openBucket(t), openBucket(t)
+	store.pace.interval = interval
+	etag, err := other.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+	_, err = store.Replace(t.Context(), "a", nil, etag)
+	require.NoError(t, err)
+	assert.Equal(t, 1, s.Throttled(), "writes that came too early")
+}
+
+// TestAWriteThatWaitsEndsWithItsContext without a request.
+func TestAWriteThatWaitsEndsWithItsContext(t *testing.T) {
+	s := start(t, nil, bucket)
+	store := openBucket(t)
+	store.pace.interval = time.Hour
+	etag, err := store.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = store.Replace(ctx, "a", []byte("late"), etag)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, storage.ErrConflict)
+	object, err := store.Get(t.Context(), "a")
+	require.NoError(t, err)
+	assert.Empty(t, object.Data)
+	assert.Zero(t, s.Throttled())
 }
 
 func TestConformance(t *testing.T) {

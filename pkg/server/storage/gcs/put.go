@@ -48,7 +48,7 @@ func (s *Store) put(ctx context.Context, key string, data []byte, generation str
 	if err != nil {
 		return "", err
 	}
-	response, attempts, err := s.do(ctx, googleapi.Call{
+	response, attempts, err := s.write(ctx, key, googleapi.Call{
 		Name: "storage.objects.insert", Method: http.MethodPost, Path: append([]string{"upload"}, s.path()...),
 		Query:   url.Values{"uploadType": {"multipart"}, "ifGenerationMatch": {generation}, "fields": {"generation"}},
 		Content: body, ContentType: contentType,

@@ -38,6 +38,12 @@ type Server struct {
 	URL string
 	// Token is the access token that requests must have. If empty, they need no token.
 	Token string
+	// NoLastModified leaves Last-Modified out of downloads, as Google's storage-testbench does
+	// (https://github.com/googleapis/storage-testbench/blob/main/gcs/object.py).
+	NoLastModified bool
+	// WriteInterval is the shortest time between two writes of one object name, which is a second
+	// (https://cloud.google.com/storage/quotas#objects). Zero means no limit.
+	WriteInterval time.Duration
 
 	document *discoverytest.Document
 
@@ -47,6 +53,10 @@ type Server struct {
 	generation int64
 	calls      map[string]int
 	mistakes   []string
+	// written is when an object name was written or deleted.
+	written map[string]time.Time
+	// throttled counts the writes that came too early.
+	throttled int
 }
 
 // object is the live version of an object.
@@ -66,7 +76,7 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler, buc
 	t.Helper()
 	s := &Server{
 		document: discoverytest.Load(t, discoverytest.Storage), generation: time.Now().UnixMicro(),
-		buckets: map[string]map[string]*object{}, calls: map[string]int{},
+		buckets: map[string]map[string]*object{}, calls: map[string]int{}, written: map[string]time.Time{},
 	}
 	for _, name := range buckets {
 		s.buckets[name] = map[string]*object{}
@@ -93,6 +103,25 @@ func (s *Server) Methods() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.calls))
+}
+
+// Throttled returns how many writes came too early.
+func (s *Server) Throttled() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.throttled
+}
+
+// throttle refuses a write of an object name that was written less than WriteInterval ago. The
+// limit is for creation, replacement and deletion together
+// (https://cloud.google.com/storage/docs/gcs429). mu must be locked.
+func (s *Server) throttle(bucket, name string) error {
+	name = bucket + "/" + name
+	if s.WriteInterval == 0 || time.Since(s.written[name]) >= s.WriteInterval {
+		return nil
+	}
+	s.throttled++
+	return &failure{http.StatusTooManyRequests, "rateLimitExceeded", "The object " + name + " exceeded the rate limit for object mutation operations (create, update, and delete)."}
 }
 
 // failure is the response for an error.
@@ -133,7 +162,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	data, err := s.handle(parsed)
 	if stored, ok := data.(*object); ok && err == nil {
 		if media {
-			stored.download(w)
+			stored.download(w, s.NoLastModified)
 			return
 		}
 		data = stored.resource()
@@ -206,10 +235,14 @@ func (s *Server) handle(r *request) (any, error) {
 		}
 		return nil, noObject(r.bucket, r.name)
 	case "storage.objects.delete":
+		if err := s.throttle(r.bucket, r.name); err != nil {
+			return nil, err
+		}
 		if objects[r.name] == nil {
 			return nil, noObject(r.bucket, r.name)
 		}
 		delete(objects, r.name)
+		s.written[r.bucket+"/"+r.name] = time.Now()
 		return nil, nil
 	case "storage.objects.list":
 		return list(r, objects)
@@ -273,6 +306,9 @@ func (s *Server) insert(r *request, objects map[string]*object) (any, error) {
 	if attributes.CRC32C != "" && attributes.CRC32C != checksum(r.data) {
 		return nil, &failure{http.StatusBadRequest, "invalid", "Provided CRC32C doesn't match calculated CRC32C"}
 	}
+	if err := s.throttle(r.bucket, name); err != nil {
+		return nil, err
+	}
 	if want := r.URL.Query().Get("ifGenerationMatch"); want != "" {
 		current := "0"
 		if stored := objects[name]; stored != nil {
@@ -288,6 +324,7 @@ func (s *Server) insert(r *request, objects map[string]*object) (any, error) {
 		generation: s.generation, created: time.Now().UTC(),
 	}
 	objects[name] = stored
+	s.written[r.bucket+"/"+name] = stored.created
 	return stored, nil
 }
 
@@ -335,11 +372,13 @@ func (o *object) resource() map[string]any {
 }
 
 // download responds with the data.
-func (o *object) download(w http.ResponseWriter) {
+func (o *object) download(w http.ResponseWriter, noLastModified bool) {
 	w.Header().Set("Content-Type", o.kind)
 	w.Header().Set("X-Goog-Generation", strconv.FormatInt(o.generation, 10))
 	w.Header().Set("X-Goog-Hash", "crc32c="+checksum(o.data))
-	w.Header().Set("Last-Modified", o.created.Format(http.TimeFormat))
+	if !noLastModified {
+		w.Header().Set("Last-Modified", o.created.Format(http.TimeFormat))
+	}
 	_, _ = w.Write(o.data) // the client may have closed the connection
 }
 
