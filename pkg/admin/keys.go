@@ -39,8 +39,9 @@ var keyProviders = []string{
 // secretOptions has the flags that select the secrets of a cluster, to list or delete them.
 type secretOptions struct {
 	storageOptions
-	// provider, secretsPrefix and project are fields of config.Secrets.
+	// provider, secretsPrefix, project and locations are fields of config.Secrets.
 	provider, secretsPrefix, project string
+	locations                        []string
 }
 
 func (o *secretOptions) addFlags(flags *pflag.FlagSet) {
@@ -48,6 +49,7 @@ func (o *secretOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.provider, "secrets-provider", config.SecretsInStorage, "where secrets are: "+strings.Join(config.SecretsProviders, ", "))
 	flags.StringVar(&o.secretsPrefix, "secrets-prefix", "", "prefix of the names of secrets in a service (default: that of the servers, with the id of the cluster)")
 	flags.StringVar(&o.project, "secrets-project", "", "project of Google Secret Manager")
+	flags.StringSliceVar(&o.locations, "secrets-locations", nil, "locations of new secrets in Google Secret Manager (default: automatic replication)")
 }
 
 func (o *secretOptions) validate(wrong *mistakes) {
@@ -66,13 +68,20 @@ func (o *secretOptions) validate(wrong *mistakes) {
 		wrong.addf("secrets-project", "%q must be the id of a project", o.project)
 	case !isGoogle && o.project != "":
 		wrong.addf("secrets-project", "is for --secrets-provider %s only", config.SecretsInGoogle)
+	case !isGoogle && len(o.locations) > 0:
+		wrong.addf("secrets-locations", "is for --secrets-provider %s only", config.SecretsInGoogle)
+	}
+	for _, location := range o.locations {
+		if !config.ValidateSecretsLocation(location) {
+			wrong.addf("secrets-locations", "%q must be a region, such as europe-west1", location)
+		}
 	}
 }
 
 // location returns the location of the secrets, without keys. The default prefix has the id
 // of the cluster, which is read from the certificate of its authority.
 func (o *secretOptions) location(ctx context.Context, store storage.Store) (config.Secrets, error) {
-	location := config.Secrets{Provider: o.provider, Prefix: o.secretsPrefix, Project: o.project}
+	location := config.Secrets{Provider: o.provider, Prefix: o.secretsPrefix, Project: o.project, Locations: o.locations}
 	if location.Provider == config.SecretsInStorage || location.Prefix != "" {
 		return location, nil
 	}

@@ -46,6 +46,9 @@ type Secrets struct {
 	Prefix string
 	// Project is the project of Google Secret Manager.
 	Project string
+	// Locations are where Google Secret Manager replicates new secrets, empty for automatic
+	// replication.
+	Locations []string
 	// CacheTTL is how long a secret that was read is not read again. Zero means that nothing
 	// is cached.
 	CacheTTL time.Duration
@@ -117,6 +120,9 @@ func readSecrets(cluster *jsonc.Object, clusterID string) Secrets {
 		Prefix:   o.String("prefix"),
 		Project:  o.String("project"),
 	}
+	if o.Has("locations") {
+		secrets.Locations = o.Strings("locations")
+	}
 	if o.Has("provider") && !slices.Contains(SecretsProviders, o.String("provider")) {
 		o.Report(field.NotSupported(o.Child("provider"), field.OmitValueType{}, SecretsProviders))
 		secrets.Provider = SecretsInStorage
@@ -185,6 +191,9 @@ var (
 // ValidateSecretsProject reports whether a Google project id is valid.
 func ValidateSecretsProject(project string) bool { return projectPattern.MatchString(project) }
 
+// ValidateSecretsLocation reports whether a location of Google is valid.
+func ValidateSecretsLocation(location string) bool { return regions.MatchString(location) }
+
 // validate shows no value, which may be a key.
 func (s Secrets) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
@@ -197,6 +206,14 @@ func (s Secrets) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("project"), hidden, "must be the id of a project"))
 	case !isGoogle && s.Project != "":
 		errs = append(errs, field.Forbidden(path.Child("project"), "is for provider "+SecretsInGoogle+" only"))
+	}
+	if len(s.Locations) > 0 && s.Provider != SecretsInGoogle {
+		errs = append(errs, field.Forbidden(path.Child("locations"), "is for provider "+SecretsInGoogle+" only"))
+	}
+	for i, location := range s.Locations {
+		if !ValidateSecretsLocation(location) {
+			errs = append(errs, field.Invalid(path.Child("locations").Index(i), hidden, "must be a region, such as europe-west1"))
+		}
 	}
 	errs = append(errs, s.EncryptionKey.validate(path.Child("encryption_key"))...)
 	for i, key := range s.OldEncryptionKeys {

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/secretsmanager"
@@ -22,6 +23,12 @@ import (
 const (
 	secretNotFound = "ResourceNotFoundException"
 	secretExists   = "ResourceExistsException"
+	// secretDeleting is the code for a name whose secret is being deleted, or scheduled for deletion.
+	// AWS advises to try again after a deletion without recovery
+	// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html).
+	secretDeleting   = "InvalidRequestException"
+	deletingAttempts = 5
+	deletingDelay    = 250 * time.Millisecond
 	// maxSecretValue is the limit of the service, in bytes, see
 	// https://docs.aws.amazon.com/secretsmanager/latest/userguide/reference_limits.html.
 	maxSecretValue = 65536
@@ -37,6 +44,8 @@ var secretNames = regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]+$`)
 // interface can reach.
 type SecretsManager struct {
 	prefix string
+	// delay is the delay after the first attempt to use the name of a deleted secret.
+	delay  time.Duration
 	get    func(context.Context, *secretsmanager.GetSecretValueInput, ...func(*secretsmanager.Options)) (*secretsmanager.GetSecretValueOutput, error)
 	create func(context.Context, *secretsmanager.CreateSecretInput, ...func(*secretsmanager.Options)) (*secretsmanager.CreateSecretOutput, error)
 	put    func(context.Context, *secretsmanager.PutSecretValueInput, ...func(*secretsmanager.Options)) (*secretsmanager.PutSecretValueOutput, error)
@@ -51,6 +60,7 @@ func NewSecretsManager(c aws.Config, prefix string) *SecretsManager {
 	client := secretsmanager.NewFromConfig(c, func(o *secretsmanager.Options) { o.HTTPClient = deadline.HTTPClient(o.HTTPClient.Do) })
 	return &SecretsManager{
 		prefix: prefix,
+		delay:  deletingDelay,
 		get:    client.GetSecretValue,
 		create: client.CreateSecret,
 		put:    client.PutSecretValue,
@@ -96,11 +106,20 @@ func (s *SecretsManager) createSecret(ctx context.Context, name string, data []b
 	if err := s.check(name, data); err != nil {
 		return err
 	}
-	_, err := s.create(ctx, &secretsmanager.CreateSecretInput{Name: aws.String(s.prefix + name), SecretBinary: data})
-	if code(err) == secretExists {
-		return storage.ErrConflict
+	for attempt, delay := 1, s.delay; ; attempt, delay = attempt+1, 2*delay {
+		_, err := s.create(ctx, &secretsmanager.CreateSecretInput{Name: aws.String(s.prefix + name), SecretBinary: data})
+		switch {
+		case code(err) == secretExists:
+			return storage.ErrConflict
+		case code(err) != secretDeleting || attempt == deletingAttempts:
+			return withoutValue(err)
+		}
+		select {
+		case <-ctx.Done():
+			return withoutValue(err)
+		case <-time.After(delay):
+		}
 	}
-	return withoutValue(err)
 }
 
 // Set implements secrets.Store.
@@ -130,8 +149,7 @@ func (s *SecretsManager) check(name string, data []byte) error {
 	return nil
 }
 
-// Delete implements secrets.Store. The secret cannot be recovered: its name can be used
-// again at once.
+// Delete implements secrets.Store. The secret cannot be recovered: its name can be used again soon.
 func (s *SecretsManager) Delete(ctx context.Context, name string) error {
 	// With ForceDeleteWithoutRecovery the service accepts the deletion of a secret that does
 	// not exist
@@ -159,7 +177,8 @@ func (s *SecretsManager) List(ctx context.Context) ([]string, error) {
 			return nil, fmt.Errorf("list the secrets %s* of AWS Secrets Manager: %w", s.prefix, err)
 		}
 		for _, secret := range page.SecretList {
-			// The filter of the service does not distinguish upper and lower case.
+			// The filter matches the beginning of a name, and emulators may filter otherwise
+			// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_Filter.html).
 			if name, ours := strings.CutPrefix(aws.ToString(secret.Name), s.prefix); ours && name != "" {
 				found = append(found, name)
 			}

@@ -37,6 +37,17 @@ func TestSecretsManagerOfMoto(t *testing.T) {
 	})
 }
 
+// TestANameThatIsUsedAgain: the deletion takes a while, in which the service refuses the name.
+func TestANameThatIsUsedAgain(t *testing.T) {
+	url, _ := secretstest.StartSecretsManager(t)
+	s := openSecretsManager(url)("a")
+	for range 2 {
+		require.NoError(t, s.Set(t.Context(), "name", []byte("x")))
+		require.NoError(t, s.Delete(t.Context(), "name"))
+	}
+	require.NoError(t, s.Set(t.Context(), "name", []byte("x")))
+}
+
 func TestSecretsManagerRefusesNames(t *testing.T) {
 	url, faults := secretstest.StartSecretsManager(t)
 	s := openSecretsManager(url)("a")

@@ -31,7 +31,7 @@ func OpenWithoutKeys(ctx context.Context, c config.Secrets, store storage.Store)
 	case config.SecretsInStorage:
 		return secrets.WithoutKeys(store), nil
 	case config.SecretsInGoogle:
-		return googlesecrets.New(googlesecrets.Options{Project: c.Project, Prefix: c.Prefix}), nil
+		return googlesecrets.New(googlesecrets.Options{Project: c.Project, Prefix: c.Prefix, Locations: c.Locations}), nil
 	case config.SecretsInSecretsManager, config.SecretsInParameterStore:
 		return openAWS(ctx, c)
 	}

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"nstance.dev/operator/pkg/server/googleapi"
@@ -28,6 +29,8 @@ const (
 	statusNotFound = "NOT_FOUND"
 	statusExists   = "ALREADY_EXISTS"
 	statusDenied   = "PERMISSION_DENIED"
+	// statusPrecondition is the status of a version that was destroyed or disabled.
+	statusPrecondition = "FAILED_PRECONDITION"
 	// maxValue is the limit of the service, in bytes
 	// (https://cloud.google.com/secret-manager/quotas).
 	maxValue = 65536
@@ -45,6 +48,10 @@ type Options struct {
 	Project string
 	// Prefix begins the names of the secrets.
 	Prefix string
+	// Locations are where new secrets are replicated. Empty means automatic replication, which a
+	// constraint of the organization may forbid
+	// (https://cloud.google.com/secret-manager/docs/choosing-replication).
+	Locations []string
 	// Transport authorizes the requests. Default: the transport of googleapi.NewTransport.
 	Transport http.RoundTripper
 	// Endpoint is the address of the service. Default: DefaultEndpoint.
@@ -58,10 +65,18 @@ type Options struct {
 // The service has no call that creates a secret together with its first version
 // (https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets). A secret of
 // the servers is therefore its version 1, even if there are more versions: the service gives
-// that number only once. For other secrets the newest version counts.
+// that number only once. For other secrets the newest version counts. Reads of the newest version
+// may give an older one for minutes or hours
+// (https://cloud.google.com/secret-manager/docs/resource-consistency), but a Store never returns an
+// older version than before.
 type Store struct {
 	client          client
 	project, prefix string
+	locations       []string
+
+	// mu guards newest, the highest version that was read or written, by name.
+	mu     sync.Mutex
+	newest map[string]int
 }
 
 var _ secrets.Store = (*Store)(nil)
@@ -73,7 +88,7 @@ func New(o Options) *Store {
 	}
 	return &Store{
 		client:  newClient(cmp.Or(o.Endpoint, DefaultEndpoint), o.Transport, cmp.Or(o.RetryDelay, firstDelay)),
-		project: o.Project, prefix: o.Prefix,
+		project: o.Project, prefix: o.Prefix, locations: o.Locations, newest: map[string]int{},
 	}
 }
 
@@ -87,7 +102,14 @@ type (
 		Name string `json:"name"`
 	}
 	replication struct {
-		Automatic struct{} `json:"automatic"`
+		Automatic   *struct{}    `json:"automatic,omitempty"`
+		UserManaged *userManaged `json:"userManaged,omitempty"`
+	}
+	userManaged struct {
+		Replicas []replica `json:"replicas"`
+	}
+	replica struct {
+		Location string `json:"location"`
 	}
 	secret struct {
 		Name        string       `json:"name,omitempty"`
@@ -104,40 +126,75 @@ func (s *Store) resource(name string) string {
 	return "projects/" + s.project + "/secrets/" + s.prefix + encode(name)
 }
 
-// versionOf returns the version of a secret to read.
-func versionOf(name string) string {
-	if storage.IsReservedSecret(name) {
-		return first
-	}
-	return latest
-}
-
 // Get implements secrets.Store.
 func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := s.client.access(ctx, s.resource(name)+"/versions/"+versionOf(name))
+	data, err := s.get(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", s.resource(name), err)
 	}
 	return data, nil
 }
 
-// access returns the value of a version.
-func (c *client) access(ctx context.Context, name string) ([]byte, error) {
+func (s *Store) get(ctx context.Context, name string) ([]byte, error) {
+	if storage.IsReservedSecret(name) {
+		data, _, err := s.client.access(ctx, s.resource(name)+"/versions/"+first)
+		return data, err
+	}
+	data, number, err := s.client.access(ctx, s.resource(name)+"/versions/"+latest)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	newest := s.newest[name]
+	s.mu.Unlock()
+	if number < newest {
+		newer, _, err := s.client.access(ctx, s.resource(name)+"/versions/"+strconv.Itoa(newest))
+		switch {
+		case err == nil:
+			return newer, nil
+		case !errors.Is(err, storage.ErrNotFound) && !is(err, http.StatusBadRequest, statusPrecondition):
+			return nil, err
+		}
+		// The version was destroyed or disabled, or the secret was deleted and created again.
+	}
+	s.note(name, number)
+	return data, nil
+}
+
+// note stores the newest version of a secret.
+func (s *Store) note(name string, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.newest[name] = number
+}
+
+// access returns the value and the number of a version.
+func (c *client) access(ctx context.Context, name string) (data []byte, number int, err error) {
 	var response struct {
+		Name    string   `json:"name"`
 		Payload *payload `json:"payload"`
 	}
-	err := c.call(ctx, "versions.access", http.MethodGet, name+":access", nil, nil, &response)
+	err = c.call(ctx, "versions.access", http.MethodGet, name+":access", nil, nil, &response)
 	switch {
 	case is(err, http.StatusNotFound, statusNotFound):
-		return nil, storage.ErrNotFound
+		return nil, 0, storage.ErrNotFound
 	case err != nil:
-		return nil, err
+		return nil, 0, err
 	case response.Payload == nil:
-		return nil, errors.New("the response has no value")
+		return nil, 0, errors.New("the response has no value")
 	case response.Payload.Checksum != "" && response.Payload.Checksum != checksum(response.Payload.Data):
-		return nil, errors.New("the value in the response is damaged")
+		return nil, 0, errors.New("the value in the response is damaged")
 	}
-	return response.Payload.Data, nil
+	return response.Payload.Data, versionNumber(response.Name), nil
+}
+
+// versionNumber returns the number at the end of the name of a version, or zero.
+func versionNumber(name string) int {
+	number, err := strconv.Atoi(path.Base(name))
+	if err != nil {
+		return 0
+	}
+	return number
 }
 
 // Create implements secrets.Store.
@@ -159,7 +216,7 @@ func (s *Store) createFirst(ctx context.Context, name string, data []byte) error
 	if err := s.ensureSecret(ctx, name); err != nil {
 		return err
 	}
-	_, err := s.client.access(ctx, s.resource(name)+"/versions/"+first)
+	_, _, err := s.client.access(ctx, s.resource(name)+"/versions/"+first)
 	switch {
 	case err == nil:
 		return storage.ErrConflict
@@ -197,18 +254,33 @@ func (s *Store) set(ctx context.Context, name string, data []byte) error {
 	if err := s.ensureSecret(ctx, name); err != nil {
 		return err
 	}
-	_, err := s.addVersion(ctx, name, data)
+	added, err := s.addVersion(ctx, name, data)
+	if err == nil {
+		s.note(name, versionNumber(added))
+	}
 	return err
 }
 
 // ensureSecret creates a secret without a version unless it exists.
 func (s *Store) ensureSecret(ctx context.Context, name string) error {
 	query := url.Values{"secretId": {path.Base(s.resource(name))}}
-	err := s.client.call(ctx, "create", http.MethodPost, "projects/"+s.project+"/secrets", query, secret{Replication: &replication{}}, &secret{})
+	err := s.client.call(ctx, "create", http.MethodPost, "projects/"+s.project+"/secrets", query, secret{Replication: s.replication()}, &secret{})
 	if is(err, http.StatusConflict, statusExists) {
 		return nil
 	}
 	return err
+}
+
+// replication returns the replication of a new secret.
+func (s *Store) replication() *replication {
+	if len(s.locations) == 0 {
+		return &replication{Automatic: &struct{}{}}
+	}
+	managed := &userManaged{}
+	for _, location := range s.locations {
+		managed.Replicas = append(managed.Replicas, replica{Location: location})
+	}
+	return &replication{UserManaged: managed}
 }
 
 // addVersion returns the name of the version.
@@ -277,7 +349,7 @@ func Access(ctx context.Context, o Options, name string) ([]byte, error) {
 	if !strings.Contains(name, "/versions/") {
 		resource += "/versions/" + latest
 	}
-	data, err := New(o).client.access(ctx, resource)
+	data, _, err := New(o).client.access(ctx, resource)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}

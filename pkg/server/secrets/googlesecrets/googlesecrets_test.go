@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +76,50 @@ func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
 	got, err = googlesecrets.Access(t.Context(), o, resource+"/versions/1")
 	require.NoError(t, err)
 	assert.Equal(t, "first", string(got))
+}
+
+// TestNoOlderVersionIsRead after a newer one: reads of the newest version lag.
+func TestNoOlderVersionIsRead(t *testing.T) {
+	url, _ := secretstest.StartGoogleWith(t, secretstest.GoogleOptions{Lags: true})
+	writer, reader := googlesecrets.New(options(url, "a")), googlesecrets.New(options(url, "a"))
+	values := []string{"first", "second", "third"}
+	for n, value := range values {
+		require.NoError(t, writer.Set(t.Context(), "name", []byte(value)))
+		for range 5 {
+			got, err := writer.Get(t.Context(), "name")
+			require.NoError(t, err)
+			assert.Equal(t, value, string(got), "what the process itself has written")
+		}
+		newest := 0
+		for range 5 {
+			got, err := reader.Get(t.Context(), "name")
+			require.NoError(t, err)
+			at := slices.Index(values, string(got))
+			assert.GreaterOrEqual(t, at, newest, "the version is older than one that was read before")
+			newest = at
+		}
+		assert.Equal(t, n, newest)
+	}
+	// The versions of a secret that was deleted prove nothing.
+	require.NoError(t, writer.Delete(t.Context(), "name"))
+	require.NoError(t, writer.Set(t.Context(), "name", []byte("again")))
+	for _, s := range []*googlesecrets.Store{writer, reader} {
+		got, err := s.Get(t.Context(), "name")
+		require.NoError(t, err)
+		assert.Equal(t, "again", string(got))
+	}
+}
+
+// TestLocations: a project where automatic replication is not allowed.
+func TestLocations(t *testing.T) {
+	url, _ := secretstest.StartGoogleWith(t, secretstest.GoogleOptions{Locations: []string{"europe-west1", "europe-west4"}})
+	o := options(url, "a")
+	require.ErrorContains(t, googlesecrets.New(o).Create(t.Context(), storage.AuthoritySecret, []byte("x")), "FAILED_PRECONDITION")
+	o.Locations = []string{"europe-west1", "europe-west4"}
+	require.NoError(t, googlesecrets.New(o).Create(t.Context(), storage.AuthoritySecret, []byte("x")))
+	got, err := googlesecrets.New(o).Get(t.Context(), storage.AuthoritySecret)
+	require.NoError(t, err)
+	assert.Equal(t, "x", string(got))
 }
 
 // TestErrorsThatQuoteTheRequest: no error has the value, even if the response quotes it.

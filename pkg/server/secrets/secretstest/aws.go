@@ -141,7 +141,14 @@ func page(t testing.TB, token string, count, size int) (begin, end int, next str
 type secretsManager struct {
 	t       testing.TB
 	secrets map[string]*managedSecret
+	// deleting has the names of the secrets whose deletion is in progress: it is asynchronous, and
+	// the first attempts to use the name again fail
+	// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_DeleteSecret.html).
+	deleting map[string]int
 }
+
+// deletionAttempts is how many times a name is refused after its secret was deleted.
+const deletionAttempts = 2
 
 type managedSecret struct {
 	binary []byte
@@ -154,7 +161,7 @@ type managedSecret struct {
 // operations that the product needs. It stops with the test.
 func StartSecretsManager(t testing.TB) (url string, faults *Faults) {
 	t.Helper()
-	s := &secretsManager{t: t, secrets: map[string]*managedSecret{}}
+	s := &secretsManager{t: t, secrets: map[string]*managedSecret{}, deleting: map[string]int{}}
 	return start(t, &awsService{target: "secretsmanager", name: "secretsmanager", operations: map[string]func([]byte) (any, error){
 		"GetSecretValue": s.get, "CreateSecret": s.create, "PutSecretValue": s.put, "DeleteSecret": s.remove, "ListSecrets": s.list,
 	}})
@@ -201,6 +208,10 @@ func (s *secretsManager) create(body []byte) (any, error) {
 	case len(request.SecretBinary) > 65536 || len(request.SecretBinary) == 0 && request.SecretString == nil:
 		return nil, rejected(invalidParameter, "Invalid value.")
 	}
+	if s.deleting[request.Name] > 0 {
+		s.deleting[request.Name]--
+		return nil, rejected("InvalidRequestException", "You can't create this secret because a secret with this name is already scheduled for deletion.")
+	}
 	if former, found := s.secrets[request.Name]; found {
 		if former.token != request.ClientRequestToken || !bytes.Equal(former.binary, request.SecretBinary) {
 			return nil, rejected(resourceExists, "The operation failed because the secret %s already exists.", request.Name)
@@ -239,11 +250,15 @@ func (s *secretsManager) remove(body []byte) (any, error) {
 	if !request.ForceDeleteWithoutRecovery {
 		s.t.Error("a secret was deleted such that its name cannot be used")
 	}
+	if s.secrets[request.SecretId] != nil {
+		s.deleting[request.SecretId] = deletionAttempts
+	}
 	delete(s.secrets, request.SecretId)
 	return map[string]any{"Name": request.SecretId}, nil
 }
 
-// list filters without regard to upper and lower case, in pages of 10.
+// list filters by the begin of the name, in pages of 10
+// (https://docs.aws.amazon.com/secretsmanager/latest/apireference/API_Filter.html).
 func (s *secretsManager) list(body []byte) (any, error) {
 	var request struct {
 		Filters []struct {
@@ -259,10 +274,10 @@ func (s *secretsManager) list(body []byte) (any, error) {
 	if request.MaxResults < 1 || request.MaxResults > 100 || len(request.Filters) != 1 || request.Filters[0].Key != "name" || len(request.Filters[0].Values) != 1 {
 		return nil, rejected(invalidParameter, "Invalid filter.")
 	}
-	prefix := strings.ToLower(request.Filters[0].Values[0])
+	prefix := request.Filters[0].Values[0]
 	var list []map[string]any
 	for _, name := range slices.Sorted(maps.Keys(s.secrets)) {
-		if strings.HasPrefix(strings.ToLower(name), prefix) {
+		if strings.HasPrefix(name, prefix) {
 			list = append(list, map[string]any{"Name": name})
 		}
 	}

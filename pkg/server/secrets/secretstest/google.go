@@ -29,6 +29,21 @@ const GoogleToken = "ya29.test"
 type googleSecrets struct {
 	t       testing.TB
 	secrets map[string]*[]googleVersion
+	options GoogleOptions
+	// reads counts the reads of the newest version.
+	reads int
+}
+
+// GoogleOptions has the differences between projects.
+type GoogleOptions struct {
+	// Lags is true if every other read of the newest version gives the version before it: only reads
+	// by number are strongly consistent
+	// (https://cloud.google.com/secret-manager/docs/resource-consistency).
+	Lags bool
+	// Locations are the only locations that a constraint of the organization allows, so that
+	// automatic replication is not allowed. Empty means no constraint
+	// (https://cloud.google.com/secret-manager/docs/choosing-replication).
+	Locations []string
 }
 
 type googleVersion struct {
@@ -40,7 +55,13 @@ type googleVersion struct {
 // Manager, for the methods that the product needs. It stops with the test.
 func StartGoogle(t testing.TB) (url string, faults *Faults) {
 	t.Helper()
-	return start(t, &googleSecrets{t: t, secrets: map[string]*[]googleVersion{}})
+	return StartGoogleWith(t, GoogleOptions{})
+}
+
+// StartGoogleWith is StartGoogle with another project.
+func StartGoogleWith(t testing.TB, o GoogleOptions) (url string, faults *Faults) {
+	t.Helper()
+	return start(t, &googleSecrets{t: t, secrets: map[string]*[]googleVersion{}, options: o})
 }
 
 // googleError is an error of an API of Google.
@@ -140,11 +161,27 @@ func mark(part string) string {
 func (s *googleSecrets) create(id string, body []byte) (any, error) {
 	var request struct {
 		Replication struct {
-			Automatic *struct{} `json:"automatic"`
+			Automatic   *struct{} `json:"automatic"`
+			UserManaged *struct {
+				Replicas []struct {
+					Location string `json:"location"`
+				} `json:"replicas"`
+			} `json:"userManaged"`
 		} `json:"replication"`
 	}
-	if decodeGoogle(body, &request) != nil || request.Replication.Automatic == nil || !googleIDs.MatchString(id) {
+	err := decodeGoogle(body, &request)
+	managed := request.Replication.UserManaged
+	switch {
+	case err != nil, (request.Replication.Automatic == nil) == (managed == nil), managed != nil && len(managed.Replicas) == 0, !googleIDs.MatchString(id):
 		return nil, errGoogleInvalid
+	case managed == nil && len(s.options.Locations) > 0:
+		return nil, &googleError{http.StatusBadRequest, "FAILED_PRECONDITION", "Constraint constraints/gcp.resourceLocations violated for [global]."}
+	case managed != nil:
+		for _, replica := range managed.Replicas {
+			if len(s.options.Locations) > 0 && !slices.Contains(s.options.Locations, replica.Location) {
+				return nil, &googleError{http.StatusBadRequest, "FAILED_PRECONDITION", "Constraint constraints/gcp.resourceLocations violated for [" + replica.Location + "]."}
+			}
+		}
 	}
 	if s.secrets[id] != nil {
 		return nil, &googleError{http.StatusConflict, "ALREADY_EXISTS", "Secret already exists."}
@@ -175,34 +212,37 @@ func castagnoli(data []byte) string {
 	return strconv.FormatInt(int64(crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))), 10)
 }
 
-func (s *googleSecrets) version(id, number string) (*googleVersion, error) {
+// version returns a version and its number.
+func (s *googleSecrets) version(id, number string) (*googleVersion, int, error) {
 	versions := s.secrets[id]
 	if versions == nil {
-		return nil, errGoogleNotFound
+		return nil, 0, errGoogleNotFound
 	}
 	at := len(*versions)
 	if number != "latest" {
 		at, _ = strconv.Atoi(number)
+	} else if s.reads++; s.options.Lags && s.reads%2 == 1 && at > 1 {
+		at--
 	}
 	if at < 1 || at > len(*versions) {
-		return nil, errGoogleNotFound
+		return nil, 0, errGoogleNotFound
 	}
-	return &(*versions)[at-1], nil
+	return &(*versions)[at-1], at, nil
 }
 
 func (s *googleSecrets) access(id, number string) (any, error) {
-	v, err := s.version(id, number)
+	v, at, err := s.version(id, number)
 	if err != nil {
 		return nil, err
 	}
 	if v.destroyed {
 		return nil, &googleError{http.StatusBadRequest, "FAILED_PRECONDITION", "Secret version is in DESTROYED state."}
 	}
-	return map[string]any{"name": "projects/1/secrets/" + id, "payload": map[string]any{"data": v.data, "dataCrc32c": castagnoli(v.data)}}, nil
+	return map[string]any{"name": fmt.Sprintf("projects/1/secrets/%s/versions/%d", id, at), "payload": map[string]any{"data": v.data, "dataCrc32c": castagnoli(v.data)}}, nil
 }
 
 func (s *googleSecrets) destroy(id, number string) (any, error) {
-	v, err := s.version(id, number)
+	v, _, err := s.version(id, number)
 	if err != nil {
 		return nil, err
 	}
