@@ -14,6 +14,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/config"
@@ -33,8 +34,9 @@ const (
 	// codeNotFound is the SDK's code for a response without a body.
 	codeNotFound           = "NotFound"
 	codePreconditionFailed = "PreconditionFailed"
-	// codeConditionalConflict means that another write happened between the check
-	// of the condition and the write.
+	// codeConditionalConflict means that another operation on the object was in progress, maybe an
+	// attempt of the same write, and that nothing was written
+	// (https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html).
 	codeConditionalConflict = "ConditionalRequestConflict"
 )
 
@@ -200,22 +202,45 @@ func (s *Store) put(ctx context.Context, key string, data []byte, c condition) (
 		return "", storage.ErrConflict // a service might treat it as no condition
 	}
 	writeID := rand.Text()
-	output, err := s.client.PutObject(ctx, &s3.PutObjectInput{
-		Bucket:      &s.bucket,
-		Key:         &key,
-		Body:        bytes.NewReader(data),
-		IfMatch:     c.ifMatch,
-		IfNoneMatch: c.ifNoneMatch,
-		Metadata:    map[string]string{writeMetadata: writeID},
-	})
-	switch code(err) {
-	case codePreconditionFailed, codeConditionalConflict, codeNoSuchKey:
-		return s.afterRejection(ctx, key, writeID)
+	for attempt, delay := 1, conflictDelay; ; attempt, delay = attempt+1, 2*delay {
+		output, err := s.client.PutObject(ctx, &s3.PutObjectInput{
+			Bucket:      &s.bucket,
+			Key:         &key,
+			Body:        bytes.NewReader(data),
+			IfMatch:     c.ifMatch,
+			IfNoneMatch: c.ifNoneMatch,
+			Metadata:    map[string]string{writeMetadata: writeID},
+		})
+		switch code(err) {
+		case codePreconditionFailed, codeNoSuchKey:
+			return s.afterRejection(ctx, key, writeID)
+		case codeConditionalConflict:
+			if attempt < maxConflicts && wait(ctx, delay) == nil {
+				continue
+			}
+		}
+		if err != nil {
+			return "", err
+		}
+		return aws.ToString(output.ETag), nil
 	}
-	if err != nil {
-		return "", err
+}
+
+const (
+	// maxConflicts is how many times a write is sent that meets another operation on its object.
+	maxConflicts = 5
+	// conflictDelay is the time between the first two attempts, which doubles.
+	conflictDelay = 50 * time.Millisecond
+)
+
+// wait waits for a time. It returns an error if ctx ends before.
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return deadline.Check(ctx)
 	}
-	return aws.ToString(output.ETag), nil
 }
 
 // afterRejection returns the etag of the object if an earlier attempt of the

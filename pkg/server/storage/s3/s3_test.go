@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -62,18 +64,65 @@ func TestRetriedWrites(t *testing.T) {
 	s3test.CreateBucket(t, bucket)
 	n.RetriedWrites(t, func() storage.Store { return open(t) }, 0)
 
-	// Two concurrent writes may both be rejected.
-	t.Run("rejected", func(t *testing.T) {
+	conflict := func(w http.ResponseWriter) {
+		w.WriteHeader(http.StatusConflict)
+		_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", codeConditionalConflict)
+	}
+	// Another operation on the object was in progress, and has changed nothing.
+	t.Run("in progress", func(t *testing.T) {
+		n.FailWrite(func(w http.ResponseWriter, _ *http.Request) { conflict(w) })
+		s := open(t)
+		etag, err := s.Create(t.Context(), "in progress", []byte("ours"))
+		require.NoError(t, err)
+		object, err := s.Get(t.Context(), "in progress")
+		require.NoError(t, err)
+		assert.Equal(t, etag, object.ETag)
+	})
+	// The operation in progress was an attempt of this write.
+	t.Run("own", func(t *testing.T) {
+		n.FailWrite(func(w http.ResponseWriter, r *http.Request) {
+			n.Forward(httptest.NewRecorder(), r)
+			conflict(w)
+		})
+		s := open(t)
+		etag, err := s.Create(t.Context(), "own", []byte("ours"))
+		require.NoError(t, err)
+		object, err := s.Get(t.Context(), "own")
+		require.NoError(t, err)
+		assert.Equal(t, etag, object.ETag)
+	})
+	// Another writer was faster.
+	t.Run("other", func(t *testing.T) {
+		s := open(t)
 		n.FailWrite(func(w http.ResponseWriter, _ *http.Request) {
+			_, err := open(t).Create(t.Context(), "other", []byte("theirs"))
+			assert.NoError(t, err)
+			conflict(w)
+		})
+		_, err := s.Create(t.Context(), "other", []byte("ours"))
+		require.ErrorIs(t, err, storage.ErrConflict)
+	})
+}
+
+// TestAWriteThatIsAlwaysInProgress is no conflict: nobody else has written the object.
+func TestAWriteThatIsAlwaysInProgress(t *testing.T) {
+	var writes atomic.Int32
+	s3test.Start(t, func(service http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method != http.MethodPut || strings.Count(r.URL.Path, "/") == 1 {
+				service.ServeHTTP(w, r)
+				return
+			}
+			writes.Add(1)
 			w.WriteHeader(http.StatusConflict)
 			_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", codeConditionalConflict)
 		})
-		s := open(t)
-		_, err := s.Create(t.Context(), "rejected", []byte("ours"))
-		require.ErrorIs(t, err, storage.ErrConflict)
-		_, err = s.Get(t.Context(), "rejected")
-		require.ErrorIs(t, err, storage.ErrNotFound)
 	})
+	s3test.CreateBucket(t, bucket)
+	_, err := open(t).Create(t.Context(), "a", nil)
+	require.ErrorContains(t, err, codeConditionalConflict)
+	require.NotErrorIs(t, err, storage.ErrConflict)
+	assert.Equal(t, int32(maxConflicts), writes.Load())
 }
 
 // operation returns the name of the S3 operation of a request.

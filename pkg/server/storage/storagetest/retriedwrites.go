@@ -43,6 +43,9 @@ func (n *Network) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.service.ServeHTTP(w, r)
 }
 
+// Forward sends a request to the service.
+func (n *Network) Forward(w http.ResponseWriter, r *http.Request) { n.service.ServeHTTP(w, r) }
+
 // FailWrite makes fault handle the next request to write an object.
 func (n *Network) FailWrite(fault http.HandlerFunc) { n.fault.Store(&fault) }
 
