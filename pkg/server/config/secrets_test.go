@@ -52,6 +52,10 @@ func TestSecrets(t *testing.T) {
 			`"provider": "google-secret-manager", "project": "my-project"`,
 			Secrets{Provider: SecretsInGoogle, Prefix: "nstance-prod__", Project: "my-project", CacheTTL: time.Minute},
 		},
+		{
+			`"provider": "google-secret-manager", "project": "my-project", "locations": ["europe-west1"]`,
+			Secrets{Provider: SecretsInGoogle, Prefix: "nstance-prod__", Project: "my-project", Locations: []string{"europe-west1"}, CacheTTL: time.Minute},
+		},
 	} {
 		c, err := withSecrets(tc.secrets)
 		if assert.NoError(t, err, tc.secrets) {
@@ -85,28 +89,30 @@ func TestKMSKeysAreCompared(t *testing.T) {
 
 func TestInvalidSecrets(t *testing.T) {
 	for secrets, want := range map[string]string{
-		`"provider": "aws-secrets-manager", "encryption_key": {"env": "K"}`:                `cluster.secrets.encryption_key: Forbidden: is for provider object-storage only: the service encrypts`,
-		`"provider": "aws-parameter-store", "old_encryption_keys": []`:                     `cluster.secrets.old_encryption_keys: Forbidden: is for provider object-storage only: the service encrypts`,
-		`"provider": "aws-secrets-manager", "prefix": ""`:                                  `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
-		`"provider": "aws-secrets-manager", "prefix": "a b"`:                               `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
-		`"provider": "aws-parameter-store", "prefix": "/a"`:                                `cluster.secrets.prefix: Invalid value: must begin and end with a slash, between letters, digits and _.-`,
-		`"provider": "google-secret-manager", "project": "p", "prefix": "a/"`:              `cluster.secrets.prefix: Invalid value: must consist of letters, digits, underscores and hyphens`,
-		`"provider": "google-secret-manager"`:                                              `cluster.secrets.project: Invalid value: must be the id of a project`,
-		`"provider": "aws-secrets-manager", "project": "p"`:                                `cluster.secrets.project: Forbidden: is for provider google-secret-manager only`,
-		`"encryption_key": {"env": "K"}, "prefix": "a"`:                                    `cluster.secrets.prefix: Invalid value: is for other providers only: the storage has a prefix of its own`,
-		`"encryption_key": {"google_secret_manager": "s"}`:                                 `cluster.secrets.encryption_key.google_secret_manager: Invalid value: must be projects/PROJECT/secrets/NAME`,
-		kmsSecrets(``, `alias/a`, ``):                                                      `cluster.secrets.encryption_key.aws_kms.ciphertext: Required value: must be the base64 of a key that KMS has encrypted`,
-		kmsSecrets(`AA`, `alias/a`, ``):                                                    `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: must be the base64 of a key`,
-		kmsSecrets(strings.Repeat("AAAA", 2049), `alias/a`, ``):                            `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: must be the base64 of a key`,
-		kmsSecrets(strings.Repeat("AAAA", 10)+"AAA=", `alias/a`, ``):                       `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: is too short for a key that KMS has encrypted: do not write the key itself`,
-		kmsSecrets(kmsCiphertext, ``, ``):                                                  `cluster.secrets.encryption_key.aws_kms.key_id: Invalid value: must be the id, the ARN or the alias of a key of KMS`,
-		kmsSecrets(kmsCiphertext, `arn:aws:kms:us-west-2:1:key/a`, ``):                     `cluster.secrets.encryption_key.aws_kms.key_id: Invalid value`,
-		kmsSecrets(kmsCiphertext, `alias/a`, `west`):                                       `cluster.secrets.encryption_key.aws_kms.region: Invalid value: must be a region, such as us-west-2`,
-		kmsSecrets(kmsCiphertext, kmsARN, `us-west-1`):                                     `cluster.secrets.encryption_key.aws_kms.region: Invalid value: must be the region of the ARN in key_id`,
-		`"encryption_key": {"aws_kms": "a"}`:                                               `cluster.secrets.encryption_key.aws_kms: Invalid value: must be an object`,
-		`"encryption_key": {"env": "K", "aws_kms": {}}`:                                    `cluster.secrets.encryption_key: Invalid value: ["env","aws_kms"]: must have exactly one of`,
-		`"encryption_key": {"env": "K"}, "cache_ttl": "-1s"`:                               `cluster.secrets.cache_ttl: Invalid value: "-1s": must be a duration that is not negative, such as`,
-		`"encryption_key": {"aws_parameter_store": "/a", "aws_secrets_manager": "hunter"}`: `cluster.secrets.encryption_key: Invalid value: ["aws_secrets_manager","aws_parameter_store"]: must have exactly one of env, file, aws_secrets_manager`,
+		`"provider": "aws-secrets-manager", "encryption_key": {"env": "K"}`:                     `cluster.secrets.encryption_key: Forbidden: is for provider object-storage only: the service encrypts`,
+		`"provider": "aws-parameter-store", "old_encryption_keys": []`:                          `cluster.secrets.old_encryption_keys: Forbidden: is for provider object-storage only: the service encrypts`,
+		`"provider": "aws-secrets-manager", "prefix": ""`:                                       `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
+		`"provider": "aws-secrets-manager", "prefix": "a b"`:                                    `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
+		`"provider": "aws-parameter-store", "prefix": "/a"`:                                     `cluster.secrets.prefix: Invalid value: must begin and end with a slash, between letters, digits and _.-`,
+		`"provider": "google-secret-manager", "project": "p", "prefix": "a/"`:                   `cluster.secrets.prefix: Invalid value: must consist of letters, digits, underscores and hyphens`,
+		`"provider": "google-secret-manager"`:                                                   `cluster.secrets.project: Invalid value: must be the id of a project`,
+		`"provider": "aws-secrets-manager", "locations": ["europe-west1"]`:                      `cluster.secrets.locations: Forbidden: is for provider google-secret-manager only`,
+		`"provider": "google-secret-manager", "project": "my-project", "locations": ["Europe"]`: `cluster.secrets.locations[0]: Invalid value: must be a region, such as europe-west1`,
+		`"provider": "aws-secrets-manager", "project": "p"`:                                     `cluster.secrets.project: Forbidden: is for provider google-secret-manager only`,
+		`"encryption_key": {"env": "K"}, "prefix": "a"`:                                         `cluster.secrets.prefix: Invalid value: is for other providers only: the storage has a prefix of its own`,
+		`"encryption_key": {"google_secret_manager": "s"}`:                                      `cluster.secrets.encryption_key.google_secret_manager: Invalid value: must be projects/PROJECT/secrets/NAME`,
+		kmsSecrets(``, `alias/a`, ``):                                                           `cluster.secrets.encryption_key.aws_kms.ciphertext: Required value: must be the base64 of a key that KMS has encrypted`,
+		kmsSecrets(`AA`, `alias/a`, ``):                                                         `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: must be the base64 of a key`,
+		kmsSecrets(strings.Repeat("AAAA", 2049), `alias/a`, ``):                                 `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: must be the base64 of a key`,
+		kmsSecrets(strings.Repeat("AAAA", 10)+"AAA=", `alias/a`, ``):                            `cluster.secrets.encryption_key.aws_kms.ciphertext: Invalid value: is too short for a key that KMS has encrypted: do not write the key itself`,
+		kmsSecrets(kmsCiphertext, ``, ``):                                                       `cluster.secrets.encryption_key.aws_kms.key_id: Invalid value: must be the id, the ARN or the alias of a key of KMS`,
+		kmsSecrets(kmsCiphertext, `arn:aws:kms:us-west-2:1:key/a`, ``):                          `cluster.secrets.encryption_key.aws_kms.key_id: Invalid value`,
+		kmsSecrets(kmsCiphertext, `alias/a`, `west`):                                            `cluster.secrets.encryption_key.aws_kms.region: Invalid value: must be a region, such as us-west-2`,
+		kmsSecrets(kmsCiphertext, kmsARN, `us-west-1`):                                          `cluster.secrets.encryption_key.aws_kms.region: Invalid value: must be the region of the ARN in key_id`,
+		`"encryption_key": {"aws_kms": "a"}`:                                                    `cluster.secrets.encryption_key.aws_kms: Invalid value: must be an object`,
+		`"encryption_key": {"env": "K", "aws_kms": {}}`:                                         `cluster.secrets.encryption_key: Invalid value: ["env","aws_kms"]: must have exactly one of`,
+		`"encryption_key": {"env": "K"}, "cache_ttl": "-1s"`:                                    `cluster.secrets.cache_ttl: Invalid value: "-1s": must be a duration that is not negative, such as`,
+		`"encryption_key": {"aws_parameter_store": "/a", "aws_secrets_manager": "hunter"}`:      `cluster.secrets.encryption_key: Invalid value: ["aws_secrets_manager","aws_parameter_store"]: must have exactly one of env, file, aws_secrets_manager`,
 	} {
 		_, err := withSecrets(secrets)
 		require.Error(t, err, secrets)
