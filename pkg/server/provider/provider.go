@@ -109,6 +109,13 @@ type Refresher interface {
 	Refresh(id string)
 }
 
+// UserdataRemover is implemented by providers that can remove the userdata of instances.
+type UserdataRemover interface {
+	// RemoveUserdata requests that the userdata of an instance is removed, because its agent has
+	// registered. It does not block, and may be called again and again.
+	RemoveUserdata(id string)
+}
+
 // CapacityError means that an instance was not created because the quota of its type is used
 // up, its subnet is full, or the cloud has no capacity. The same request may succeed later,
 // or on another shard. All other errors of Create have other reasons.

@@ -32,6 +32,8 @@ type cloud struct {
 	groups map[string]instance.GroupKey
 	// reject returns an error for calls that should fail.
 	reject func(call call) error
+	// cleaned has the instances whose userdata was removed.
+	cleaned map[string]bool
 	// watch is called with Mu locked after every change.
 	watch   func()
 	calls   []call
@@ -48,10 +50,20 @@ type call struct {
 
 func (c call) String() string { return c.operation + " " + c.group.String() }
 
-var _ provider.Provider = (*cloud)(nil)
+var (
+	_ provider.Provider        = (*cloud)(nil)
+	_ provider.UserdataRemover = (*cloud)(nil)
+)
+
+// RemoveUserdata implements provider.UserdataRemover.
+func (c *cloud) RemoveUserdata(id string) {
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	c.cleaned[id] = true
+}
 
 func newCloud() *cloud {
-	return &cloud{Instances: providertest.NewInstances(), subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}}
+	return &cloud{Instances: providertest.NewInstances(), subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}, cleaned: map[string]bool{}}
 }
 
 func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ provider.FailureFunc) error {

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // maxCreations is the maximum number of instances that one reconciliation
@@ -69,6 +70,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		current.outcome.within(wait)
 	}
 	current.reportEnds(ctx, observed.instances)
+	current.removeUserdata(observed.instances)
 	observed.stuck = current.findStuck(ctx, observed.instances, now)
 	restarting, wait := r.restarts.update(key, observed.instances, current.config.Shard.RestartGrace, now)
 	if observed.restarting = restarting; wait > 0 {
@@ -95,6 +97,20 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		}
 	}
 	return current.outcome, errors.Join(errs...)
+}
+
+// removeUserdata lets the provider remove the userdata of instances whose agents have registered:
+// users of the cloud can read it, and no instance reads it a second time.
+func (r *reconciliation) removeUserdata(instances []instance.Instance) {
+	remover, ok := r.Provider.(provider.UserdataRemover)
+	if !ok {
+		return
+	}
+	for _, i := range instances {
+		if i.Registration != nil && i.State == instance.Running && i.Agent.State == instance.AgentReporting {
+			remover.RemoveUserdata(i.ID)
+		}
+	}
 }
 
 // observe returns the input of a plan.

@@ -184,6 +184,27 @@ func withArgs(value string) func(*config.Config) {
 	}
 }
 
+// TestUserdataIsRemovedWhenTheAgentHasRegistered, and not before.
+func TestUserdataIsRemovedWhenTheAgentHasRegistered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := startFleet(t)
+		f.boots = func(instance.Instance) bool { return false }
+		f.scale(workersKey, 2)
+		f.settle()
+		f.pass(time.Minute, func() {})
+		removed := func() int {
+			f.cloud.Mu.Lock()
+			defer f.cloud.Mu.Unlock()
+			return len(f.cloud.cleaned)
+		}
+		assert.Zero(t, removed())
+		f.boots = func(instance.Instance) bool { return true }
+		f.settle()
+		f.pass(time.Minute, func() {})
+		assert.Equal(t, 2, removed())
+	})
+}
+
 // TestBadUserdataStopsARotation: the rotation of a group of ten stops after one machine,
 // loses no capacity, and goes on when the userdata is mended.
 func TestBadUserdataStopsARotation(t *testing.T) {

@@ -57,6 +57,12 @@ type KnownFinder interface {
 	FindKnown(ctx context.Context, known VM) (VM, bool, error)
 }
 
+// UserdataRemover is implemented by an API that can remove the userdata of a VM.
+type UserdataRemover interface {
+	// RemoveUserdata removes the userdata of a VM that has read it. It succeeds if there is none.
+	RemoveUserdata(ctx context.Context, vm VM) error
+}
+
 // Request is a request to launch one VM.
 type Request struct {
 	provider.Spec

@@ -99,12 +99,24 @@ func (p *Provider) searchFormer(r *request) {
 	r.search, r.hiddenUntil = true, p.started.Add(p.limits.VisibilityDelay)
 }
 
-// Delete requests that an instance is deleted.
-func (p *Provider) Delete(_ context.Context, id string) error {
+// Delete requests that an instance is deleted. If its VM is missing, Delete terminates it by its
+// ids: no lookup proves that it does not exist (docs/server.md#missing-instances).
+func (p *Provider) Delete(ctx context.Context, id string) error {
 	if group, dropped := p.startDeletion(id); dropped {
 		p.changed(group)
 	}
-	return nil
+	p.mu.Lock()
+	vm, gone := p.gone[id]
+	delete(p.gone, id)
+	p.mu.Unlock()
+	if !gone {
+		return nil
+	}
+	err := p.write(ctx, func(ctx context.Context) error { return p.api.Terminate(ctx, []VM{vm})[id] })
+	if err == nil || errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return fmt.Errorf("terminate the machine of instance %s, which is missing: %w", id, err)
 }
 
 // startDeletion stores that an instance is to be deleted. If its VM has ended, nothing is left

@@ -45,6 +45,8 @@ type entry struct {
 	lookedUp time.Time
 	// unidentified is the reported reason why the VM cannot be identified.
 	unidentified string
+	// userdata says whether the userdata of the VM is removed.
+	userdata userdata
 	// delete is true once the deletion of the instance was requested.
 	delete bool
 	// terminated is when Terminate last succeeded.

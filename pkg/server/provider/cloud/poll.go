@@ -238,6 +238,7 @@ func (p *Provider) show(vm VM, o *outcome) {
 		p.table[vm.ID] = e
 	}
 	delete(p.former, vm.ID)
+	delete(p.gone, vm.ID)
 	if e.request != nil && e.request.launching {
 		return
 	}
@@ -294,6 +295,9 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	default:
 		if e.absences++; e.absences >= absencesToConfirm {
 			klog.FromContext(ctx).Info("The machine of an instance does not exist any more", "instance", id, "providerID", e.vm.ProviderID)
+			if !e.delete {
+				p.gone[id] = *e.vm
+			}
 			p.drop(e)
 			o.change(e.group)
 		}

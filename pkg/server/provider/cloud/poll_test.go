@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -83,6 +84,32 @@ func TestOneLookupIsNotEnough(t *testing.T) {
 		}
 		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
 		assert.Equal(t, 1, w.faults.Count(cloudtest.Find))
+	})
+}
+
+// TestAMissingMachineIsTerminatedByItsID once, when its instance is given up.
+func TestAMissingMachineIsTerminatedByItsID(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.runs(1)[0]
+		w.cloud.Vanish(id)
+		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Zero(t, w.count().terminations)
+		w.MustDelete(id)
+		assert.Equal(t, 1, w.count().terminations)
+		w.MustDelete(id)
+		time.Sleep(time.Hour)
+		assert.Zero(t, w.count().terminations)
+	})
+}
+
+// TestAFailedCallForAMissingMachine is reported.
+func TestAFailedCallForAMissingMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.runs(1)[0]
+		w.cloud.Vanish(id)
+		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		w.faults.Fail(cloudtest.Terminate, 1)
+		require.ErrorContains(t, w.Delete(t.Context(), id), id)
 	})
 }
 

@@ -38,10 +38,11 @@ type Options struct {
 }
 
 // Provider is a provider.Provider of the VMs of a cloud. All its state is in one table, with
-// an entry for each instance. Four kinds of goroutines work on it:
+// an entry for each instance. Five kinds of goroutines work on it:
 //
 //   - Workers launch the VMs of requests (launch.go).
 //   - One goroutine terminates VMs (terminate.go).
+//   - One goroutine removes the userdata of VMs, if the API can (userdata.go).
 //   - One goroutine lists the VMs and confirms which are missing (poll.go).
 //   - Callers add requests and read (create.go).
 //
@@ -54,9 +55,10 @@ type Provider struct {
 	reads, writes *budget
 	// launches has the ids of the requests to work on.
 	launches workqueue.TypedRateLimitingInterface[string]
-	// poll and terminate wake the goroutines of pollRegularly and terminateDue.
-	poll, terminate signal
-	synced          chan struct{}
+	// poll, terminate and clean wake the goroutines of pollRegularly, terminateDue and
+	// removeUserdataDue.
+	poll, terminate, clean signal
+	synced                 chan struct{}
 	// changed and failed are the arguments of Run.
 	changed func(instance.GroupKey)
 	failed  provider.FailureFunc
@@ -71,6 +73,8 @@ type Provider struct {
 	former map[string]instance.VM
 	// renewed has the instances whose VM may exist and whose launch needs a new request.
 	renewed map[string]entry
+	// gone has the machines that are missing, until they are terminated by their ids once.
+	gone map[string]VM
 	// emptySince is when lists began to show none of the known VMs.
 	emptySince time.Time
 	// launchEnds is when calls of Launch have ended since the last list, by instance id.
@@ -100,10 +104,12 @@ func New(api API, o Options) *Provider {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetryDelay, maxRetryDelay)),
 		poll:       newSignal(),
 		terminate:  newSignal(),
+		clean:      newSignal(),
 		synced:     make(chan struct{}),
 		table:      table{},
 		former:     map[string]instance.VM{},
 		renewed:    map[string]entry{},
+		gone:       map[string]VM{},
 		launchEnds: map[string]time.Time{},
 		tokens:     map[string]usedTokens{},
 		rooms:      map[string]room{},
@@ -129,6 +135,9 @@ func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey), fai
 	defer running.Wait()
 	running.Go(func() { p.pollRegularly(ctx) })
 	running.Go(func() { p.terminateDue(ctx) })
+	if remover, ok := p.api.(UserdataRemover); ok {
+		running.Go(func() { p.removeUserdataDue(ctx, remover) })
+	}
 	for range max(1, p.limits.Launches) {
 		running.Go(func() {
 			for p.work(ctx) {

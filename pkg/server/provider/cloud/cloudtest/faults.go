@@ -318,12 +318,12 @@ func (o Outage) Test(t *testing.T) {
 	o.Delete(vanished)
 	o.End()
 	h.Await(workers, map[string]instance.State{vanished: providertest.Ended})
-	h.MustDelete(vanished)
-	delete(want, vanished)
-	assert.Equal(t, want, h.States(workers))
 	for call, count := range o.Calls() {
 		assert.True(t, o.IsRead(call), "%d calls %s", count, call)
 	}
+	h.MustDelete(vanished)
+	delete(want, vanished)
+	assert.Equal(t, want, h.States(workers))
 	h.MustRun(o.Spec)
 	assert.Equal(t, 6, o.Made(), "machines")
 }
