@@ -75,13 +75,13 @@ func (c *client) clusterStatus(ctx context.Context) (list []member, err error) {
 	return list, c.get(ctx, "cluster/status", nil, &list)
 }
 
-// permissions returns the privileges of the token by path.
-func (c *client) permissions(ctx context.Context, path string) (privileges map[string]map[string]flag, err error) {
-	var query url.Values
-	if path != "" {
-		query = url.Values{"path": {path}}
-	}
-	return privileges, c.get(ctx, "access/permissions", query, &privileges)
+// permissions returns the privileges of the token on a path. The value says whether the privilege
+// also counts for the paths below
+// (https://pve.proxmox.com/pve-docs/api-viewer/#/access/permissions).
+func (c *client) permissions(ctx context.Context, path string) (propagates map[string]flag, err error) {
+	var byPath map[string]map[string]flag
+	err = c.get(ctx, "access/permissions", url.Values{"path": {path}}, &byPath)
+	return byPath[path], err
 }
 
 // vmConfig is the configuration of a virtual machine: texts and numbers by name.

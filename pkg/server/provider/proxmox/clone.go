@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"time"
 
 	"nstance.dev/operator/pkg/server/provider/cloud"
@@ -20,8 +21,11 @@ type cloneKey struct {
 	storage  string
 }
 
-// alreadyExists is in the error message if a VMID is used.
-const alreadyExists = "already exists"
+// vmidUsed are texts in the error message if a VMID is used: of the node that has the virtual
+// machine, and of the file system of the cluster if another node has it
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/API2/Qemu.pm, clone_vm;
+// https://git.proxmox.com/?p=pve-common.git;a=blob;f=src/PVE/File.pm).
+var vmidUsed = []string{"already exists", "file exists"}
 
 // maxClaims is how many VMIDs one call tries.
 const maxClaims = 20
@@ -51,7 +55,7 @@ func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, un
 		}
 		vm, err := a.cloneOnce(ctx, l, p, until)
 		switch {
-		case is(err, alreadyExists), isTaskError(err, alreadyExists):
+		case is(err, vmidUsed...), isTaskError(err, vmidUsed...):
 		case l.lost:
 			return vm, err // the request whose response was lost may have created it
 		default:
@@ -87,8 +91,7 @@ func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time)
 
 // cloneForm returns the parameters of the request to clone.
 func (a *API) cloneForm(l *launch, p plan) (url.Values, error) {
-	userdata := a.options.ISOStorage + ":iso/nstance-" + l.id + ".iso"
-	notes, err := newIdentity(a.shard, p.spec, l.vmid, userdata).notes()
+	notes, err := newIdentity(a.shard, p.spec, l.vmid, a.userdataVolume(l.id)).notes()
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +131,8 @@ func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until ti
 // giveUpClaim gives up the claimed VMID after an error that has certainly created nothing,
 // unless the same request may succeed later.
 func (a *API) giveUpClaim(l *launch, err error) {
-	if is(err, alreadyExists, lockTimeout) || isTaskError(err, alreadyExists, lockTimeout) {
+	retried := append(slices.Clone(vmidUsed), lockTimeout)
+	if is(err, retried...) || isTaskError(err, retried...) {
 		return
 	}
 	a.claim(l, 0)

@@ -47,7 +47,7 @@ func testOptions(s *pvetest.Server) *Options {
 		Nodes:      []string{"pve1", "pve2"},
 		Image:      Image{Template: "debian"},
 		FullClone:  true,
-		ISOStorage: "local",
+		ISOStorage: "local", MemoryCommit: 100,
 		Subnets: map[string]Subnet{
 			"subnet": {Bridge: "vmbr0", Storage: "ceph"},
 			"two":    {Bridge: "vmbr0", Storage: "ceph", Instances: ptr.To[int32](2)},

@@ -215,13 +215,20 @@ func (a *API) identifyOne(ctx context.Context, listed entry, online bool) (ident
 	}
 	known = &reading{
 		identity: identity, ours: ours, name: config.text("name"), tags: listed.Tags,
-		// The userdata disk is configured together with the other properties.
-		complete: tagged || strings.HasPrefix(config.text("ide2"), identity.Resources.Userdata),
+		complete: tagged || isConfigured(config, identity),
 	}
 	a.mu.Lock()
 	a.readings[listed.VMID] = known
 	a.mu.Unlock()
 	return identification{reading: *known}, nil
+}
+
+// isConfigured reports whether a virtual machine was configured after its clone. The userdata disk
+// is configured together with the other properties, and taken out later. A template may have an
+// empty drive too, but hardly starts with its node.
+func isConfigured(config vmConfig, i identity) bool {
+	drive := config.text("ide2")
+	return strings.HasPrefix(drive, i.Resources.Userdata) || strings.HasPrefix(drive, emptyDrive) && config.text("onboot") == "1"
 }
 
 // unreadable identifies a virtual machine whose configuration cannot be read, by what was read

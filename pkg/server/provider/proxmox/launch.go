@@ -11,9 +11,12 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -164,7 +167,10 @@ func (a *API) locate(ctx context.Context, l *launch, found *inventory, until tim
 	if l.task != "" {
 		vm, err := a.awaitClone(ctx, l, until)
 		switch {
-		case isTaskError(err, alreadyExists):
+		case isTaskError(err, vmidUsed...) && l.lost:
+			// The request whose response was lost may have created it.
+			return virtualMachine{}, false, fmt.Errorf("virtual machine %d exists: %w", l.vmid, cloud.ErrInProgress)
+		case isTaskError(err, vmidUsed...):
 			a.claim(l, 0) // another client has it
 			return virtualMachine{}, false, nil
 		case isTaskError(err, lockTimeout):
@@ -209,9 +215,7 @@ func (a *API) complete(ctx context.Context, l *launch, vm virtualMachine, p plan
 		return fmt.Errorf("upload the userdata: %w", err)
 	}
 	a.step("configure the virtual machine")
-	if err := a.run(ctx, until, l.step("configure"), func() (upid, error) {
-		return a.client.configure(ctx, vm.node, vm.vmid, a.configuration(vm, p))
-	}); err != nil {
+	if err := a.configure(ctx, l, vm, p, until); err != nil {
 		return fmt.Errorf("configure virtual machine %d: %w", vm.vmid, err)
 	}
 	if err := a.enlarge(ctx, l, vm, p.image, until); err != nil {
@@ -224,6 +228,28 @@ func (a *API) complete(ctx context.Context, l *launch, vm virtualMachine, p plan
 		return fmt.Errorf("start virtual machine %d: %w", vm.vmid, err)
 	}
 	return nil
+}
+
+// tagRefusal is in the error message if the token may not set a tag: the cluster limits the tags
+// that users without Sys.Modify may set
+// (https://pve.proxmox.com/pve-docs/datacenter.cfg.5.html, user-tag-access and registered-tags).
+const tagRefusal = "for modifying tag"
+
+// configure sets the configuration of a virtual machine, without tags if the token may not set
+// them: the notes identify it.
+func (a *API) configure(ctx context.Context, l *launch, vm virtualMachine, p plan, until time.Time) error {
+	form := a.configuration(vm, p)
+	set := func() error {
+		return a.run(ctx, until, l.step("configure"), func() (upid, error) { return a.client.configure(ctx, vm.node, vm.vmid, form) })
+	}
+	err := set()
+	if is(err, tagRefusal) {
+		klog.FromContext(ctx).Info("The API token may not set the tags of a virtual machine, which is launched without them",
+			"instance", vm.identity.InstanceID, "vmid", vm.vmid, "reason", err.Error())
+		form.Del("tags")
+		err = set()
+	}
+	return err
 }
 
 // configuration returns the configuration of a virtual machine
@@ -309,12 +335,35 @@ func (p plan) afterClone(err error) error {
 // Texts in messages of the API and of tasks, in lower case. The API has no error codes.
 var (
 	// transient are texts of errors after which the same call may succeed.
-	transient  = []string{lockTimeout, alreadyExists, "quorum", "is locked", "not ready", "unexpected status", "interrupted", "timeout"}
+	transient  = []string{lockTimeout, "already exists", "file exists", "quorum", "is locked", "not ready", "unexpected status", "interrupted", "timeout"}
 	outOfSpace = []string{"no space left", "not enough space", "not enough free space", "out of space", "insufficient free space", "disk quota exceeded"}
 	noMemory   = []string{"cannot allocate memory", "cannot set up guest memory"}
 	// subnetFaults are texts of errors about the storage or the network.
 	subnetFaults = []string{"storage '", "no such storage", "bridge '", "no such bridge", "non-shared storage", "uses local storage"}
 )
+
+// permissionChecks matches the message about a missing privilege: its path and its name
+// (https://git.proxmox.com/?p=pve-access-control.git;a=blob;f=src/PVE/RPCEnvironment.pm).
+var permissionChecks = regexp.MustCompile(`\((/[^,)]*), ([^)]+)\)`)
+
+// forbidden returns the scope of a rejection because the token lacks a privilege. Only a privilege
+// that every launch needs concerns other groups.
+func (p plan) forbidden(message string) cloud.Scope {
+	group, subnet := cloud.Scope{Group: p.spec.Group}, cloud.Scope{Subnet: p.spec.Subnet}
+	match := permissionChecks.FindStringSubmatch(message)
+	if match == nil {
+		return group
+	}
+	path, privilege := match[1], match[2]
+	switch {
+	case strings.HasPrefix(path, "/sdn/") && slices.Contains(strings.Split(path, "/"), p.subnet.Bridge),
+		p.subnet.Storage != "" && path == "/storage/"+p.subnet.Storage:
+		return subnet
+	case strings.HasPrefix(path, "/sdn/"), strings.Contains(privilege, "Datastore.AllocateSpace"), strings.Contains(privilege, "VM.Clone"):
+		return group // a network or a disk of its template, or the template itself
+	}
+	return cloud.Scope{}
+}
 
 // reject returns the rejection that an error means, or nil if it says nothing about other
 // requests.
@@ -331,7 +380,7 @@ func (p plan) reject(err error) error {
 		case http.StatusUnauthorized:
 			return nil
 		case http.StatusForbidden:
-			return &cloud.Rejection{RetryAfter: retryAfter, Err: err}
+			return &cloud.Rejection{Scope: p.forbidden(response.message), RetryAfter: retryAfter, Err: err}
 		}
 		message = response.message
 	} else {

@@ -6,6 +6,7 @@ package proxmox
 import (
 	"fmt"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -118,11 +119,48 @@ func TestAVMIDThatIsTaken(t *testing.T) {
 			w.AddVM(10000+n, "pve2", "other", time.Hour)
 		}
 		r := request(t)
-		w.launch(r)
+		_, err := w.api.Launch(t.Context(), r)
+		require.NoError(t, err)
 		assert.Equal(t, 10003, w.vmid(r.ID))
 		assert.Len(t, w.VMs("other"), 3)
 		assert.Len(t, w.Made(), 1)
 	})
+}
+
+// TestAVMIDThatIsTakenOnTheNodeOfTheTemplate is refused before the clone begins.
+func TestAVMIDThatIsTakenOnTheNodeOfTheTemplate(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.AddVM(10000, "pve1", "other", time.Hour)
+		r := request(t)
+		_, err := w.api.Launch(t.Context(), r)
+		require.NoError(t, err)
+		assert.Equal(t, 10001, w.vmid(r.ID))
+	})
+}
+
+// TestTagsThatTheTokenMayNotSet: the machine is launched without them, and found by its notes.
+func TestTagsThatTheTokenMayNotSet(t *testing.T) {
+	for _, access := range []string{"none", "existing"} {
+		t.Run(access, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				w.SetTagAccess(access)
+				r := request(t)
+				m, err := w.api.Launch(t.Context(), r)
+				require.NoError(t, err)
+				config := w.Config(w.vmid(r.ID))
+				assert.Equal(t, "golden", config["tags"], "the tags of the template")
+				assert.Equal(t, "2", config["cores"])
+				assert.Len(t, w.Made(), 1)
+				time.Sleep(w.ReportInterval)
+				assert.Equal(t, map[string]cloud.VM{r.ID: m}, w.list())
+				w.api = w.newAPI(testShard)
+				assert.Equal(t, map[string]cloud.VM{r.ID: m}, w.list())
+				require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
+				assert.Empty(t, w.VMs(""))
+				assert.Empty(t, w.ISOs())
+			})
+		})
+	}
 }
 
 // TestSeveralShardsClaimVMIDs at once: each machine has its own.
@@ -261,12 +299,29 @@ func TestRejections(t *testing.T) {
 		}},
 		{"no template", "has the template windows", group, func(_ *world, r *cloud.Request) { r.Args = map[string]any{"template": "windows"} }},
 		{"an unknown argument", "args.tags", group, func(_ *world, r *cloud.Request) { r.Args = map[string]any{"tags": "x"} }},
-		{"no memory", "no node has 4Gi of free memory", cloud.Scope{Type: "large"}, func(w *world, r *cloud.Request) {
+		{"no memory", "no node has 4Gi of memory left that it may promise (memory_commit is 100%)", cloud.Scope{Type: "large"}, func(w *world, r *cloud.Request) {
 			r.Type = largeType
-			w.SetLoad("pve1", 62<<30, 0)
-			w.SetLoad("pve2", 62<<30, 0)
+			w.SetMemory("pve1", 3<<30)
+			w.SetMemory("pve2", 3<<30)
 		}},
 		{"no privilege", "VM.Config.CDROM", cloud.Scope{}, func(w *world, _ *cloud.Request) { w.Grant("/vms", "VM.Config.CDROM", false) }},
+		{"no privilege on the template", "/vms/9000, VM.Clone", group, func(w *world, _ *cloud.Request) { w.deny("/vms", "/vms/9000", "VM.Clone") }},
+		{"no privilege on a network of the template", "/sdn/zones/localnetwork/vmbr1, SDN.Use", group, func(w *world, _ *cloud.Request) {
+			w.Set(9000, "net1", "virtio,bridge=vmbr1")
+			w.deny("/sdn/zones", "/sdn/zones/localnetwork/vmbr1", "SDN.Use")
+		}},
+		{"no privilege on the network of the subnet", "/sdn/zones/localnetwork/vmbr0, SDN.Use", cloud.Scope{Subnet: "subnet"}, func(w *world, _ *cloud.Request) {
+			w.Grant("/sdn/zones", "SDN.Use", false)
+		}},
+		{"no privilege on the storage of the subnet", "/storage/ceph, Datastore.AllocateSpace", cloud.Scope{Subnet: "subnet"}, func(w *world, _ *cloud.Request) {
+			w.Grant("/storage", "Datastore.AllocateSpace", false)
+		}},
+		{"no privilege on the storage of the userdata", "/storage/local, Datastore.AllocateTemplate", cloud.Scope{}, func(w *world, _ *cloud.Request) {
+			w.Grant("/storage", "Datastore.AllocateTemplate", false)
+		}},
+		{"another refusal", "may not do that", group, func(w *world, _ *cloud.Request) {
+			w.SetFaults(&pvetest.Fault{Verb: http.MethodPost, Call: "/clone", Before: true, Status: http.StatusForbidden, Message: "the token may not do that"})
+		}},
 		{"no space for a larger disk", "out of space", cloud.Scope{Subnet: "subnet"}, func(w *world, r *cloud.Request) {
 			w.SetFree("ceph", 5<<30)
 			r.Args = map[string]any{"disk_size": "8Gi"}
@@ -292,6 +347,16 @@ func TestRejections(t *testing.T) {
 				assert.Empty(t, w.api.cloning)
 			})
 		})
+	}
+}
+
+// deny takes a privilege away on one path of those below another path.
+func (w *world) deny(above, at, privilege string) {
+	w.Grant(above, privilege, false)
+	for _, other := range []string{"/vms/10000", "/sdn/zones/localnetwork/vmbr0"} {
+		if other != at && strings.HasPrefix(other, above) {
+			w.Grant(other, privilege, true)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
@@ -39,6 +40,8 @@ type Options struct {
 	ISOStorage string
 	// Pool is the pool of the virtual machines, or empty.
 	Pool string
+	// MemoryCommit is how much of its memory a node may promise to virtual machines, in percent.
+	MemoryCommit int32
 	// Subnets says where virtual machines are created, by subnet.
 	Subnets map[string]Subnet
 }
@@ -71,6 +74,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		FullClone:     o.Bool("full_clone", true),
 		ISOStorage:    o.String("iso_storage"),
 		Pool:          o.String("pool"),
+		MemoryCommit:  ptr.Deref(o.Int32("memory_commit"), defaultMemoryCommit),
 		Subnets:       map[string]Subnet{},
 	}
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
@@ -96,6 +100,13 @@ var (
 // (https://pve.proxmox.com/pve-docs/qm.conf.5.html).
 const minMemory = 16 << 20
 
+// The memory that a node may promise, in percent. The default leaves a tenth to the node itself.
+const (
+	defaultMemoryCommit = 90
+	minMemoryCommit     = 10
+	maxMemoryCommit     = 1000
+)
+
 // maxVLAN is the highest VLAN tag (IEEE 802.1Q).
 const maxVLAN = 4094
 
@@ -115,6 +126,10 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 	}
 	errs = append(errs, o.Image.validate(path)...)
 	errs = append(errs, provider.ValidateName(path.Child("iso_storage"), o.ISOStorage, storages, "must be the id of a storage")...)
+	if o.MemoryCommit < minMemoryCommit || o.MemoryCommit > maxMemoryCommit {
+		errs = append(errs, field.Invalid(path.Child("memory_commit"), o.MemoryCommit,
+			fmt.Sprintf("must be a percentage from %d to %d", minMemoryCommit, maxMemoryCommit)))
+	}
 	if o.Pool != "" {
 		errs = append(errs, provider.ValidateName(path.Child("pool"), o.Pool, pools, "must be the id of a pool")...)
 	}
@@ -162,6 +177,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		provider.ImmutableField{Path: path.Child("full_clone"), Value: fmt.Sprint(o.FullClone)},
 		provider.ImmutableField{Path: path.Child("iso_storage"), Value: o.ISOStorage},
 		provider.ImmutableField{Path: path.Child("pool"), Value: o.Pool},
+		provider.ImmutableField{Path: path.Child("memory_commit"), Value: fmt.Sprint(o.MemoryCommit)},
 		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
 			return fmt.Sprintf("bridge %q, vlan %s, storage %q, instances %s", subnet.Bridge, optional(subnet.VLAN), subnet.Storage, optional(subnet.Instances))
 		}),
@@ -201,9 +217,9 @@ var vmPrivileges = []string{
 // vmPaths returns the paths that can grant privileges on virtual machines.
 func (o *Options) vmPaths() []string {
 	if o.Pool == "" {
-		return []string{"/vms"}
+		return []string{allVMs}
 	}
-	return []string{"/pool/" + o.Pool, "/vms"}
+	return []string{"/pool/" + o.Pool, allVMs}
 }
 
 // privileges returns the privileges that the token needs.
@@ -232,8 +248,18 @@ func (o *Options) privileges() []privilege {
 }
 
 // sdnZones is the path above the paths of all virtual networks, whose zones are not
-// configured.
-const sdnZones = "/sdn/zones"
+// configured. allVMs is the path above the paths of all virtual machines.
+const (
+	sdnZones = "/sdn/zones"
+	allVMs   = "/vms"
+)
+
+// grants reports whether the privileges on a path include a privilege. On a path above the
+// resources that are used, it must propagate to them.
+func grants(path string, privileges map[string]flag, name string) bool {
+	propagates, has := privileges[name]
+	return has && (bool(propagates) || path != allVMs && path != sdnZones)
+}
 
 // checkPrivileges returns an error that names the privileges that the token lacks. Once the
 // token had all privileges, it does not check again.
@@ -250,13 +276,13 @@ func (a *API) checkPrivileges(ctx context.Context) error {
 		has := false
 		for _, path := range needed.paths {
 			if byPath[path] == nil {
-				all, err := a.client.permissions(ctx, path)
+				privileges, err := a.client.permissions(ctx, path)
 				if err != nil {
 					return fmt.Errorf("read the privileges of the API token: %w", err)
 				}
-				byPath[path] = all[path]
+				byPath[path] = privileges
 			}
-			has = has || bool(byPath[path][needed.name])
+			has = has || grants(path, byPath[path], needed.name)
 		}
 		if !has {
 			missing = append(missing, needed.name+" on "+strings.Join(needed.paths, " or "))
@@ -275,11 +301,11 @@ func (a *API) checkPrivileges(ctx context.Context) error {
 // leave them out of lists without an error.
 func (a *API) checkVisibility(ctx context.Context) error {
 	for _, path := range a.options.vmPaths() {
-		all, err := a.client.permissions(ctx, path)
+		privileges, err := a.client.permissions(ctx, path)
 		if err != nil {
 			return fmt.Errorf("read the privileges of the API token: %w", err)
 		}
-		if bool(all[path]["VM.Audit"]) {
+		if grants(path, privileges, "VM.Audit") {
 			return nil
 		}
 	}

@@ -92,6 +92,7 @@ func TestInvalidOptions(t *testing.T) {
 		{"a bridge", "subnets", `{"subnet": {"bridge": "b,tag=1", "storage": "st"}}`, "options.subnets.subnet.bridge: Invalid value"},
 		{"no bridge", "subnets", `{"subnet": {"storage": "st"}}`, "options.subnets.subnet.bridge: Required value"},
 		{"no storage", "subnets", `{"subnet": {"bridge": "b"}}`, "options.subnets.subnet.storage: Required value"},
+		{"too little memory to promise", "memory_commit", "9", "options.memory_commit: Invalid value: 9: must be a percentage from 10 to 1000"},
 		{"a tag", "subnets", `{"subnet": {"bridge": "b", "storage": "st", "vlan": 4095}}`, "options.subnets.subnet.vlan: Invalid value: 4095: must be between 1 and 4094"},
 		{"a negative room", "subnets", `{"subnet": {"bridge": "b", "storage": "st", "instances": -1}}`, "options.subnets.subnet.instances: Invalid value"},
 		{"a linked clone", "full_clone", "false", "options.subnets.subnet.storage: Forbidden"},

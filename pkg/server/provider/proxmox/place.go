@@ -36,12 +36,19 @@ type load struct {
 	memory, promised int64
 }
 
+// fits reports whether the node may promise so much memory to another virtual machine. The used
+// memory says little: idle virtual machines use less than they may, and ZFS uses for its cache
+// what it would give back (https://pve.proxmox.com/wiki/ZFS_on_Linux#sysadmin_zfs_limit_memory_usage).
+func (l load) fits(needed int64, commit int32) bool {
+	return l.promised+needed <= l.MaxMem*int64(commit)/100
+}
+
 // share returns the used or promised share of the memory in percent, rounded down, so that
 // nodes with nearly the same share count as equal.
 func (l load) share() int64 { return max(l.memory, l.promised) * 100 / max(1, l.MaxMem) }
 
 // place chooses the node for a virtual machine. A node must be configured and online, and
-// have the template and enough memory. place prefers the node with the lowest share of used
+// have the template and enough memory that is not promised yet. place prefers the node with the lowest share of used
 // memory, and among equal nodes the node with the lowest processor usage.
 func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, error) {
 	sources, err := a.sources(ctx, p, found)
@@ -51,7 +58,7 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 	needed := p.spec.Type.Memory.Value()
 	var fitting []load
 	for _, node := range a.loads(found) {
-		if _, possible := sources[node.Node]; possible && node.memory+needed <= node.MaxMem {
+		if _, possible := sources[node.Node]; possible && node.fits(needed, a.options.MemoryCommit) {
 			fitting = append(fitting, node)
 		}
 	}
@@ -59,8 +66,8 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 		return placement{}, &cloud.Rejection{
 			Scope:      cloud.Scope{Type: p.spec.Type.Name},
 			RetryAfter: retryAfter,
-			Err: provider.OutOfCapacity("no node has %s of free memory: %s can have the machine",
-				p.spec.Type.Memory.String(), strings.Join(slices.Sorted(maps.Keys(sources)), ", ")),
+			Err: provider.OutOfCapacity("no node has %s of memory left that it may promise (memory_commit is %d%%): %s can have the machine",
+				p.spec.Type.Memory.String(), a.options.MemoryCommit, strings.Join(slices.Sorted(maps.Keys(sources)), ", ")),
 		}
 	}
 	best := slices.MinFunc(fitting, func(x, y load) int {
@@ -77,8 +84,13 @@ func (a *API) loads(found *inventory) []load {
 			byNode[resource.Node] = &load{entry: resource, memory: resource.Memory}
 		}
 	}
+	ours := map[int]bool{}
+	for _, vm := range found.ours {
+		ours[vm.vmid] = !a.isLaunching(vm.identity.InstanceID) // launches are added below
+	}
 	for _, resource := range found.resources {
-		if node := byNode[resource.Node]; node != nil && resource.VMID != 0 && resource.Status == statusRunning {
+		// A node starts the virtual machines of this shard again when it has booted.
+		if node := byNode[resource.Node]; node != nil && resource.VMID != 0 && (resource.Status == statusRunning || ours[resource.VMID]) {
 			node.promised += resource.MaxMem
 		}
 	}

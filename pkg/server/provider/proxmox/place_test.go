@@ -4,6 +4,7 @@
 package proxmox
 
 import (
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
@@ -69,6 +71,42 @@ func TestMachinesAreSpread(t *testing.T) {
 		}
 		assert.Equal(t, map[string]int{"pve1": 2, "pve2": 2}, count)
 	})
+}
+
+// TestMemoryThatIsPromised: idle virtual machines use little, and may use all that they were
+// promised. What a file system uses for its cache does not count.
+func TestMemoryThatIsPromised(t *testing.T) {
+	for _, tc := range []struct {
+		commit int32
+		want   int
+	}{{100, 4}, {90, 3}, {150, 6}} {
+		t.Run(fmt.Sprint(tc.commit), func(t *testing.T) {
+			s := pvetest.New("pve1")
+			s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
+			s.Idle = true
+			inBubble(t, s, func(t *testing.T, w *world) {
+				w.options.Nodes, w.options.MemoryCommit = []string{"pve1"}, tc.commit
+				w.SetMemory("pve1", 16<<30)
+				w.SetLoad("pve1", 15<<30, 0) // the cache
+				for range tc.want {
+					r := request(t)
+					r.Type = largeType
+					_, err := w.api.Launch(t.Context(), r)
+					require.NoError(t, err)
+					time.Sleep(w.ReportInterval)
+				}
+				// Machines that the node has yet to start again keep their memory.
+				w.SetStatus(w.VMs("")[0], "stopped")
+				time.Sleep(w.ReportInterval)
+				r := request(t)
+				r.Type = largeType
+				_, err := w.newAPI(testShard).Launch(t.Context(), r)
+				_, noCapacity := provider.AsCapacityError(err)
+				assert.True(t, noCapacity, "%v", err)
+				assert.Len(t, w.VMs(""), tc.want)
+			})
+		})
+	}
 }
 
 // TestATemplateOnALocalStorage is cloned on its own node. Each node may have its own of the

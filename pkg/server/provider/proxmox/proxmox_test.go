@@ -192,6 +192,32 @@ func TestPrivileges(t *testing.T) {
 	})
 }
 
+// TestPrivilegesThatDoNotPropagate are enough on the paths that are used themselves, and not on the
+// path above all virtual machines.
+func TestPrivilegesThatDoNotPropagate(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		for _, moved := range []struct{ above, at, privilege string }{
+			{"/", "/", "Sys.Audit"},
+			{"/storage", "/storage/local", "Datastore.Allocate"},
+			{"/storage", "/storage/local", "Datastore.AllocateTemplate"},
+			{"/storage", "/storage/local", "Datastore.Audit"},
+			{"/sdn/zones", "/sdn/zones/localnetwork/vmbr0", "SDN.Use"},
+			{"/sdn/zones", "/sdn/zones/localnetwork/vmbr9", "SDN.Use"},
+		} {
+			w.Grant(moved.above, moved.privilege, false)
+			w.GrantHere(moved.at, moved.privilege)
+		}
+		assert.Empty(t, w.list())
+		w.launch(request(t))
+
+		w.api = w.newAPI(testShard)
+		w.Grant("/vms", "VM.Clone", false)
+		w.GrantHere("/vms", "VM.Clone")
+		_, err := w.api.List(t.Context())
+		require.EqualError(t, err, "the API token lacks privileges: VM.Clone on /vms")
+	})
+}
+
 // TestPrivilegesOnAPool are enough, beside that to clone the template.
 func TestPrivilegesOnAPool(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {

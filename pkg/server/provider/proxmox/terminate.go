@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
+	"strings"
 	"sync"
 	"time"
 
@@ -36,6 +38,9 @@ func (a *API) Terminate(ctx context.Context, list []cloud.VM) map[string]error {
 			err := found.certain()
 			if vm, exists := found.unidentifiedOf(m.ID); exists {
 				err = errors.New(vm.unidentified)
+			}
+			if err == nil && !a.isLaunching(m.ID) {
+				err = a.removeOrphan(ctx, m.ID, found, until)
 			}
 			if err == nil {
 				err = cloud.ErrNotFound
@@ -132,6 +137,59 @@ func (a *API) removeUserdata(ctx context.Context, vm virtualMachine, until time.
 		return nil // another call has deleted it
 	}
 	return err
+}
+
+// removeOrphan deletes the userdata disk of an instance whose virtual machine a user has deleted:
+// a disk in an ISO storage belongs to no virtual machine. A storage of one node has it on the node
+// where the virtual machine was.
+func (a *API) removeOrphan(ctx context.Context, id string, found *inventory, until time.Time) error {
+	for _, node := range a.options.Nodes {
+		if !found.online[node] {
+			continue
+		}
+		vm := virtualMachine{node: node}
+		vm.identity.Resources.Userdata = a.userdataVolume(id)
+		if err := a.removeUserdata(ctx, vm, until); err != nil {
+			return fmt.Errorf("delete volume %s on node %s: %w", vm.identity.Resources.Userdata, node, err)
+		}
+	}
+	return nil
+}
+
+// userdataVolume returns the volume of the disk with the userdata of an instance.
+func (a *API) userdataVolume(id string) string {
+	return a.options.ISOStorage + ":iso/nstance-" + id + ".iso"
+}
+
+// emptyDrive is a drive without a disk.
+const emptyDrive = "none"
+
+// RemoveUserdata takes the userdata disk out of the drive of a virtual machine and deletes it. A
+// disk in a storage of one node would keep the virtual machine from being migrated
+// (https://pve.proxmox.com/wiki/Virtual_Machine_Manager, "Migration").
+func (a *API) RemoveUserdata(ctx context.Context, m cloud.VM) error {
+	until := time.Now().Add(a.timeout)
+	found, err := a.inventory(ctx)
+	if err != nil {
+		return err
+	}
+	for _, vm := range found.of(m.ID) {
+		config, err := a.client.config(ctx, vm.node, vm.vmid)
+		if err != nil {
+			return err
+		}
+		if strings.HasPrefix(config.text("ide2"), vm.identity.Resources.Userdata) {
+			a.step("take out the userdata")
+			form := url.Values{"ide2": {emptyDrive + ",media=cdrom"}}
+			if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.configure(ctx, vm.node, vm.vmid, form) }); err != nil {
+				return fmt.Errorf("take the userdata out of virtual machine %d: %w", vm.vmid, err)
+			}
+		}
+		if err := a.removeUserdata(ctx, vm, until); err != nil {
+			return fmt.Errorf("delete volume %s: %w", vm.identity.Resources.Userdata, err)
+		}
+	}
+	return nil
 }
 
 // ignoreNotExist returns nil if the thing to delete does not exist.

@@ -66,6 +66,51 @@ func TestATerminationThatFails(t *testing.T) {
 	}
 }
 
+// TestTheUserdataOfAMachineThatAUserDeleted is deleted with the instance, whatever node has it.
+func TestTheUserdataOfAMachineThatAUserDeleted(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		deleted := []cloud.VM{w.launch(request(t)), w.launch(request(t))}
+		kept := w.launch(request(t))
+		nodes := map[string]bool{}
+		for _, vm := range deleted {
+			node, _ := w.Status(w.vmid(vm.ID))
+			nodes[node] = true
+			w.Remove(w.vmid(vm.ID))
+		}
+		require.Len(t, nodes, 2)
+		require.Len(t, w.ISOs(), 3)
+		time.Sleep(w.ReportInterval)
+		for id, err := range w.newAPI(testShard).Terminate(t.Context(), deleted) {
+			require.ErrorIs(t, err, cloud.ErrNotFound, id)
+		}
+		assert.Equal(t, []string{"nstance-" + kept.ID + ".iso"}, w.ISOs())
+	})
+}
+
+// TestTheUserdataOfAMachineIsRemoved once its agent has registered: the machine can be migrated,
+// and started again without it.
+func TestTheUserdataOfAMachineIsRemoved(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		m := w.launch(request(t))
+		vmid := w.vmid(m.ID)
+		w.SetFaults(&pvetest.Fault{Verb: http.MethodDelete, Call: ".iso", Times: 1, Before: true, Status: http.StatusInternalServerError, Message: "try again"})
+		require.Error(t, w.api.RemoveUserdata(t.Context(), m))
+		for _, api := range []*API{w.api, w.newAPI(testShard)} {
+			require.NoError(t, api.RemoveUserdata(t.Context(), m))
+			assert.Equal(t, "none,media=cdrom", w.Config(vmid)["ide2"])
+			assert.Empty(t, w.ISOs())
+		}
+		// It is known without its tags too.
+		w.Set(vmid, "tags", "golden")
+		w.SetStatus(vmid, "stopped")
+		time.Sleep(w.ReportInterval)
+		w.api = w.newAPI(testShard)
+		assert.Equal(t, instance.Stopped, w.list()[m.ID].State)
+		require.Empty(t, w.api.Terminate(t.Context(), []cloud.VM{m}))
+		assert.Empty(t, w.VMs(""))
+	})
+}
+
 // TestALockedMachine is not terminated before it is unlocked.
 func TestALockedMachine(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {

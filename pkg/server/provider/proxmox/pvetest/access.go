@@ -6,6 +6,7 @@ package pvetest
 import (
 	"net/http"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -38,9 +39,55 @@ func (s *Server) Grant(at, privilege string, granted bool) {
 	s.privileges[at][privilege] = granted
 }
 
+// GrantHere gives the token a privilege on one path and not on the paths below it: the ACL does
+// not propagate.
+func (s *Server) GrantHere(at, privilege string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.here[at+" "+privilege] = true
+}
+
+// SetTagAccess sets which tags users may set who lack Sys.Modify on /: "free", the default,
+// "existing", or "none" (https://pve.proxmox.com/pve-docs/datacenter.cfg.5.html, user-tag-access).
+func (s *Server) SetTagAccess(access string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tagAccess = access
+}
+
+// checkTags refuses tags that the token may not add or remove
+// (https://git.proxmox.com/?p=pve-guest-common.git;a=blob;f=src/PVE/GuestHelpers.pm,
+// assert_tag_permissions). mu must be locked.
+func (s *Server) checkTags(before, after string) error {
+	if s.tagAccess == "" || s.tagAccess == "free" || s.has("/", "Sys.Modify") {
+		return nil
+	}
+	allowed := map[string]bool{}
+	if s.tagAccess == "existing" {
+		for _, guest := range s.vms {
+			for tag := range strings.SplitSeq(guest.config["tags"], ";") {
+				allowed[tag] = true
+			}
+		}
+	}
+	old, kept := strings.Split(before, ";"), strings.Split(after, ";")
+	for _, tag := range slices.Concat(old, kept) {
+		if tag != "" && !allowed[tag] && slices.Contains(old, tag) != slices.Contains(kept, tag) {
+			return &failure{status: http.StatusForbidden, message: "Permission check failed (/, Sys.Modify for modifying tag '" + tag + "')"}
+		}
+	}
+	return nil
+}
+
 // has reports whether the token has a privilege on a path, above it, or on the pool of a
 // virtual machine. mu must be locked.
 func (s *Server) has(at, privilege string) bool {
+	return s.here[at+" "+privilege] || s.inherits(at, privilege)
+}
+
+// inherits reports whether the token has a privilege on a path and on the paths below it, or on
+// the pool of a virtual machine. mu must be locked.
+func (s *Server) inherits(at, privilege string) bool {
 	if vmid, err := strconv.Atoi(strings.TrimPrefix(at, "/vms/")); err == nil {
 		if v := s.vms[vmid]; v != nil && v.pool != "" && s.has("/pool/"+v.pool, privilege) {
 			return true
@@ -84,10 +131,16 @@ func (s *Server) getPermissions(r *request) (any, error) {
 	if at == "" {
 		at = "/"
 	}
+	for place := range s.here {
+		_, name, _ := strings.Cut(place, " ")
+		known[name] = true
+	}
+	// The value says whether the privilege propagates to the paths below
+	// (https://pve.proxmox.com/pve-docs/api-viewer/#/access/permissions).
 	effective := map[string]int{}
 	for name := range known {
 		if s.has(at, name) {
-			effective[name] = 1
+			effective[name] = boolNumber(s.inherits(at, name))
 		}
 	}
 	return map[string]any{at: effective}, nil

@@ -4,6 +4,7 @@
 package pvetest
 
 import (
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -22,8 +23,8 @@ func (s *Server) postClone(r *request) (any, error) {
 		return nil, err
 	}
 	newID, _ := strconv.Atoi(r.form["newid"]) // was validated
-	if s.vms[newID] != nil {
-		return nil, failed("unable to create VM %d: config file already exists", newID)
+	if taken := s.vms[newID]; taken != nil {
+		return s.refuseTaken(r, newID, taken)
 	}
 	target, err := s.cloneTarget(r, template)
 	if err != nil {
@@ -56,6 +57,19 @@ func (s *Server) postClone(r *request) (any, error) {
 	return upid, err
 }
 
+// refuseTaken refuses a VMID that another virtual machine has. Only a node that has the virtual
+// machine knows that before the task begins. Elsewhere the file system of the cluster refuses to
+// create the configuration
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/API2/Qemu.pm, clone_vm).
+func (s *Server) refuseTaken(r *request, vmid int, taken *vm) (any, error) {
+	if taken.node == r.path["node"] {
+		return nil, failed("unable to create VM %d: config file already exists", vmid)
+	}
+	return s.startTask(r.path["node"], "qmclone", r.vmid(), s.TaskTime, func() string {
+		return fmt.Sprintf("close (rename) atomic file '/etc/pve/nodes/%s/qemu-server/%d.conf' failed: File exists", r.path["node"], vmid)
+	})
+}
+
 // isCloning reports whether a task clones the same template to the same storage. mu must be
 // locked.
 func (s *Server) isCloning(key string) bool {
@@ -75,6 +89,11 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 	id := r.form["storage"]
 	if id != "" && !r.isTrue("full") {
 		return "", failed("parameter 'storage' not allowed for linked clones")
+	}
+	for _, bridge := range template.bridges() {
+		if at := "/sdn/zones/localnetwork/" + bridge; !s.has(at, "SDN.Use") {
+			return "", &failure{status: http.StatusForbidden, message: "Permission check failed (" + at + ", SDN.Use)"}
+		}
 	}
 	for name := range template.disks() {
 		from := s.storageOf(template.config[name], source)

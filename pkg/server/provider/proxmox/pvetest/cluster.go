@@ -149,7 +149,7 @@ func (s *Server) getResources(r *request) (any, error) {
 func (s *Server) memoryOf(name string) int64 {
 	var sum int64
 	for _, guest := range s.vms {
-		if guest.node == name && guest.status != "stopped" {
+		if guest.node == name && guest.status != "stopped" && !s.Idle {
 			sum += guest.memory()
 		}
 	}

@@ -26,7 +26,12 @@ func (s *Server) postConfig(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if volume, _, _ := strings.Cut(r.form["ide2"], ","); volume != "" {
+	if tags, set := r.form["tags"]; set {
+		if err := s.checkTags(v.config["tags"], tags); err != nil {
+			return nil, err
+		}
+	}
+	if volume, _, _ := strings.Cut(r.form["ide2"], ","); volume != "" && volume != "none" {
 		_, name, _ := strings.Cut(volume, ":iso/")
 		if in := s.storageOf(volume, v.node); in == nil || in.isos[name] == nil {
 			return nil, failed("volume '%s' does not exist", volume)
@@ -81,7 +86,7 @@ func (s *Server) boot(vmid int, v *vm) string {
 	if bridge != "" && !host.bridges[bridge] {
 		return fmt.Sprintf("bridge '%s' does not exist", bridge)
 	}
-	if s.memoryOf(v.node)+host.used+v.memory() > host.memory {
+	if !s.Idle && s.memoryOf(v.node)+host.used+v.memory() > host.memory {
 		return "start failed: QEMU exited with code 1: cannot set up guest memory 'pc.ram': Cannot allocate memory"
 	}
 	made := Machine{VMID: vmid, Name: v.config["name"], Node: v.node}

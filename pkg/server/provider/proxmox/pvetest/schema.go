@@ -247,7 +247,7 @@ var methods = []*method{
 			"tags":    text(`[a-z0-9_][a-z0-9_\-+.]*(;[a-z0-9_][a-z0-9_\-+.]*)*`),
 			"sockets": number(1, 8), "cores": number(1, 512), "memory": number(16, 4<<20),
 			"net0":   text(`(virtio|e1000)(=[0-9A-Fa-f:]{17})?,bridge=[A-Za-z0-9_.\-]+(,tag=[0-9]{1,4})?`),
-			"ide2":   text(`[^,:]+:iso/[^,/]+\.iso,media=cdrom`),
+			"ide2":   text(`([^,:]+:iso/[^,/]+\.iso|none),media=cdrom`),
 			"onboot": boolean, "protection": boolean,
 		},
 		check: checkConfig, handle: (*Server).postConfig,
@@ -329,7 +329,7 @@ func checkConfig(r *request) map[string]string {
 		bridge, _, _ = strings.Cut(bridge, ",")
 		needed["/sdn/zones/localnetwork/"+bridge] = "SDN.Use"
 	}
-	if volume := r.form["ide2"]; volume != "" {
+	if volume := r.form["ide2"]; volume != "" && !strings.HasPrefix(volume, "none,") {
 		storage, _, _ := strings.Cut(volume, ":")
 		needed["/storage/"+storage] = "Datastore.Audit"
 	}

@@ -46,6 +46,8 @@ type Server struct {
 	ReportInterval time.Duration
 	// SyncDelay is how long a node may take to know a change on another node.
 	SyncDelay time.Duration
+	// Idle is true if virtual machines use no memory that the list shows.
+	Idle bool
 	// Standalone is true of a node that is no member of a cluster.
 	Standalone bool
 	// URL is the address of the server, and Fingerprint the SHA-256 of its certificate.
@@ -61,11 +63,14 @@ type Server struct {
 	tasks      []*task
 	taskNumber int
 	privileges map[string]map[string]bool
-	noQuorum   bool
-	calls      []string
-	made       []Machine
-	started    []Machine
-	conflicts  int
+	// here has the privileges that do not propagate: the path, a space and the name.
+	here      map[string]bool
+	tagAccess string
+	noQuorum  bool
+	calls     []string
+	made      []Machine
+	started   []Machine
+	conflicts int
 }
 
 // New returns a cluster with the given nodes, the shared storage "ceph", the storages
@@ -73,7 +78,7 @@ type Server struct {
 func New(nodes ...string) *Server {
 	s := &Server{
 		CloneTime: 2 * time.Second, TaskTime: 500 * time.Millisecond, ReportInterval: 10 * time.Second, SyncDelay: time.Second,
-		nodes: map[string]*node{}, storages: map[string]*storage{}, vms: map[int]*vm{}, privileges: allPrivileges(),
+		nodes: map[string]*node{}, storages: map[string]*storage{}, vms: map[int]*vm{}, privileges: allPrivileges(), here: map[string]bool{},
 	}
 	for _, name := range nodes {
 		s.nodes[name] = &node{online: true, memory: 64 << 30, bridges: map[string]bool{"vmbr0": true}}

@@ -113,13 +113,6 @@ func (s *Server) iso(v *vm) (in *storage, name string) {
 	return s.storageOf(volume, v.node), name
 }
 
-// removeISO deletes the image that a virtual machine has in its drive. mu must be locked.
-func (s *Server) removeISO(v *vm) {
-	if in, name := s.iso(v); in != nil {
-		delete(in.isos, name)
-	}
-}
-
 func (s *Server) postUpload(r *request) (any, error) {
 	in := s.storage(r.path["storage"], r.path["node"])
 	if in == nil {

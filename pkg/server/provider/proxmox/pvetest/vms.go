@@ -88,6 +88,18 @@ func (v *vm) disks() map[string]int64 {
 	return sizes
 }
 
+// bridges returns the bridges of its network interfaces.
+func (v *vm) bridges() []string {
+	var all []string
+	for name, value := range v.config {
+		if _, bridge, found := strings.Cut(value, "bridge="); found && strings.HasPrefix(name, "net") {
+			bridge, _, _ = strings.Cut(bridge, ",")
+			all = append(all, bridge)
+		}
+	}
+	return all
+}
+
 // AddTemplate adds a template with a disk in a storage, and returns a function that changes
 // its configuration.
 func (s *Server) AddTemplate(vmid int, node, name, storage string, sizeGiB int) (set func(name, value string)) {
@@ -146,12 +158,12 @@ func (s *Server) SetLock(vmid int, lock string) {
 	s.vms[vmid].lock = lock
 }
 
-// Remove deletes a virtual machine with its disk and userdata, as another client does.
+// Remove deletes a virtual machine with its disk, as another client does. Its image stays: images
+// of a storage belong to no virtual machine.
 func (s *Server) Remove(vmid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v := s.vms[vmid]; v != nil {
-		s.removeISO(v)
 		s.free(vmid)
 		delete(s.vms, vmid)
 	}
