@@ -73,7 +73,7 @@ func TestAWS(t *testing.T) {
 	t.Parallel()
 	s := ec2test.New()
 	s.BootTime, s.StopTime = time.Second, time.Second
-	s.AddSubnet(awsSubnet, ec2test.Zone, 10)
+	s.AddSubnet(awsSubnet, ec2test.Zone, 20)
 	s.AddImage(ec2test.Image{ID: awsImage, Arch: "x86_64"})
 	s.AddType("c6i.large", "x86_64")
 	s.Enforce(ec2test.ReadPolicy(t, "../../../docs/aws.md", "prod", longestID))
@@ -100,10 +100,10 @@ func TestGoogle(t *testing.T) {
 	t.Parallel()
 	s := gcetest.New()
 	s.OperationTime, s.BootTime, s.DeleteTime = 100*time.Millisecond, time.Second, time.Second
-	s.AddEndpointGroup("zone-a", "web", "GCE_VM_IP_PORT", 80)
+	s.AddEndpointGroup("region-a", "web", "GCE_VM_IP_PORT", 80)
 	s.Start(t)
 	config := writeCloudConfig(t, longestID, longestID, fmt.Sprintf(
-		`{"provider": "google", "region": %q, "zone": "zone-a", "options": {
+		`{"provider": "google", "region": %q, "zone": "region-a", "options": {
 			"project": %q, "endpoint": %q, "machine": {"image": %q}, "subnets": {"subnet": {"subnetwork": "subnet"}},
 			"instance_types": {"e2-small": {"cpu": "2", "memory": "2Gi", "arch": "amd64"}},
 		}}`, gcetest.Region, gcetest.Project, s.Endpoint(), gcetest.Image),
@@ -113,6 +113,6 @@ func TestGoogle(t *testing.T) {
 	assert.Empty(t, s.Machines())
 	assert.Empty(t, s.Disks())
 	for _, name := range s.Made() {
-		assert.Empty(t, s.Endpoints("zone-a", "web", name))
+		assert.Empty(t, s.Endpoints("region-a", "web", name))
 	}
 }

@@ -89,6 +89,19 @@ func ChecksSource(o Options) bool {
 	return ok && source.ChecksSource()
 }
 
+// UserdataOptions are implemented by the options of a provider that limits userdata.
+type UserdataOptions interface {
+	// CheckUserdata returns the rule that rendered userdata breaks, "must …" without a part of it.
+	CheckUserdata(userdata []byte) error
+}
+
+// PlaceOptions are implemented by the options of a provider whose regions have zones of certain
+// names.
+type PlaceOptions interface {
+	// ValidateZone returns every rule that the zone at path breaks.
+	ValidateZone(path *field.Path, region, zone string) field.ErrorList
+}
+
 // CommonOptions are embedded in the options of the providers of virtual machines and
 // containers.
 type CommonOptions struct {

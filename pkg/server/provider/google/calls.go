@@ -71,6 +71,7 @@ type networkInterface struct {
 	Subnetwork    string         `json:"subnetwork,omitempty"`
 	NetworkIP     string         `json:"networkIP,omitempty"`
 	IPv6Address   string         `json:"ipv6Address,omitempty"`
+	StackType     string         `json:"stackType,omitempty"`
 	AccessConfigs []accessConfig `json:"accessConfigs,omitempty"`
 }
 

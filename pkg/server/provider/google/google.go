@@ -179,6 +179,9 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if err != nil {
 		return 0, throttled(err)
 	}
+	if configured.StackType == ipv6Only {
+		return math.MaxInt32, nil // a /64 per subnetwork, more than any quota
+	}
 	if subnetwork.Utilization != nil {
 		for _, part := range subnetwork.Utilization.IPv4 {
 			if part.Range == "" && part.Free != nil { // others are secondary ranges

@@ -249,6 +249,23 @@ func TestADescriptionThatAUserChanges(t *testing.T) {
 	})
 }
 
+// TestAnIPv6OnlySubnetwork has room, and its machines have IPv6 addresses.
+func TestAnIPv6OnlySubnetwork(t *testing.T) {
+	s := gcetest.New()
+	s.AddIPv6Subnet("six")
+	inBubble(t, s, func(t *testing.T, w *world) {
+		w.options.Subnets["six"] = Subnet{Subnetwork: "six", StackType: ipv6Only}
+		room, err := w.api.Room(t.Context(), "six")
+		require.NoError(t, err)
+		assert.Greater(t, room, 1000)
+		r := request(t)
+		r.Subnet = "six"
+		m := w.launchRunning(r)
+		require.Len(t, m.Addresses, 1)
+		assert.True(t, m.Addresses[0].Is6())
+	})
+}
+
 // TestRoom: the room is the number of free addresses in the subnetwork, or else its size.
 func TestRoom(t *testing.T) {
 	for _, without := range []bool{false, true} {

@@ -188,6 +188,7 @@ func (a *API) body(spec provider.Spec, args arguments) (virtualMachine, error) {
 		Metadata:    newMetadata(spec, args),
 		NetworkInterfaces: []networkInterface{{
 			Subnetwork: fmt.Sprintf("projects/%s/regions/%s/subnetworks/%s", a.subnetworkProject(subnet), a.shard.Region, subnet.Subnetwork),
+			StackType:  subnet.StackType,
 		}},
 	}
 	if args.externalIP {
@@ -331,11 +332,29 @@ func (p plan) rejectResponse(err error) error {
 	case response.Has("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"):
 		return p.outOfQuota(err)
 	case response.Status == http.StatusForbidden:
-		return &cloud.Rejection{RetryAfter: retryAfter, Err: err}
+		return &cloud.Rejection{Scope: p.forbidden(response), RetryAfter: retryAfter, Err: err}
+	case response.Status == http.StatusPreconditionFailed && response.Has("conditionNotMet"):
+		// A constraint of the organization forbids an argument
+		// (https://cloud.google.com/resource-manager/docs/organization-policy/overview).
+		return rejectGroup(p.spec, err)
 	case response.Status == http.StatusNotFound && strings.Contains(response.Message, "/subnetworks/"):
 		return &cloud.Rejection{Scope: cloud.Scope{Subnet: p.spec.Subnet}, RetryAfter: retryAfter, Err: err}
 	case response.Status == http.StatusNotFound, response.Status == http.StatusBadRequest && !response.Has("resourceNotReady"):
 		return rejectGroup(p.spec, err)
 	}
 	return err
+}
+
+// forbidden returns the scope of a rejection for lack of a permission. The message names the
+// permission and the resource, such as an image of another project
+// (https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation). Only what
+// every launch needs concerns other groups.
+func (p plan) forbidden(response *googleapi.Error) cloud.Scope {
+	switch {
+	case response.Has("accessNotConfigured", "SERVICE_DISABLED", "accountDisabled"), strings.Contains(response.Message, "'compute.instances.create'"):
+		return cloud.Scope{}
+	case strings.Contains(response.Message, "/subnetworks/"):
+		return cloud.Scope{Subnet: p.spec.Subnet}
+	}
+	return cloud.Scope{Group: p.spec.Group}
 }

@@ -213,9 +213,23 @@ func TestRejections(t *testing.T) {
 		{"a quota of requests", func(w *world, _ *cloud.Request) {
 			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "quotaExceeded", Message: "Quota 'INSTANCES' exceeded."})
 		}, cloud.Scope{Type: "e2-small"}, true, "Quota 'INSTANCES' exceeded"},
-		{"no permission", func(w *world, _ *cloud.Request) {
-			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "forbidden", Message: "Required 'compute.instances.create' permission"})
-		}, cloud.Scope{}, false, "compute.instances.create"},
+		{"no permission", func(w *world, _ *cloud.Request) { w.Deny("projects/"+gcetest.Project, "compute.instances.create") },
+			cloud.Scope{}, false, "compute.instances.create"},
+		{"no permission for the image", func(w *world, _ *cloud.Request) { w.Deny(gcetest.Image, "compute.images.useReadOnly") },
+			cloud.Scope{Group: workers}, false, "compute.images.useReadOnly"},
+		{"no permission for the subnetwork", func(w *world, _ *cloud.Request) {
+			w.Deny("projects/test-project/regions/region/subnetworks/subnet", "compute.subnetworks.use")
+		}, cloud.Scope{Subnet: "subnet"}, false, "compute.subnetworks.use"},
+		{"an API that is off", func(w *world, _ *cloud.Request) {
+			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "accessNotConfigured", Message: "Compute Engine API has not been used in project 1 before or it is disabled."})
+		}, cloud.Scope{}, false, "is disabled"},
+		{"another refusal", func(w *world, _ *cloud.Request) {
+			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "forbidden", Message: "You may not do that."})
+		}, cloud.Scope{Group: workers}, false, "You may not do that."},
+		{"a constraint of the organization", func(w *world, r *cloud.Request) {
+			w.Constrain(gcetest.ExternalIPConstraint)
+			r.Args = map[string]any{argExternalIP: true}
+		}, cloud.Scope{Group: workers}, false, "constraints/compute.vmExternalIpAccess"},
 		{"an image that does not exist", func(_ *world, r *cloud.Request) {
 			r.Args = map[string]any{argImage: "projects/other/global/images/none"}
 		}, cloud.Scope{Group: workers}, false, "was not found"},

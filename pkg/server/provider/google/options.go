@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/url"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -53,11 +55,21 @@ type Subnet struct {
 	Subnetwork string
 	// Project is the host project of a shared VPC, or empty.
 	Project string
+	// StackType says which addresses virtual machines get, one of stackTypes, or empty for IPv4.
+	StackType string
 }
+
+// ipv6Only is the stack type of virtual machines without IPv4 addresses.
+const ipv6Only = "IPV6_ONLY"
+
+// stackTypes are the stack types of network interfaces
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
+var stackTypes = []string{"IPV4_ONLY", "IPV4_IPV6", ipv6Only}
 
 var (
 	_ provider.Options      = (*Options)(nil)
 	_ provider.AgentOptions = (*Options)(nil)
+	_ provider.PlaceOptions = (*Options)(nil)
 )
 
 // ReadOptions reads the options of the provider.
@@ -73,7 +85,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 	}
 	options.ReadSourceOption(o)
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
-		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project")}
+		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project"), StackType: o.String("stack_type")}
 	})
 	return options
 }
@@ -114,6 +126,9 @@ func validateSubnet(path *field.Path, subnet Subnet) field.ErrorList {
 	if subnet.Project != "" {
 		errs = append(errs, provider.ValidateName(path.Child("project"), subnet.Project, projects, projectRule)...)
 	}
+	if subnet.StackType != "" && !slices.Contains(stackTypes, subnet.StackType) {
+		errs = append(errs, field.NotSupported(path.Child("stack_type"), subnet.StackType, stackTypes))
+	}
 	return errs
 }
 
@@ -130,7 +145,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		// fmt prints maps sorted by key.
 		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
 		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {
-			return fmt.Sprintf("subnetwork %q, project %q", subnet.Subnetwork, subnet.Project)
+			return fmt.Sprintf("subnetwork %q, project %q, stack type %q", subnet.Subnetwork, subnet.Project, subnet.StackType)
 		}),
 	}
 }
@@ -143,4 +158,13 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	}
 	engine := cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 	return &Provider{engine, newEndpointGroups(api)}, nil
+}
+
+// ValidateZone requires a zone of the region
+// (https://cloud.google.com/compute/docs/regions-zones#identifying_a_region_or_zone).
+func (*Options) ValidateZone(path *field.Path, region, zone string) field.ErrorList {
+	if !strings.HasPrefix(zone, region+"-") || len(zone) == len(region)+1 {
+		return field.ErrorList{field.Invalid(path, zone, fmt.Sprintf("must be a zone of region %s, such as %s-b", region, region))}
+	}
+	return nil
 }

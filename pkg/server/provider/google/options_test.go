@@ -72,6 +72,7 @@ func TestInvalidOptions(t *testing.T) {
 		{"a number", "project", `"123456"`, "options.project: Invalid value"},
 		{"an endpoint", "endpoint", `"compute.googleapis.com"`, "options.endpoint: Invalid value"},
 		{"a password", "endpoint", `"https://a:b@c"`, "options.endpoint: Invalid value"},
+		{"a stack type", "subnets", `{"subnet": {"subnetwork": "a", "stack_type": "ipv6"}}`, `options.subnets.subnet.stack_type: Unsupported value: "ipv6"`},
 		{"an unknown subnet", "subnets", `{"subnet": {"subnetwork": "a"}, "x": {"subnetwork": "a"}}`, `options.subnets.x: Invalid value: "x": unknown subnet`},
 		{"no subnetwork", "subnets", `{"subnet": {}}`, "options.subnets.subnet.subnetwork: Required value"},
 		{"a subnetwork", "subnets", `{"subnet": {"subnetwork": "../a"}}`, "options.subnets.subnet.subnetwork: Invalid value"},
@@ -137,4 +138,14 @@ func TestValidateArgs(t *testing.T) {
 		many["l"+strings.Repeat("x", n)] = "v"
 	}
 	assert.Contains(t, strings.Join(providertest.Messages(o.ValidateArgs(path, map[string]any{argLabels: many})), ""), "Too many")
+}
+
+// TestZones: a zone is of the region.
+func TestZones(t *testing.T) {
+	path := field.NewPath("zone")
+	assert.Empty(t, (&Options{}).ValidateZone(path, "europe-west1", "europe-west1-b"))
+	for _, zone := range []string{"europe-west10-a", "europe-west1", "europe-west1-"} {
+		assert.Equal(t, []string{`zone: Invalid value: "` + zone + `": must be a zone of region europe-west1, such as europe-west1-b`},
+			providertest.Messages((&Options{}).ValidateZone(path, "europe-west1", zone)))
+	}
 }

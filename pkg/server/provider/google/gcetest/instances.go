@@ -91,6 +91,9 @@ func (s *Server) insert(r *request) (any, error) {
 	if err := json.Unmarshal(r.body, &vm.resource); err != nil {
 		return nil, invalid("%v", err)
 	}
+	if err := s.checkAccess(&vm.resource); err != nil {
+		return nil, err
+	}
 	if err := s.checkBody(r, &vm.resource); err != nil {
 		return nil, err
 	}
@@ -115,7 +118,7 @@ func (s *Server) create(vm *machine, op *operation) {
 	op.target = vm.ID
 	code, message := s.problem(vm)
 	if code == "" {
-		vm.NetworkInterfaces[0].NetworkIP = vm.subnet.address(s.nextID)
+		vm.subnet.connect(vm.NetworkInterfaces[0], s.nextID)
 	}
 	s.vms[key(vm.zone, vm.Name)] = vm
 	op.finish = func(at time.Time) {
@@ -156,7 +159,7 @@ func (s *Server) problem(vm *machine) (code, message string) {
 		return s.rejecting[kind], "A test has set this error"
 	case s.exhausted[kind+" "+model]:
 		return "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS", fmt.Sprintf("The zone '%s' does not have enough resources available to fulfill the request.", path(vm.zone))
-	case s.free(vm.subnet) <= 0 || vm.subnet.exhausted:
+	case s.free(vm.subnet) <= 0 && !vm.subnet.ipv6Only || vm.subnet.exhausted:
 		return "IP_SPACE_EXHAUSTED", "IP space of the subnetwork is exhausted."
 	case count >= s.quota:
 		return "QUOTA_EXCEEDED", "Quota 'CPUS' exceeded. Limit: 24.0 in region."
@@ -302,6 +305,8 @@ type networkInterface struct {
 	AliasIPRanges []aliasRange     `json:"aliasIpRanges,omitempty"`
 	Subnetwork    string           `json:"subnetwork,omitempty"`
 	NetworkIP     string           `json:"networkIP,omitempty"`
+	IPv6Address   string           `json:"ipv6Address,omitempty"`
+	StackType     string           `json:"stackType,omitempty"`
 	AccessConfigs []map[string]any `json:"accessConfigs,omitempty"`
 }
 

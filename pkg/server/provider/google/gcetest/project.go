@@ -232,8 +232,27 @@ type subnet struct {
 	secondary map[string]string
 	// others is the number of addresses of other clients.
 	others int
+	// ipv6Only is true if the subnetwork has no IPv4 addresses.
+	ipv6Only bool
 	// exhausted is true if the subnetwork has no free addresses, but reports some.
 	exhausted bool
+}
+
+// AddIPv6Subnet adds a subnetwork that has IPv6 addresses only
+// (https://cloud.google.com/vpc/docs/subnets#subnet-types).
+func (s *Server) AddIPv6Subnet(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subnets[name] = &subnet{ipv6Only: true}
+}
+
+// connect gives a machine an address that no other machine has.
+func (n *subnet) connect(nic *networkInterface, id uint64) {
+	if n.ipv6Only {
+		nic.IPv6Address = fmt.Sprintf("2600:1900::%x", id)
+		return
+	}
+	nic.NetworkIP = n.address(id)
 }
 
 // address returns an address that no other machine has.
@@ -267,6 +286,9 @@ func (s *Server) getSubnetwork(r *request) (any, error) {
 	n := s.subnets[name]
 	if n == nil || r.variables["region"] != Region {
 		return nil, notFound(fmt.Sprintf("projects/%s/regions/%s/subnetworks/%s", Project, r.variables["region"], name))
+	}
+	if n.ipv6Only {
+		return map[string]any{"kind": "compute#subnetwork", "name": name, "stackType": ipv6Only}, nil
 	}
 	all := map[string]any{"kind": "compute#subnetwork", "name": name, "ipCidrRange": n.cidr, "region": root + "projects/" + Project + "/regions/" + Region}
 	if r.query("views") == "WITH_UTILIZATION" && !s.NoUtilization {

@@ -24,6 +24,10 @@ const (
 	maxMetadataValue = 256 << 10
 )
 
+// ipv6Only is the stack type of a subnetwork, and of the interfaces that are connected to it. The
+// default of an interface is IPv4 (the discovery document, NetworkInterface.stackType).
+const ipv6Only = "IPV6_ONLY"
+
 func checkLabels(field string, labels map[string]string) error {
 	if len(labels) > maxLabels {
 		return invalid("Invalid value for field '%s': %d labels, at most 64 are allowed", field, len(labels))
@@ -73,6 +77,9 @@ func (s *Server) checkBody(r *request, body *resource) error {
 	if len(body.NetworkInterfaces) != 1 || s.subnetOf(body.NetworkInterfaces[0].Subnetwork) == nil {
 		return invalid("Invalid value for field 'resource.networkInterfaces[0].subnetwork': The referenced subnetwork resource cannot be found.")
 	}
+	if nic := body.NetworkInterfaces[0]; s.subnetOf(nic.Subnetwork).ipv6Only != (nic.StackType == ipv6Only) {
+		return invalid("Invalid value for field 'resource.networkInterfaces[0].stackType': '%s'. The subnetwork does not support it.", nic.StackType)
+	}
 	if err := checkScheduling(body.Scheduling); err != nil {
 		return err
 	}
@@ -109,6 +116,48 @@ func (s *Server) checkDisks(r *request, body *resource) error {
 		}
 		if kind := disk.InitializeParams.DiskType; kind != "" && !strings.HasPrefix(kind, "zones/"+r.variables["zone"]+"/diskTypes/pd-") {
 			return invalid("Invalid value for field 'resource.disks.initializeParams.diskType': '%s'", kind)
+		}
+	}
+	return nil
+}
+
+// Deny takes away the permission to use a resource: an image, a subnetwork, or the project for
+// instances. The service responds with the same text
+// (https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation).
+func (s *Server) Deny(resource, permission string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.denied[resource] = permission
+}
+
+// ExternalIPConstraint is a constraint that forbids external addresses
+// (https://cloud.google.com/resource-manager/docs/organization-policy/org-policy-constraints).
+const ExternalIPConstraint = "constraints/compute.vmExternalIpAccess"
+
+// Constrain makes a constraint of the organization hold.
+func (s *Server) Constrain(constraint string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.constrained[constraint] = true
+}
+
+// checkAccess refuses a machine that uses a resource without permission, or breaks a constraint.
+func (s *Server) checkAccess(body *resource) error {
+	used := []string{"projects/" + Project}
+	for _, nic := range body.NetworkInterfaces {
+		used = append(used, nic.Subnetwork)
+		if len(nic.AccessConfigs) > 0 && s.constrained[ExternalIPConstraint] {
+			return &failure{412, "conditionNotMet", "Constraint " + ExternalIPConstraint + " violated for project " + Project + "."}
+		}
+	}
+	for _, disk := range body.Disks {
+		if disk.InitializeParams != nil {
+			used = append(used, disk.InitializeParams.SourceImage)
+		}
+	}
+	for _, name := range used {
+		if permission := s.denied[name]; permission != "" {
+			return &failure{403, "forbidden", "Required '" + permission + "' permission for '" + name + "'"}
 		}
 	}
 	return nil

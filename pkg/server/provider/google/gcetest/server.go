@@ -77,15 +77,19 @@ type Server struct {
 	requests   map[string]*pastRequest
 	exhausted  map[string]bool
 	rejecting  map[string]string
-	quota      int
-	nextID     uint64
-	calls      map[string]int
-	ever       map[string]int
-	made, ran  []string
-	deleted    []string
-	disks      map[string]bool
-	mistakes   []string
-	tolerant   bool
+	// denied has the resources that may not be used, with the missing permission, and constrained
+	// the constraints of the organization that hold.
+	denied      map[string]string
+	constrained map[string]bool
+	quota       int
+	nextID      uint64
+	calls       map[string]int
+	ever        map[string]int
+	made, ran   []string
+	deleted     []string
+	disks       map[string]bool
+	mistakes    []string
+	tolerant    bool
 	// delayed is how many responses show the next operation that adds an alias as running.
 	delayed int
 	// changes counts calls that have changed a network interface.
@@ -105,7 +109,7 @@ func New() *Server {
 			"full":   {cidr: "10.2.0.0/24", size: 1 << 8, exhausted: true},
 		},
 		types: map[string]bool{"e2-small": true, "e2-standard-4": true},
-		vms:   map[string]*machine{}, groups: map[string]*endpointGroup{}, requests: map[string]*pastRequest{}, exhausted: map[string]bool{}, rejecting: map[string]string{},
+		vms:   map[string]*machine{}, groups: map[string]*endpointGroup{}, requests: map[string]*pastRequest{}, exhausted: map[string]bool{}, rejecting: map[string]string{}, denied: map[string]string{}, constrained: map[string]bool{},
 		quota: 1 << 30, nextID: 1000, calls: map[string]int{}, ever: map[string]int{}, disks: map[string]bool{},
 	}
 }
