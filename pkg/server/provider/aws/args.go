@@ -64,6 +64,10 @@ var (
 	prices     = regexp.MustCompile(`^[0-9]+(\.[0-9]+)?$`)
 	devices    = regexp.MustCompile(`^(/dev/)?[a-z0-9]+$`)
 	filterName = regexp.MustCompile(`^[a-z0-9-]+(:.+)?$`)
+	// metadataKeys are the keys of tags that instance metadata can have, except for reservedKeys
+	// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html).
+	metadataKeys = regexp.MustCompile(`^[A-Za-z0-9+=.,_:@-]+$`)
+	reservedKeys = []string{".", "..", "_index"}
 )
 
 // arguments are the arguments of the provider for one instance.
@@ -112,6 +116,14 @@ func readArguments(path *field.Path, args map[string]any) (arguments, field.Erro
 	}
 	if a.spotMaxPrice != "" && a.market != marketSpot && !isTemplate(a.market) {
 		r.report(field.Forbidden(path.Child(argSpotMaxPrice), "only instances of the market "+marketSpot+" have a price"))
+	}
+	if a.metadata.tags == string(types.InstanceMetadataTagsStateEnabled) {
+		for _, key := range slices.Sorted(maps.Keys(a.tags)) {
+			if !metadataKeys.MatchString(key) || slices.Contains(reservedKeys, key) {
+				r.report(field.Invalid(path.Child(argTags).Key(key), key, "must consist of letters, digits and + - = . , _ : @, and not be one of "+
+					strings.Join(reservedKeys, " ")+", with instance_metadata_tags "+a.metadata.tags))
+			}
+		}
 	}
 	if len(a.imageFilters) > 0 && len(a.imageOwners) == 0 && a.image == "" {
 		r.report(field.Required(path.Child(argImageOwners), "every account can publish an image with any name"))
@@ -190,12 +202,17 @@ func readMetadata(r *reader) metadata {
 	return m
 }
 
-// request returns the options for a launch. By default, tokens are required.
+// request returns the options for a launch. By default, tokens are required, and the metadata have
+// no tags: with tags, EC2 refuses keys such as kubernetes.io/cluster/NAME, which its own
+// controllers need. The default of the account or of a launch template must not decide.
 func (m metadata) request() *types.InstanceMetadataOptionsRequest {
 	request := &types.InstanceMetadataOptionsRequest{
 		HttpTokens:           types.HttpTokensStateRequired,
 		HttpEndpoint:         types.InstanceMetadataEndpointState(m.endpoint),
-		InstanceMetadataTags: types.InstanceMetadataTagsState(m.tags),
+		InstanceMetadataTags: types.InstanceMetadataTagsStateDisabled,
+	}
+	if m.tags != "" {
+		request.InstanceMetadataTags = types.InstanceMetadataTagsState(m.tags)
 	}
 	if m.tokens != "" {
 		request.HttpTokens = types.HttpTokensState(m.tokens)

@@ -27,9 +27,10 @@ import (
 )
 
 const (
-	// visibilityDelay is how long EC2 may not show an instance that it has launched
+	// visibilityDelay is how long EC2 may not show an instance that it has launched: AWS advises to
+	// wait up to five minutes
 	// (https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html).
-	visibilityDelay = 2 * time.Minute
+	visibilityDelay = 5 * time.Minute
 	// notFoundDelay is how long after EC2 has shown an instance an error
 	// InvalidInstanceID.NotFound proves nothing. EC2 shows a terminated instance for about an
 	// hour, so it should know the instance

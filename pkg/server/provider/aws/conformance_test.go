@@ -40,7 +40,10 @@ func newBackend(t *testing.T) providertest.Backend {
 	s := newRegion()
 	s.StartInMemory(t)
 	options := testOptions(s)
-	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) cloud.Options {
+	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) {
+		shard.Zone = ec2test.Zone // all subnets are in this zone
+		return newAPI(options, shard, s.Dial)
+	}, func(shard provider.Shard) cloud.Options {
 		return cloud.Options{ExpectedNode: expectedNode(shard), Market: market}
 	})
 	b.Existing, b.Remove = s.Existing, s.Terminate

@@ -65,25 +65,27 @@ func TestDemandOneVMForOneRequest(t *testing.T) {
 
 // TestDemandTheRulesOfTokens.
 func TestDemandTheRulesOfTokens(t *testing.T) {
-	t.Run("a new nonce finds the instance of the old one", func(t *testing.T) {
-		inBubble(t, newRegion(), func(t *testing.T, w *world) {
-			h := w.startProvider()
-			w.SetFaults(&ec2test.Fault{Call: "RunInstances"})
-			s := spec()
-			s.ID = providertest.NewID(t)
-			h.MustCreate(s)
-			time.Sleep(time.Second)
-			h.Stop()
-			w.SetFaults()
-			// The process does not know that there was another one.
-			w.DelayVisibility(time.Minute)
-			h = w.startProvider()
-			s.Userdata = []byte("another nonce")
-			h.MustRun(s)
-			w.expectMade(s.ID)
-			assert.Empty(t, h.Failures)
+	for _, hidden := range []time.Duration{time.Minute, 4 * time.Minute} {
+		t.Run("a new nonce finds the instance of the old one after "+hidden.String(), func(t *testing.T) {
+			inBubble(t, newRegion(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				w.SetFaults(&ec2test.Fault{Call: "RunInstances"})
+				s := spec()
+				s.ID = providertest.NewID(t)
+				h.MustCreate(s)
+				time.Sleep(time.Second)
+				h.Stop()
+				w.SetFaults()
+				// The process does not know that there was another one.
+				w.DelayVisibility(hidden)
+				h = w.startProvider()
+				s.Userdata = []byte("another nonce")
+				h.MustRun(s)
+				w.expectMade(s.ID)
+				assert.Empty(t, h.Failures)
+			})
 		})
-	})
+	}
 	t.Run("a token whose instance was terminated needs a new id", func(t *testing.T) {
 		inBubble(t, newRegion(), func(t *testing.T, w *world) {
 			h := w.startProvider()

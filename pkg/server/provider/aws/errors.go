@@ -34,7 +34,7 @@ var (
 	// capacityCodes mean that the zone has no capacity for a type at present.
 	capacityCodes = []string{
 		"InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
-		"ReservationCapacityExceeded", "UnfulfillableCapacity", "SpotMaxPriceTooLow",
+		"ReservationCapacityExceeded", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "InsufficientVolumeCapacity",
 	}
 	// quotaCodes mean that the account has used up a quota.
 	quotaCodes = []string{"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VolumeLimitExceeded"}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -180,7 +181,7 @@ func (a *API) lastSeen(id string) time.Time {
 	return a.started
 }
 
-// Room returns the number of free addresses of a subnet.
+// Room returns how many instances the free addresses of a subnet suffice for.
 func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if !subnets.MatchString(subnet) {
 		return 0, errNoSubnet(subnet)
@@ -192,7 +193,14 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	case len(output.Subnets) != 1 || awssdk.ToString(output.Subnets[0].SubnetId) != subnet:
 		return 0, fmt.Errorf("read the free addresses of subnet %s: the response has %d subnets", subnet, len(output.Subnets))
 	}
-	return int(awssdk.ToInt32(output.Subnets[0].AvailableIpAddressCount)), nil
+	read := output.Subnets[0]
+	if zone := awssdk.ToString(read.AvailabilityZone); zone != a.shard.Zone {
+		return 0, fmt.Errorf("subnet %s is in zone %s, and the shard in zone %s", subnet, zone, a.shard.Zone)
+	}
+	if awssdk.ToBool(read.Ipv6Native) {
+		return math.MaxInt32, nil // the count below is only of IPv4 addresses
+	}
+	return max(0, int(awssdk.ToInt32(read.AvailableIpAddressCount)-a.options.AddressReserve)), nil
 }
 
 func errNoSubnet(name string) error {

@@ -4,6 +4,8 @@
 package aws
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/base64"
 	"fmt"
@@ -26,6 +28,31 @@ import (
 // maxUserdata is the largest userdata in bytes, before base64 encoding
 // (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html).
 const maxUserdata = 16 << 10
+
+// packUserdata returns userdata as an instance receives it: with gzip if it is too large otherwise,
+// which cloud-init unpacks
+// (https://cloudinit.readthedocs.io/en/latest/explanation/format.html). The same userdata gives the
+// same result, as the token of a repeated request requires.
+func packUserdata(userdata []byte) ([]byte, error) {
+	if len(userdata) <= maxUserdata {
+		return userdata, nil
+	}
+	var packed bytes.Buffer
+	writer, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := writer.Write(userdata); err != nil {
+		return nil, err
+	}
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	if packed.Len() > maxUserdata {
+		return nil, fmt.Errorf("the userdata has %d bytes, and %d with gzip, at most %d are allowed", len(userdata), packed.Len(), maxUserdata)
+	}
+	return packed.Bytes(), nil
+}
 
 // Launch launches the instance of a request together with its tags, so no other call follows.
 // EC2 returns the same instance for the same token, even after a lost response
@@ -73,8 +100,9 @@ func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInpu
 	if !subnets.MatchString(r.Subnet) {
 		return nil, &cloud.Rejection{Scope: cloud.Scope{Subnet: r.Subnet}, RetryAfter: invalidRetryAfter, Err: errNoSubnet(r.Subnet)}
 	}
-	if size := len(r.Userdata); size > maxUserdata {
-		return nil, rejectGroup(r.Spec, fmt.Errorf("the userdata has %d bytes, at most %d are allowed", size, maxUserdata))
+	userdata, err := packUserdata(r.Userdata)
+	if err != nil {
+		return nil, rejectGroup(r.Spec, err)
 	}
 	args, errs := readArguments(field.NewPath("args"), r.Args)
 	if !args.hasImage() && args.launchTemplate.isEmpty() {
@@ -106,8 +134,8 @@ func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInpu
 	if image.id != "" {
 		input.ImageId = awssdk.String(image.id)
 	}
-	if len(r.Userdata) > 0 {
-		input.UserData = awssdk.String(base64.StdEncoding.EncodeToString(r.Userdata))
+	if len(userdata) > 0 {
+		input.UserData = awssdk.String(base64.StdEncoding.EncodeToString(userdata))
 	}
 	if args.keyName != "" {
 		input.KeyName = awssdk.String(args.keyName)

@@ -4,8 +4,12 @@
 package aws
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
+	"io"
+	"math/rand/v2"
 	"net/netip"
 	"strings"
 	"testing"
@@ -179,6 +183,7 @@ func TestRejections(t *testing.T) {
 		{"InsufficientInstanceCapacity", 500, false, ofType, true},
 		{"InsufficientInstanceCapacity", 500, true, ofSpot, true},
 		{"UnfulfillableCapacity", 400, true, ofSpot, true},
+		{"InsufficientVolumeCapacity", 500, false, ofType, true},
 		{"VcpuLimitExceeded", 400, false, ofType, true},
 		{"InstanceLimitExceeded", 400, false, ofType, true},
 		{"MaxSpotInstanceCountExceeded", 400, true, ofSpot, true},
@@ -245,7 +250,13 @@ func TestRejectedBeforeACall(t *testing.T) {
 		change func(*cloud.Request)
 		want   string
 	}{
-		"userdata": {func(r *cloud.Request) { r.Userdata = make([]byte, 16385) }, "the userdata has 16385 bytes, at most 16384 are allowed"},
+		"userdata": {func(r *cloud.Request) { r.Userdata = incompressible(20000) },
+			"with gzip, at most 16384 are allowed"},
+		"a tag that cannot be in metadata": {func(r *cloud.Request) {
+			r.Args = map[string]any{
+				"tags": map[string]any{"kubernetes.io/cluster/prod": "owned"}, "metadata_options": map[string]any{"instance_metadata_tags": "enabled"},
+			}
+		}, `args.tags[kubernetes.io/cluster/prod]: Invalid value: "kubernetes.io/cluster/prod": must consist of letters`},
 		"a subnet": {func(r *cloud.Request) { r.Subnet = "lan" }, `subnet "lan" must be the id of a subnet`},
 		"an id":    {func(r *cloud.Request) { r.ID = "no-id" }, "no-id"},
 		"a tag": {func(r *cloud.Request) {
@@ -268,12 +279,84 @@ func TestRejectedBeforeACall(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		r.Userdata = make([]byte, 16384)
 		w.launch(r)
-		assert.Len(t, w.Instance(r.ID).Userdata, 16384)
+		assert.Equal(t, r.Userdata, w.Instance(r.ID).Userdata)
 	})
 	for _, shard := range []provider.Shard{{ClusterID: "Test", ID: "a", Region: "r"}, {ClusterID: "test", ID: "a--b", Region: "r"}, {ClusterID: "test", ID: "a", Region: "r/x"}} {
 		_, err := NewAPI(&Options{}, shard)
 		assert.Error(t, err, "%v", shard)
 	}
+}
+
+// incompressible returns bytes that gzip makes no smaller.
+func incompressible(size int) []byte {
+	data := make([]byte, size)
+	generator := rand.New(rand.NewPCG(1, 2))
+	for i := range data {
+		data[i] = byte(generator.Uint32())
+	}
+	return data
+}
+
+// TestLargeUserdataIsCompressed: cloud-init unpacks gzip. A repeated request is the same.
+func TestLargeUserdataIsCompressed(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := request(t)
+		r.Userdata = []byte("#!/bin/sh\n" + strings.Repeat("echo 1\n", 10000))
+		first := w.launch(r)
+		unpacking, err := gzip.NewReader(bytes.NewReader(w.Instance(r.ID).Userdata))
+		require.NoError(t, err)
+		unpacked, err := io.ReadAll(unpacking)
+		require.NoError(t, err)
+		assert.Equal(t, string(r.Userdata), string(unpacked))
+		again, err := w.newAPI().Launch(t.Context(), r)
+		require.NoError(t, err)
+		assert.Equal(t, first.ProviderID, again.ProviderID)
+	})
+}
+
+// TestTagsInMetadata are off unless an argument turns them on, whatever the account's default is:
+// controllers of AWS need tags that cannot be there.
+func TestTagsInMetadata(t *testing.T) {
+	s := newRegion()
+	s.MetadataTags = true
+	inBubble(t, s, func(t *testing.T, w *world) {
+		r := request(t)
+		r.Args = map[string]any{"tags": map[string]any{"kubernetes.io/cluster/prod": "owned", "with space": "x"}}
+		w.launch(r)
+		assert.Equal(t, "disabled", w.Instance(r.ID).Params["MetadataOptions.InstanceMetadataTags"])
+
+		r = request(t)
+		r.Args = map[string]any{"tags": map[string]any{"team": "a"}, "metadata_options": map[string]any{"instance_metadata_tags": "enabled"}}
+		w.launch(r)
+		assert.Equal(t, "enabled", w.Instance(r.ID).Params["MetadataOptions.InstanceMetadataTags"])
+	})
+}
+
+// TestRoomOfSubnets: the free addresses without the reserve. An IPv6-only subnet reports none, and
+// has room.
+func TestRoomOfSubnets(t *testing.T) {
+	const ipv6Subnet, elsewhere = "subnet-00000000000000006", "subnet-00000000000000007"
+	s := newRegion()
+	s.AddIPv6Subnet(ipv6Subnet, ec2test.Zone)
+	s.AddSubnet(elsewhere, "us-test-1b", 100)
+	inBubble(t, s, func(t *testing.T, w *world) {
+		room := func(subnet string) int {
+			free, err := w.api.Room(t.Context(), subnet)
+			require.NoError(t, err)
+			return free
+		}
+		assert.Greater(t, room(ipv6Subnet), 1000)
+		r := request(t)
+		r.Subnet = ipv6Subnet
+		w.launch(r)
+		assert.Equal(t, 2, room(smallSubnet))
+		w.options.AddressReserve = 10
+		assert.Equal(t, 4990, room(largeSubnet))
+		assert.Zero(t, room(smallSubnet))
+
+		_, err := w.api.Room(t.Context(), elsewhere)
+		require.ErrorContains(t, err, elsewhere+" is in zone us-test-1b, and the shard in zone "+ec2test.Zone)
+	})
 }
 
 // TestMarketsOfRequests: what is known before a text is rendered.

@@ -28,9 +28,14 @@ const (
 	assignInterval = 30 * time.Second
 	// attachmentInterval is how often the state of the interface is read while it changes.
 	attachmentInterval = time.Second
-	// forceDelay is how long a detachment from another instance may take before it is requested
-	// again: the operating system of that instance may not respond.
+	// forceDelay is how long a detachment from another instance may take before it is forced: the
+	// operating system of that instance may not respond. After a forced detachment the instance may
+	// be unable to use the device index again until it is stopped and started
+	// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DetachNetworkInterface.html).
 	forceDelay = 5 * time.Second
+	// attachDelay is how long an attachment to this instance may take before another device index is
+	// tried, because of an earlier forced detachment.
+	attachDelay = 30 * time.Second
 )
 
 var interfaceIDs = regexp.MustCompile(`^eni` + idSuffix + `$`)
@@ -83,10 +88,16 @@ type leaderNetwork struct {
 	mu sync.Mutex
 	// own is the id of this server's instance, empty until it is known.
 	own string
-	// detaching is the id of the attachment to another instance that is being detached, and
-	// since when the last attempt to detach it began. It is empty if the last attempt failed.
-	detaching string
-	since     time.Time
+	// detaching is the id of the attachment that is being detached, first is when the first attempt
+	// to detach it began, and last when the last one began, or zero if the last one failed.
+	detaching   string
+	first, last time.Time
+	// attaching is the id of the attachment to this instance that is in progress, and since is when
+	// this server has first seen it. hanging is the id of one that takes too long.
+	attaching, hanging string
+	since              time.Time
+	// spoiled has the device indexes of this instance at which attachments do not end.
+	spoiled map[int32]bool
 }
 
 // AssignInterval returns how often the interface is read.
@@ -140,44 +151,74 @@ func (n *leaderNetwork) step(ctx context.Context, nic *types.NetworkInterface, o
 		return false, fmt.Errorf("interface %s is the primary one of instance %s, from which it cannot be detached", id, *attachment.InstanceId)
 	case *attachment.InstanceId == own:
 		// The status of the interface is in-use before the attachment has finished.
-		return attachment.Status == types.AttachmentStatusAttached, nil
+		if !n.isHanging(attachment) {
+			return attachment.Status == types.AttachmentStatusAttached, nil
+		}
 	}
 	return false, n.takeFrom(ctx, id, attachment)
 }
 
-// takeFrom detaches the interface from another instance by force, unless an attempt that
-// began less than forceDelay ago may still succeed: reads may show the old state for some
-// time.
+// isHanging reports whether an attachment to this instance takes too long, so that it must be
+// detached, and notes that its device index cannot be used.
+func (n *leaderNetwork) isHanging(attachment *types.NetworkInterfaceAttachment) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	id := awssdk.ToString(attachment.AttachmentId)
+	if attachment.Status != types.AttachmentStatusAttaching {
+		return attachment.Status == types.AttachmentStatusDetaching && n.hanging == id
+	}
+	if n.attaching != id {
+		n.attaching, n.since = id, time.Now()
+	}
+	if time.Since(n.since) < attachDelay {
+		return false
+	}
+	if n.spoiled == nil {
+		n.spoiled = map[int32]bool{}
+	}
+	n.spoiled[awssdk.ToInt32(attachment.DeviceIndex)] = true
+	n.hanging = id
+	return true
+}
+
+// takeFrom detaches the interface, by force if a detachment that began forceDelay ago has not
+// ended. Before that it does not repeat an attempt that may still succeed: reads may show the old
+// state for some time.
 func (n *leaderNetwork) takeFrom(ctx context.Context, id string, attachment *types.NetworkInterfaceAttachment) error {
-	if !n.beginDetaching(attachment) {
+	force, due := n.beginDetaching(attachment)
+	if !due {
 		return nil
 	}
-	err := n.detach(ctx, id, attachment, true)
+	err := n.detach(ctx, id, attachment, force)
 	if err != nil {
 		n.retryDetaching()
 	}
 	return err
 }
 
-// beginDetaching reports whether to detach the attachment now, and if so, notes the attempt.
-func (n *leaderNetwork) beginDetaching(attachment *types.NetworkInterfaceAttachment) bool {
+// beginDetaching reports whether to detach the attachment now, and if so, whether by force, and
+// notes the attempt.
+func (n *leaderNetwork) beginDetaching(attachment *types.NetworkInterfaceAttachment) (force, due bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	id := awssdk.ToString(attachment.AttachmentId)
-	isFirst := n.detaching != id
-	if !isFirst && time.Since(n.since) < forceDelay {
-		return false
+	id, now := awssdk.ToString(attachment.AttachmentId), time.Now()
+	if n.detaching != id {
+		n.detaching, n.first, n.last = id, now, time.Time{}
 	}
-	n.detaching, n.since = id, time.Now()
-	// If another client is detaching the interface already, it gets forceDelay, too.
-	return !isFirst || attachment.Status != types.AttachmentStatusDetaching
+	force = now.Sub(n.first) >= forceDelay
+	// If the interface is being detached already, maybe by another client, that gets forceDelay, too.
+	if now.Sub(n.last) < forceDelay || !force && attachment.Status == types.AttachmentStatusDetaching {
+		return false, false
+	}
+	n.last = now
+	return force, true
 }
 
 // retryDetaching makes the next attempt due at once, because the last one failed.
 func (n *leaderNetwork) retryDetaching() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.detaching = ""
+	n.last = time.Time{}
 }
 
 // attach begins to attach the interface to this instance.
@@ -191,6 +232,10 @@ func (n *leaderNetwork) attach(ctx context.Context, id, own string) error {
 	}
 	_, err = n.calls.attachNetworkInterface(ctx, &ec2.AttachNetworkInterfaceInput{NetworkInterfaceId: &id, InstanceId: &own, DeviceIndex: &index})
 	if err != nil {
+		// Types of instances have few indexes. Next time, those that hung are tried again.
+		n.mu.Lock()
+		n.spoiled = nil
+		n.mu.Unlock()
 		return fmt.Errorf("attach interface %s to this instance, %s: %w", id, own, classify(err))
 	}
 	return nil
@@ -267,7 +312,8 @@ func (n *leaderNetwork) read(ctx context.Context, id string) (*types.NetworkInte
 	return &output.NetworkInterfaces[0], nil
 }
 
-// freeIndex returns the lowest device index that no interface of this instance has.
+// freeIndex returns the lowest device index that no interface of this instance has, and that can be
+// used as far as is known.
 func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error) {
 	output, err := n.calls.describeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{own}})
 	if err != nil {
@@ -284,8 +330,10 @@ func (n *leaderNetwork) freeIndex(ctx context.Context, own string) (int32, error
 			used[awssdk.ToInt32(nic.Attachment.DeviceIndex)] = true
 		}
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	index := int32(1)
-	for used[index] {
+	for used[index] || n.spoiled[index] {
 		index++
 	}
 	return index, nil

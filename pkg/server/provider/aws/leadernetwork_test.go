@@ -89,15 +89,48 @@ func inNetwork(t *testing.T, test func(*testing.T, *eniBackend)) {
 	synctest.Test(t, func(t *testing.T) { test(t, newENIBackend(t)) })
 }
 
+// TestHealthyHostsAreNotForced: a server process ended, and its host is well. The interface moves
+// back and forth without force, which would spoil the hosts.
+func TestHealthyHostsAreNotForced(t *testing.T) {
+	inNetwork(t, func(t *testing.T, b *eniBackend) {
+		for range 5 {
+			for _, name := range []string{"a", "b"} {
+				require.NoError(t, b.assign(name))
+				assert.Equal(t, name, b.Owner())
+			}
+		}
+		assert.Zero(t, b.Forced())
+	})
+}
+
+// TestAnIndexAfterAForcedDetachment cannot be used: the interface is attached to the next one.
+func TestAnIndexAfterAForcedDetachment(t *testing.T) {
+	inNetwork(t, func(t *testing.T, b *eniBackend) {
+		b.StickDetach(leaderInterface)
+		require.NoError(t, b.assign("a"))
+		require.NoError(t, b.assign("b"))
+		assert.Equal(t, 1, b.Forced())
+		a := b.Machine("a")
+		for range 2 {
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			require.NoError(t, a.Assign(ctx, b.Network()))
+			cancel()
+			assert.Equal(t, "a", b.Owner())
+		}
+	})
+}
+
 // TestForcedDetachment: an interface is taken from an instance whose system does not
-// respond, at once, and also if its own server has begun to detach it.
+// respond, after a while, and also if its own server has begun to detach it.
 func TestForcedDetachment(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *eniBackend) {
 		b.StickDetach(leaderInterface)
 		require.NoError(t, b.assign("a"))
 		started := time.Now()
 		require.NoError(t, b.assign("b"))
-		assert.Less(t, time.Since(started), forceDelay)
+		assert.GreaterOrEqual(t, time.Since(started), forceDelay)
+		assert.Less(t, time.Since(started), 3*forceDelay)
+		assert.Equal(t, 1, b.Forced())
 		b.Changes()
 		require.NoError(t, b.Machine("b").Release(t.Context(), b.Network()))
 		assert.Empty(t, b.Owner())

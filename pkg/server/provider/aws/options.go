@@ -4,15 +4,18 @@
 package aws
 
 import (
+	"fmt"
 	"maps"
 	"net/url"
 	"regexp"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
@@ -32,12 +35,43 @@ type Options struct {
 	LoadBalancerEndpoint string
 	// Image is the default image. Instances with a launch template do not use it.
 	Image string
+	// AddressReserve is how many free addresses of a subnet are left to the Pods of its nodes and to
+	// load balancers.
+	AddressReserve int32
 }
 
-var (
-	_ provider.Options      = (*Options)(nil)
-	_ provider.AgentOptions = (*Options)(nil)
+// The number of addresses in a reserve. The default is a load balancer's need of a subnet and some
+// more (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/application-load-balancers.html).
+const (
+	defaultAddressReserve = 10
+	maxAddressReserve     = 1 << 16
 )
+
+var (
+	_ provider.Options         = (*Options)(nil)
+	_ provider.AgentOptions    = (*Options)(nil)
+	_ provider.PlaceOptions    = (*Options)(nil)
+	_ provider.UserdataOptions = (*Options)(nil)
+)
+
+// CheckUserdata limits the size of userdata.
+func (*Options) CheckUserdata(userdata []byte) error {
+	_, err := packUserdata(userdata)
+	if err != nil {
+		return fmt.Errorf("must be smaller: %w", err)
+	}
+	return nil
+}
+
+// ValidateZone requires a zone of the region: its name begins with the name of the region, also of
+// local zones
+// (https://docs.aws.amazon.com/global-infrastructure/latest/regions/aws-availability-zones.html).
+func (*Options) ValidateZone(path *field.Path, region, zone string) field.ErrorList {
+	if !strings.HasPrefix(zone, region) || zone == region {
+		return field.ErrorList{field.Invalid(path, zone, fmt.Sprintf("must be a zone of region %s, such as %sa", region, region))}
+	}
+	return nil
+}
 
 // ReadOptions reads the options of the provider.
 func ReadOptions(o *jsonc.Object) provider.Options {
@@ -47,6 +81,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		Endpoint:             o.String("endpoint"),
 		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
 		Image:                o.String(argImage),
+		AddressReserve:       ptr.Deref(o.Int32("address_reserve"), defaultAddressReserve),
 	}
 	options.ReadSourceOption(o)
 	return options
@@ -62,6 +97,9 @@ func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.Error
 	errs = append(errs, validateEndpoint(path.Child("load_balancer_endpoint"), o.LoadBalancerEndpoint, "https://elasticloadbalancing.us-west-2.amazonaws.com")...)
 	if o.Image != "" && !imageIDs.MatchString(o.Image) {
 		errs = append(errs, field.Invalid(path.Child(argImage), o.Image, "must be "+anImageID))
+	}
+	if o.AddressReserve < 0 || o.AddressReserve > maxAddressReserve {
+		errs = append(errs, field.Invalid(path.Child("address_reserve"), o.AddressReserve, fmt.Sprintf("must be a number from 0 to %d", maxAddressReserve)))
 	}
 	for _, name := range sets.List(known) {
 		if !subnets.MatchString(name) {
@@ -96,6 +134,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
 		{Path: path.Child("load_balancer_endpoint"), Value: o.LoadBalancerEndpoint},
 		{Path: path.Child(argImage), Value: o.Image},
+		{Path: path.Child("address_reserve"), Value: fmt.Sprint(o.AddressReserve)},
 	}
 }
 

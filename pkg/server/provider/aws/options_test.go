@@ -30,6 +30,7 @@ func TestReadOptions(t *testing.T) {
 	options, errs := read(t, "{}", largeSubnet, "subnet-01234567")
 	require.Empty(t, errs)
 	assert.True(t, options.RunsAgent())
+	assert.EqualValues(t, 10, options.AddressReserve)
 	for name, arch := range map[string]string{"m7i.large": provider.ArchAMD64, "c7g.8xlarge": provider.ArchARM64, "t3.2xlarge": provider.ArchAMD64} {
 		assert.Equal(t, arch, options.Catalogue()[name].Arch, name)
 	}
@@ -47,10 +48,29 @@ func TestReadOptions(t *testing.T) {
 	}
 }
 
+// TestZones: a zone is of the region, also a local zone.
+func TestZones(t *testing.T) {
+	path := field.NewPath("zone")
+	for _, zone := range []string{"us-west-2a", "us-west-2-lax-1a", "us-west-2-wl1-sea-wlz-1"} {
+		assert.Empty(t, (&Options{}).ValidateZone(path, "us-west-2", zone), zone)
+	}
+	for _, zone := range []string{"us-east-1a", "us-west-2"} {
+		assert.Equal(t, []string{`zone: Invalid value: "` + zone + `": must be a zone of region us-west-2, such as us-west-2a`},
+			providertest.Messages((&Options{}).ValidateZone(path, "us-west-2", zone)))
+	}
+}
+
+// TestUserdataThatIsTooLarge: gzip counts.
+func TestUserdataThatIsTooLarge(t *testing.T) {
+	require.NoError(t, (&Options{}).CheckUserdata(make([]byte, 1<<20)))
+	require.ErrorContains(t, (&Options{}).CheckUserdata(incompressible(20000)), "must be smaller: the userdata has 20000 bytes")
+}
+
 func TestInvalidOptions(t *testing.T) {
 	for _, tc := range []struct{ name, text, subnet, want string }{
 		{"an endpoint", `{"endpoint": "ec2.us-west-2.amazonaws.com"}`, largeSubnet, `options.endpoint: Invalid value: "ec2.us-west-2.amazonaws.com": must be an address such as`},
 		{"an endpoint of load balancers", `{"load_balancer_endpoint": "elb"}`, largeSubnet, `options.load_balancer_endpoint: Invalid value: "elb"`},
+		{"a reserve", `{"address_reserve": -1}`, largeSubnet, "options.address_reserve: Invalid value: -1: must be a number from 0 to 65536"},
 		{"a path", `{"endpoint": "https://a/b"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"a password", `{"endpoint": "https://a:b@c"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"an image", `{"image": "debian-12"}`, largeSubnet, `options.image: Invalid value: "debian-12": must be the id of an image`},

@@ -38,6 +38,14 @@ type attachment struct {
 	// does not end without force.
 	detaching time.Time
 	stuck     bool
+	// hangs is true if the attachment does not end, because the index is spoiled.
+	hangs bool
+}
+
+// slot is a device index of an instance.
+type slot struct {
+	instance string
+	index    int
 }
 
 // status returns the state of an attachment, "" if it does not exist at that time.
@@ -49,7 +57,7 @@ func (a *attachment) status(s *Server, at time.Time) string {
 		return "detaching"
 	case !a.detaching.IsZero() && !at.Before(a.detaching):
 		return ""
-	case a.reads > 0 || at.Before(a.since.Add(s.AttachTime)):
+	case a.hangs || a.reads > 0 || at.Before(a.since.Add(s.AttachTime)):
 		return "attaching"
 	}
 	return "attached"
@@ -147,6 +155,15 @@ func (s *Server) pause(action string) {
 	}
 }
 
+// Forced returns how many detachments with force there were since the last time.
+func (s *Server) Forced() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	forced := s.forced
+	s.forced = 0
+	return forced
+}
+
 // InterfaceChanges returns how many times an interface was attached or detached since the
 // last time.
 func (s *Server) InterfaceChanges() int {
@@ -228,7 +245,10 @@ func (s *Server) attachNetworkInterface(p params) (any, error) {
 		return nil, refuse("AttachmentLimitExceeded", "Interface count %d exceeds the limit for %s", maxInterfaces+1, all[0].Type)
 	}
 	s.attachmentSeq++
-	a := &attachment{id: fmt.Sprintf("eni-attach-%017x", s.attachmentSeq), instance: instanceID, index: index, since: now, reads: nic.delay}
+	a := &attachment{
+		id: fmt.Sprintf("eni-attach-%017x", s.attachmentSeq), instance: instanceID, index: index, since: now, reads: nic.delay,
+		hangs: s.spoiled[slot{instanceID, index}],
+	}
 	nic.delay = 0
 	nic.attachments = append(nic.attachments, a)
 	s.interfaceChanges++
@@ -251,6 +271,13 @@ func (s *Server) detachNetworkInterface(p params) (any, error) {
 		}
 		if a.detaching.IsZero() || a.stuck {
 			a.detaching, a.stuck = now, nic.sticks && !force
+		}
+		if force {
+			// Until the instance is stopped and started, it may be impossible to attach an interface
+			// to the same index
+			// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DetachNetworkInterface.html).
+			s.spoiled[slot{a.instance, a.index}] = true
+			s.forced++
 		}
 		s.interfaceChanges++
 		return detachResult{Return: true}, nil

@@ -13,6 +13,8 @@ import (
 type subnet struct {
 	id, zone string
 	size     int
+	// ipv6Only is true if the subnet has no IPv4 addresses: then it reports that none is free.
+	ipv6Only bool
 	// exhausted is true if no address is free, whatever the subnet reports.
 	exhausted bool
 }
@@ -31,6 +33,14 @@ func (s *Server) AddSubnet(id, zone string, addresses int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.subnets[id] = &subnet{id: id, zone: zone, size: addresses}
+}
+
+// AddIPv6Subnet adds a subnet that has IPv6 addresses only
+// (https://docs.aws.amazon.com/vpc/latest/userguide/configure-subnets.html#subnet-types).
+func (s *Server) AddIPv6Subnet(id, zone string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subnets[id] = &subnet{id: id, zone: zone, ipv6Only: true}
 }
 
 // Exhaust makes a subnet have no free address, which it does not report.
@@ -79,7 +89,7 @@ func (s *Server) describeSubnets(p params) (any, error) {
 		if !found {
 			return nil, refuse("InvalidSubnetID.NotFound", "The subnet ID '%s' does not exist", id)
 		}
-		result.Subnets = append(result.Subnets, subnetItem{ID: id, Zone: subnet.zone, Free: s.free(subnet), State: "available"})
+		result.Subnets = append(result.Subnets, subnetItem{ID: id, Zone: subnet.zone, Free: s.free(subnet), State: "available", IPv6Native: subnet.ipv6Only})
 	}
 	return result, nil
 }

@@ -163,6 +163,8 @@ type subnetItem struct {
 	State string `xml:"state"`
 	Zone  string `xml:"availabilityZone"`
 	Free  int    `xml:"availableIpAddressCount"`
+
+	IPv6Native bool `xml:"ipv6Native"`
 }
 
 type imageResult struct {

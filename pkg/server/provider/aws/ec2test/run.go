@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -155,7 +156,25 @@ func (s *Server) check(p params) (*Instance, error) {
 			return nil, refuse("InvalidParameterCombination", "The parameter iops is not supported for gp2 volumes.")
 		}
 	}
-	return i, i.tag(p)
+	if err := i.tag(p); err != nil {
+		return nil, err
+	}
+	tags := p.get("MetadataOptions.InstanceMetadataTags")
+	return i, i.checkMetadataTags(tags == "enabled" || tags == "" && s.MetadataTags)
+}
+
+// metadataKeys are the keys of tags that can be in metadata
+// (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html).
+var metadataKeys = regexp.MustCompile(`^[0-9a-zA-Z\-_+=,.@:]{1,255}$`)
+
+// checkMetadataTags refuses tags that cannot be in metadata, if they shall be.
+func (i *Instance) checkMetadataTags(enabled bool) error {
+	for key := range i.Tags {
+		if enabled && (!metadataKeys.MatchString(key) || key == "." || key == ".." || key == "_index") {
+			return refuse("InvalidParameterValue", "'%s' is not a valid tag key. Tag keys must match pattern ([0-9a-zA-Z\\-_+=,.@:]{1,255}), and must not be a reserved name ('.', '..', '_index')", key)
+		}
+	}
+	return nil
 }
 
 // tag reads the tags of a call. They may be for several kinds of resources.
@@ -213,7 +232,7 @@ func (s *Server) place(i *Instance) error {
 		return refuse("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
 	case limited && count >= limit:
 		return refuse("VcpuLimitExceeded", "You have requested more vCPU capacity than your current vCPU limit of %d allows for the instance bucket that the specified instance type belongs to.", limit)
-	case subnet.exhausted, s.free(subnet) == 0:
+	case subnet.exhausted, s.free(subnet) == 0 && !subnet.ipv6Only:
 		return refuse("InsufficientFreeAddressesInSubnet", "The specified subnet does not have enough free addresses to satisfy the request.")
 	}
 	number := len(s.made) + 1

@@ -45,6 +45,8 @@ type Server struct {
 	AttachTime, DetachTime time.Duration
 	// AddressDelay is how long an instance that was launched has no address.
 	AddressDelay time.Duration
+	// MetadataTags is true if the account's default is that instances have their tags in metadata.
+	MetadataTags bool
 	// PageSize is the largest number of instances in a response.
 	PageSize int
 	// Reads and Writes limit calls, nil for no limit.
@@ -79,15 +81,18 @@ type Server struct {
 	interfaces       map[string]*networkInterface
 	interfaceDelay   time.Duration
 	interfaceChanges int
-	attachmentSeq    int
-	pausing          func()
+	// spoiled has the indexes from which an interface was detached with force.
+	spoiled       map[slot]bool
+	forced        int
+	attachmentSeq int
+	pausing       func()
 }
 
 // New returns a region without subnets, with a default group of security and a key pair.
 func New() *Server {
 	return &Server{
 		BootTime: 20 * time.Second, StopTime: 20 * time.Second, PageSize: 1000,
-		AttachTime: 2 * time.Second, DetachTime: 2 * time.Second, interfaces: map[string]*networkInterface{},
+		AttachTime: 2 * time.Second, DetachTime: 2 * time.Second, interfaces: map[string]*networkInterface{}, spoiled: map[slot]bool{},
 		subnets: map[string]*subnet{}, images: map[string]Image{}, types: map[string]string{}, templates: map[string]string{},
 		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, quotas: map[string]int{},
 		calls: map[string]int{}, permissions: map[string]bool{},
