@@ -5,6 +5,7 @@ package server_test
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,6 +46,26 @@ func blocks(t *testing.T, document, language string) []string {
 func TestProviderDocuments(t *testing.T) {
 	for _, document := range []string{"proxmox.md", "aws.md", "google.md"} {
 		t.Run(document, func(t *testing.T) { checkDocument(t, document) })
+	}
+}
+
+// TestConfigurationsThatCreateNothing are refused before a server has them.
+func TestConfigurationsThatCreateNothing(t *testing.T) {
+	configurations := blocks(t, "aws.md", "jsonc")
+	require.Len(t, configurations, 1)
+	const userdata = `"userdata": {"url": "https://files.example.com/userdata.sh", "sha256": "0000000000000000000000000000000000000000000000000000000000000000"},`
+	for _, tc := range []struct{ name, old, with, want string }{
+		{"a zone of another region", `"zone": "us-west-2a"`, `"zone": "us-east-1a"`, `shard.infra.zone: Invalid value: "us-east-1a": must be a zone of region us-west-2`},
+		{"no userdata", userdata, "", "templates.worker.userdata: Required value: every machine of provider aws has an agent"},
+		{"no nonce", userdata, `"userdata": "#!/bin/sh\nrun {{.Instance.ID}}",`, "templates.worker.userdata: Invalid value: must contain {{.Instance.ID}} and {{.Nonce}}"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			require.Contains(t, configurations[0], tc.old)
+			path := filepath.Join(t.TempDir(), "shard.jsonc")
+			require.NoError(t, os.WriteFile(path, []byte(strings.Replace(configurations[0], tc.old, tc.with, 1)), 0o600))
+			err := server.Validate(t.Context(), server.Options{}, path, io.Discard)
+			require.ErrorContains(t, err, path+":\n"+tc.want)
+		})
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/registry"
+	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
@@ -183,6 +184,9 @@ func Run(ctx context.Context, o Options) error {
 func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
 	source, c, err := o.config(ctx, path)
 	if err != nil {
+		return err
+	}
+	if err := source.Reject(provision.Validate(c)); err != nil {
 		return err
 	}
 	if _, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID); err != nil {

@@ -79,6 +79,15 @@ func (s Source) Parse(providers provider.Registry) (*Config, error) {
 	return config, nil
 }
 
+// Reject returns an error that names the source and wraps an *InvalidError with the mistakes, or nil
+// without mistakes.
+func (s Source) Reject(mistakes field.ErrorList) error {
+	if err := join(nil, mistakes); err != nil {
+		return s.reject(&InvalidError{Mistakes: err})
+	}
+	return nil
+}
+
 func (s Source) reject(err error) error {
 	return fmt.Errorf("configuration %s:\n%w", s.Key, err)
 }

@@ -66,6 +66,9 @@ func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) fie
 	if s.Infra.Options == nil {
 		return append(errs, field.NotSupported(path.Child("provider"), s.Infra.Provider, slices.Sorted(maps.Keys(providers))))
 	}
+	if place, ok := s.Infra.Options.(provider.PlaceOptions); ok && len(errs) == 0 {
+		errs = append(errs, place.ValidateZone(path.Child("zone"), s.Infra.Region, s.Infra.Zone)...)
+	}
 	subnets := sets.New[string]()
 	for _, pool := range s.SubnetPools {
 		subnets.Insert(pool...)

@@ -63,6 +63,9 @@ func (p *Provisioner) userdata(ctx context.Context, c *config.Config, group *gro
 	if !strings.Contains(rendered, record.ID) || !strings.Contains(rendered, secret.Nonce) {
 		return nil, fmt.Errorf("the userdata of template %q must contain {{.Instance.ID}} and {{.Nonce}}", group.Template)
 	}
+	if err := checkForm(rendered); err != nil {
+		return nil, fmt.Errorf("the userdata of template %q %w", group.Template, err)
+	}
 	return []byte(rendered), nil
 }
 
