@@ -42,7 +42,8 @@ var suites = map[string][]string{
 	"upgrade":     with("nstance-admin", inputs.Docs, previous.Input),
 	"walk":        cluster,
 
-	// Tests of the support packages.
+	// Tests of manifests and support packages.
+	"charts":         {inputs.Docs, inputs.Manifests},
 	"clusterdns":     nil,
 	"cmd/devcluster": nil,
 	"cmd/suites":     {inputs.Docs, inputs.Manifests},
