@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,22 +37,25 @@ import (
 type operator struct {
 	t           *testing.T
 	server      *servertest.Server
+	tenant      string
+	mu          sync.Mutex // guards the fields below
 	key         ed25519.PrivateKey
 	certificate []byte
 	trusted     []byte
 }
 
-// registerOperator registers an operator that trusts the authority of the server.
-func registerOperator(t *testing.T, s *servertest.Server) *operator {
+// registerOperator registers the operator of a tenant, which trusts the authority of the server. The
+// server leads the cluster.
+func registerOperator(t *testing.T, s *servertest.Server, tenant string) *operator {
 	t.Helper()
-	o := &operator{t: t, server: s, trusted: s.Authority.CertificatePEM()}
+	o := &operator{t: t, server: s, tenant: tenant, trusted: s.Authority.CertificatePEM()}
 	var err error
 	_, o.key, err = ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	loaded, err := clusterkeys.Load(t.Context(), s.Storage, s.Secrets)
 	require.NoError(t, err)
 	nonce, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
-		ClusterID: servertest.ClusterID, Tenant: "default", Lifetime: time.Minute,
+		ClusterID: servertest.ClusterID, Tenant: tenant, Lifetime: time.Minute,
 	})
 	require.NoError(t, err)
 	request, err := keys.NewRequest(o.key)
@@ -65,11 +69,15 @@ func registerOperator(t *testing.T, s *servertest.Server) *operator {
 }
 
 // connect opens a connection with the present certificate and the present authorities.
-func (o *operator) connect() nstancev1.OperatorServiceClient {
+func (o *operator) connect() nstancev1.OperatorServiceClient { return o.connectTo(o.server) }
+
+func (o *operator) connectTo(s *servertest.Server) nstancev1.OperatorServiceClient {
 	o.t.Helper()
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	keyPEM, err := keys.EncodePrivate(o.key)
 	require.NoError(o.t, err)
-	return connect(o.t, o.server, o.trusted, o.certificate, keyPEM)
+	return connect(o.t, s, o.trusted, o.certificate, keyPEM)
 }
 
 func connect(t *testing.T, s *servertest.Server, caPEM, certPEM, keyPEM []byte) nstancev1.OperatorServiceClient {
@@ -90,13 +98,23 @@ func connect(t *testing.T, s *servertest.Server, caPEM, certPEM, keyPEM []byte) 
 // renew renews the certificate.
 func (o *operator) renew() {
 	o.t.Helper()
+	require.NoError(o.t, o.tryRenew())
+}
+
+func (o *operator) tryRenew() error {
+	o.t.Helper()
 	request, err := keys.NewRequest(o.key)
 	require.NoError(o.t, err)
 	reply, err := o.connect().RenewCertificate(o.t.Context(), &nstancev1.RenewCertificateRequest{
 		PublicKeyPem: request.PublicKeyPEM, TrustedAuthorities: authorities.Fingerprints(o.trusted),
 	})
-	require.NoError(o.t, err)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.certificate, o.trusted = reply.GetClientCertificatePem(), reply.GetAuthoritiesPem()
+	return nil
 }
 
 // behind returns who has not followed the present phase at a time.
@@ -153,6 +171,7 @@ func watch(t *testing.T, client nstancev1.OperatorServiceClient) (closed func() 
 // TestTheCAIsReplacedWithoutDowntime goes through all phases with a server, three agents and an
 // operator.
 func TestTheCAIsReplacedWithoutDowntime(t *testing.T) {
+	t.Parallel()
 	s := servertest.Start(t, servertest.Options{
 		Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": 3}}}`,
 		CertificateTTL: "30m", AgentCertificateTTL: "30m",
@@ -169,7 +188,7 @@ func TestTheCAIsReplacedWithoutDowntime(t *testing.T) {
 	for _, m := range machines {
 		m.untilReport(s, begin.Add(-time.Minute))
 	}
-	o := registerOperator(t, s)
+	o := registerOperator(t, s, "default")
 	name := "operator/default/" + servertest.ClusterID
 	// The key of this authority is what has leaked.
 	leaked := pki.Join(s.Authority)

@@ -181,7 +181,9 @@ func (s *Server) storeAuthority(ctx context.Context) {
 }
 
 // Bucket is the folder of the storage.
-func (s *Server) Bucket() string { return filepath.Join(s.DataDir, "bucket") }
+func (s *Server) Bucket() string {
+	return cmp.Or(s.options.SharedBucket, filepath.Join(s.DataDir, "bucket"))
+}
 
 func (s *Server) encryptionKeyPath() string { return filepath.Join(s.DataDir, "encryption.key") }
 

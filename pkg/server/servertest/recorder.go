@@ -11,8 +11,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
+	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -28,8 +31,33 @@ type Call struct {
 
 // Recorder records the calls that a server received.
 type Recorder struct {
-	mu    sync.Mutex
-	calls []Call
+	mu      sync.Mutex
+	calls   []Call
+	streams []*Stream
+}
+
+// Stream is a stream that a server has accepted.
+type Stream struct {
+	// Method is the name of the method, such as WatchGroups.
+	Method string
+	// Client is the client of the certificate.
+	Client pki.Client
+	// Begin and End are when the stream was opened and closed. End is zero while it is open.
+	Begin, End time.Time
+}
+
+// Streams returns the streams of a method that a client has opened and the server accepted, in the
+// order in which they were opened.
+func (r *Recorder) Streams(client pki.Client, method string) []Stream {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var streams []Stream
+	for _, stream := range r.streams {
+		if stream.Client == client && stream.Method == method {
+			streams = append(streams, *stream)
+		}
+	}
+	return streams
 }
 
 // Calls returns the calls of the methods named, or all, in the order of their
@@ -72,5 +100,47 @@ func (r *Recorder) recordUnary(ctx context.Context, request any, info *grpc.Unar
 
 func (r *Recorder) recordStream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	r.record(info.FullMethod, nil)
-	return handler(server, stream)
+	recorded := &recordedStream{ServerStream: stream, recorder: r, method: path.Base(info.FullMethod)}
+	defer recorded.close()
+	return handler(server, recorded)
+}
+
+// recordedStream records itself when its first message is received, which is after the server has
+// accepted the client.
+type recordedStream struct {
+	grpc.ServerStream
+	recorder *Recorder
+	method   string
+	// opened is nil until the first message.
+	opened *Stream
+}
+
+// RecvMsg receives a message, which every stream has: the request if the client sends only one.
+func (s *recordedStream) RecvMsg(message any) error {
+	err := s.ServerStream.RecvMsg(message)
+	if err == nil && s.opened == nil {
+		s.open()
+	}
+	return err
+}
+
+func (s *recordedStream) open() {
+	s.opened = &Stream{Method: s.method, Begin: time.Now()}
+	if p, ok := peer.FromContext(s.Context()); ok {
+		if info, ok := p.AuthInfo.(interface{ TLS() credentials.TLSInfo }); ok {
+			// The server has checked that the certificate names a client.
+			s.opened.Client, _ = pki.PeerClient(info.TLS().State.PeerCertificates[0])
+		}
+	}
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	s.recorder.streams = append(s.recorder.streams, s.opened)
+}
+
+func (s *recordedStream) close() {
+	s.recorder.mu.Lock()
+	defer s.recorder.mu.Unlock()
+	if s.opened != nil {
+		s.opened.End = time.Now()
+	}
 }

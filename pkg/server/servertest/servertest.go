@@ -44,6 +44,8 @@ type Options struct {
 	Cluster string
 	// Shard is the shard's id and zone. Default: us-west-2a.
 	Shard string
+	// ID is the id of the server. Default: 1. Servers of one cluster need different ids.
+	ID string
 	// Defaults is the value of this key of the configuration. Default: the userdata that
 	// Nonce needs, with Agents.
 	Defaults string
@@ -77,6 +79,9 @@ type Options struct {
 	// DataDir has storage and cache. Default: a new folder. To restart a server, pass its
 	// own.
 	DataDir string
+	// SharedBucket is the Bucket of a server of another shard of the cluster. Default: a folder
+	// in DataDir.
+	SharedBucket string
 	// Addr is the address for operators. Default: a free port. To restart a server,
 	// pass its own.
 	Addr string
@@ -203,7 +208,7 @@ func (s *Server) Launch() {
 	s.cancel = cancel
 	product := &server.Server{
 		Shard:     s.options.shard(),
-		ID:        "1",
+		ID:        cmp.Or(s.options.ID, "1"),
 		Storage:   s.Storage,
 		CacheDir:  filepath.Join(s.DataDir, "cache"),
 		Providers: s.providers(),
