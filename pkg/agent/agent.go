@@ -63,6 +63,9 @@ func Run(ctx context.Context, o *Options) error {
 		IPv6:     o.InstanceIPv6,
 		Hostname: hostname(o.InstanceHostname),
 	}
+	if source := notice.NewIdentitySource(o.Provider, o.MetadataURL); source != nil {
+		registration.SignedIdentity = source.SignedIdentity
+	}
 	if registration.Run(ctx) != nil {
 		return nil // ctx is done
 	}

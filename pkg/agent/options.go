@@ -55,8 +55,8 @@ type Options struct {
 	// that it does not read the counters.
 	EBPFCountersPath string
 
-	// Provider is the cloud whose metadata service announces terminations: aws, google or
-	// azure. Other providers announce nothing.
+	// Provider is the cloud whose metadata service announces terminations, aws, google or azure,
+	// and has the signed identity of the machine, aws or google.
 	Provider string
 	// MetadataURL is the base URL of the metadata service; empty for the address of the
 	// clouds.
@@ -107,7 +107,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ReadyURL, "ready-url", o.ReadyURL, "URL that answers with a status of 2xx once the machine is ready; empty if there is none")
 	flags.StringVar(&o.MetricsInterface, "metrics-interface", o.MetricsInterface, "network interface whose counters are reported; empty for none")
 	flags.StringVar(&o.EBPFCountersPath, "ebpf-counters-path", o.EBPFCountersPath, "accepted for compatibility: this agent reads no counters of connections")
-	flags.StringVar(&o.Provider, "provider", o.Provider, "cloud whose termination notices are reported: aws, google or azure")
+	flags.StringVar(&o.Provider, "provider", o.Provider, "cloud of the machine, aws, google or azure: its termination notices are reported, and the identity that it signs is sent at the registration")
 	flags.StringVar(&o.MetadataURL, "metadata-url", o.MetadataURL, "base URL of the metadata service; empty for that of the provider")
 	flags.DurationVar(&o.SpotPollInterval, "spot-poll-interval", o.SpotPollInterval, "time between two polls for termination notices")
 	flags.StringVar(&o.HealthAddress, "health-addr", o.HealthAddress, "address that serves /healthz, /readyz and /metrics; empty for none")

@@ -5,6 +5,7 @@ package provider
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"regexp"
 	"slices"
@@ -102,6 +103,30 @@ type PlaceOptions interface {
 	ValidateZone(path *field.Path, region, zone string) field.ErrorList
 }
 
+// AttestationOptions are implemented by the options of a provider whose cloud signs the identity of
+// a machine (docs/server.md#signed-identity).
+type AttestationOptions interface {
+	// RequiresAttestation reports whether an agent must register with the signed identity of its
+	// machine.
+	RequiresAttestation() bool
+	// VerifyIdentity returns an error unless the cloud has signed that the identity is the
+	// identity of the instance with this provider id, and is for this audience, if it signs
+	// audiences. The error wraps ErrNotVerified if it cannot be known at present.
+	VerifyIdentity(ctx context.Context, providerID string, identity []byte, audience string) error
+}
+
+// ErrNotVerified means that a signed identity could not be verified: another attempt may succeed.
+var ErrNotVerified = errors.New("the signed identity of the machine could not be verified")
+
+// RequiredAttestation returns the options if agents must register with the signed identity of
+// their machine, and nil otherwise.
+func RequiredAttestation(o Options) AttestationOptions {
+	if attestation, ok := o.(AttestationOptions); ok && attestation.RequiresAttestation() {
+		return attestation
+	}
+	return nil
+}
+
 // CommonOptions are embedded in the options of the providers of virtual machines and
 // containers.
 type CommonOptions struct {
@@ -109,6 +134,8 @@ type CommonOptions struct {
 	Agent bool
 	// CheckSource is true if an agent must register from an address of its instance.
 	CheckSource bool
+	// Attestation is AttestationRequired or empty.
+	Attestation string
 	// InstanceTypes are the built-in and the configured types, with their quotas.
 	InstanceTypes Catalogue
 }
@@ -127,6 +154,27 @@ func ReadCommonOptions(o *jsonc.Object, builtIn Catalogue) CommonOptions {
 func (o *CommonOptions) ReadSourceOption(object *jsonc.Object) {
 	o.CheckSource = object.Bool("check_source_address", true)
 }
+
+// AttestationRequired is the value of the option attestation if agents must register with the signed
+// identity of their machine.
+const AttestationRequired = "required"
+
+// ReadAttestationOption reads attestation, which only providers have whose cloud signs identities.
+func (o *CommonOptions) ReadAttestationOption(object *jsonc.Object) {
+	o.Attestation = object.String("attestation")
+}
+
+// ValidateAttestation reports another value of attestation.
+func (o *CommonOptions) ValidateAttestation(path *field.Path) field.ErrorList {
+	if o.Attestation == "" || o.Attestation == AttestationRequired {
+		return nil
+	}
+	return field.ErrorList{field.NotSupported(path.Child("attestation"), o.Attestation, []string{AttestationRequired})}
+}
+
+// RequiresAttestation reports whether agents must register with the signed identity of their
+// machine.
+func (o *CommonOptions) RequiresAttestation() bool { return o.Attestation == AttestationRequired }
 
 // ChecksSource reports whether an agent must register from an address of its instance.
 func (o *CommonOptions) ChecksSource() bool { return o.CheckSource }

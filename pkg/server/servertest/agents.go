@@ -40,7 +40,7 @@ func (s *Server) providers() provider.Registry {
 	return provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
 		options := read(o)
 		if s.options.Agents {
-			options = &agentOptions{options, s.machines, s.options.CheckSource}
+			options = &agentOptions{options, s.machines, s.options.CheckSource, s.options.VerifyIdentity}
 		}
 		if s.options.Balancers != nil {
 			options = BalancerOptions{providertest.BalancerOptions{Options: options}, s.options.Balancers}
@@ -53,10 +53,19 @@ type agentOptions struct {
 	provider.Options
 	machines    *machines
 	checkSource bool
+	verify      func(identity []byte, audience string) error
 }
 
 // ChecksSource returns Options.CheckSource.
 func (o *agentOptions) ChecksSource() bool { return o.checkSource }
+
+// RequiresAttestation reports whether there is Options.VerifyIdentity.
+func (o *agentOptions) RequiresAttestation() bool { return o.verify != nil }
+
+// VerifyIdentity calls Options.VerifyIdentity.
+func (o *agentOptions) VerifyIdentity(_ context.Context, _ string, identity []byte, audience string) error {
+	return o.verify(identity, audience)
+}
 
 // RunsAgent returns true.
 func (o *agentOptions) RunsAgent() bool { return true }

@@ -96,6 +96,8 @@ type Options struct {
 	Agents bool
 	// CheckSource makes agents register from the address of their machine, which is 10.0.0.7.
 	CheckSource bool
+	// VerifyIdentity makes agents register with a signed identity of their machine, and verifies it.
+	VerifyIdentity func(identity []byte, audience string) error
 	// Balancers are the load balancers of the provider, and LoadBalancers is the value of
 	// this key of the configuration. Default: no load balancers.
 	Balancers     *providertest.Balancers

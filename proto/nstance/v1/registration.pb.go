@@ -46,8 +46,12 @@ type RegisterClientRequest struct {
 	// public_key_pem is its key, and certificate_request is mandatory. Empty if there is a nonce,
 	// or if the caller does not know the extension.
 	ExpiredCertificatePem []byte `protobuf:"bytes,1002,opt,name=expired_certificate_pem,json=expiredCertificatePem,proto3" json:"expired_certificate_pem,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Extension: the identity of an agent's machine, which its cloud has signed
+	// (docs/server.md#signed-identity). Empty if the cloud signs none, or if the caller does not
+	// know the extension.
+	MachineIdentity []byte `protobuf:"bytes,1003,opt,name=machine_identity,json=machineIdentity,proto3" json:"machine_identity,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *RegisterClientRequest) Reset() {
@@ -136,6 +140,13 @@ func (x *RegisterClientRequest) GetExpiredCertificatePem() []byte {
 	return nil
 }
 
+func (x *RegisterClientRequest) GetMachineIdentity() []byte {
+	if x != nil {
+		return x.MachineIdentity
+	}
+	return nil
+}
+
 type RegisterClientResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Signed leaf certificate, PEM.
@@ -206,7 +217,7 @@ var File_nstance_v1_registration_proto protoreflect.FileDescriptor
 const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\n" +
 	"\x1dnstance/v1/registration.proto\x12\n" +
-	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf2\x02\n" +
+	"nstance.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x9e\x03\n" +
 	"\x15RegisterClientRequest\x124\n" +
 	"\x16registration_nonce_jwt\x18\x01 \x01(\tR\x14registrationNonceJwt\x12$\n" +
 	"\x0epublic_key_pem\x18\x02 \x01(\fR\fpublicKeyPem\x12!\n" +
@@ -215,7 +226,8 @@ const file_nstance_v1_registration_proto_rawDesc = "" +
 	"\bhostname\x18\x05 \x01(\tR\bhostname\x120\n" +
 	"\x13certificate_request\x18\xe8\a \x01(\fR\x12certificateRequest\x120\n" +
 	"\x13trusted_authorities\x18\xe9\a \x03(\tR\x12trustedAuthorities\x127\n" +
-	"\x17expired_certificate_pem\x18\xea\a \x01(\fR\x15expiredCertificatePem\"\xb3\x01\n" +
+	"\x17expired_certificate_pem\x18\xea\a \x01(\fR\x15expiredCertificatePem\x12*\n" +
+	"\x10machine_identity\x18\xeb\a \x01(\fR\x0fmachineIdentity\"\xb3\x01\n" +
 	"\x16RegisterClientResponse\x124\n" +
 	"\x16client_certificate_pem\x18\x01 \x01(\fR\x14clientCertificatePem\x129\n" +
 	"\n" +

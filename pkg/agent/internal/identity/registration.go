@@ -33,6 +33,8 @@ const (
 	maxRejectedDelay   = 5 * time.Minute
 	// nonceInterval is the time between two checks for another nonce.
 	nonceInterval = 5 * time.Second
+	// identityTimeout bounds how long a registration waits for the signed identity of the machine.
+	identityTimeout = 5 * time.Second
 )
 
 // errNoNonce is returned if the instance has neither a certificate nor a nonce.
@@ -47,6 +49,9 @@ type Registration struct {
 	// IPv4, IPv6 and Hostname are reported to the server. If an address is empty, the
 	// server uses the address that the provider reports.
 	IPv4, IPv6, Hostname string
+	// SignedIdentity returns the identity of the machine that its cloud has signed for an audience.
+	// It is nil if the cloud signs none.
+	SignedIdentity func(ctx context.Context, audience string) ([]byte, error)
 
 	// changed is true if the last response had other authorities than the CA file.
 	changed bool
@@ -130,7 +135,10 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	if err != nil {
 		return nonce, err
 	}
-	issued, err := r.call(ctx, key, func(request *nstancev1.RegisterClientRequest) { request.RegistrationNonceJwt = nonce })
+	issued, err := r.call(ctx, key, func(request *nstancev1.RegisterClientRequest) {
+		request.RegistrationNonceJwt = nonce
+		request.MachineIdentity = r.signedIdentity(ctx, keys.Audience(nonce, request.GetPublicKeyPem()))
+	})
 	if err != nil {
 		return nonce, err
 	}
@@ -139,6 +147,22 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	}
 	klog.FromContext(ctx).Info("Registered the instance", "server", r.Address)
 	return nonce, r.Identity.RemoveNonce()
+}
+
+// signedIdentity returns the signed identity of the machine, nil if there is none. Without it the
+// server registers the instance unless it requires the identity.
+func (r *Registration) signedIdentity(ctx context.Context, audience string) []byte {
+	if r.SignedIdentity == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, identityTimeout)
+	defer cancel()
+	signed, err := r.SignedIdentity(ctx, audience)
+	if err != nil {
+		klog.FromContext(ctx).Info("Registering without a signed identity of the machine", "reason", err.Error())
+		return nil
+	}
+	return signed
 }
 
 // renewExpired gets another certificate for the key of a certificate that has expired, because no

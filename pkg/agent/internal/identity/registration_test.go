@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/registration"
@@ -82,13 +83,16 @@ func TestAnotherNonceEndsTheDelay(t *testing.T) {
 type prepared struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 	certificate atomic.Pointer[[]byte]
+	request     atomic.Pointer[nstancev1.RegisterClientRequest]
 }
 
-func (p *prepared) RegisterAgent(context.Context, *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
+func (p *prepared) RegisterAgent(_ context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
+	p.request.Store(request)
 	return &nstancev1.RegisterClientResponse{ClientCertificatePem: *p.certificate.Load()}, nil
 }
 
-// Without its nonce an instance that has no certificate could never register.
+// Without its nonce an instance that has no certificate could never register. With the nonce it
+// sends the signed identity of its machine, if there is one.
 func TestTheNonceStaysUntilThereIsACertificate(t *testing.T) {
 	authority := pkitest.NewAuthority(t)
 	reply := &prepared{}
@@ -115,7 +119,15 @@ func TestTheNonceStaysUntilThereIsACertificate(t *testing.T) {
 		certPEM := pki.EncodeCertificate(leaf)
 		reply.certificate.Store(&certPEM)
 	}
-	r := Registration{Address: listener.Addr().String(), Identity: id}
+	var audience string
+	identityErr := errors.New("404")
+	r := Registration{
+		Address: listener.Addr().String(), Identity: id,
+		SignedIdentity: func(_ context.Context, requested string) ([]byte, error) {
+			audience = requested
+			return []byte("signed"), identityErr
+		},
+	}
 
 	issue("knc06bgm7733st2576nx5jht4ecjx")
 	_, err = r.Once(t.Context())
@@ -123,7 +135,10 @@ func TestTheNonceStaysUntilThereIsACertificate(t *testing.T) {
 	left, err := id.Nonce()
 	require.NoError(t, err)
 	assert.Equal(t, token, left)
+	// The server decides whether it registers a machine without an identity.
+	assert.Empty(t, reply.request.Load().GetMachineIdentity())
 
+	identityErr = nil
 	issue(instanceID)
 	_, err = r.Once(t.Context())
 	require.NoError(t, err)
@@ -133,4 +148,6 @@ func TestTheNonceStaysUntilThereIsACertificate(t *testing.T) {
 	certificate, err := id.Certificate()
 	require.NoError(t, err)
 	assert.NotNil(t, certificate)
+	assert.Equal(t, "signed", string(reply.request.Load().GetMachineIdentity()))
+	assert.Equal(t, keys.Audience(token, reply.request.Load().GetPublicKeyPem()), audience)
 }

@@ -33,7 +33,8 @@ import (
 
 // ErrInstance means that the instance of a certificate is not served: it does not exist,
 // is being deleted, or has another key. Other errors wrap registration.ErrInvalidNonce,
-// registration.ErrMismatch, registration.ErrPublicKey, ErrMachine or auditlog.ErrTooMany.
+// registration.ErrMismatch, registration.ErrPublicKey, ErrMachine, ErrSource, ErrAttestation
+// or auditlog.ErrTooMany.
 var ErrInstance = errors.New("the instance is not served")
 
 // Instances has the instances of the shard.
@@ -88,6 +89,8 @@ type Request struct {
 	Trusted []string
 	// Source is the address that the request comes from.
 	Source netip.Addr
+	// Identity is the identity of the machine that its cloud has signed, nil if there is none.
+	Identity []byte
 }
 
 // Register returns a certificate for the agent that the nonce names. The key is bound to the
@@ -152,9 +155,14 @@ func (r *Registrar) registerWith(ctx context.Context, request Request, claims re
 	if err == nil {
 		err = machine.compare(&i)
 	}
+	if err == nil {
+		err = r.attest(ctx, &i, request)
+	}
 	switch {
-	case errors.Is(err, errNoAddress):
+	case errors.Is(err, errNoAddress), errors.Is(err, errNoProviderID):
 		r.Refresh(i.ID)
+		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
+	case errors.Is(err, provider.ErrNotVerified):
 		return nil, fmt.Errorf("register the agent of instance %s: %w", i.ID, err)
 	case err != nil:
 		return nil, r.refuse(ctx, &i, err)

@@ -58,6 +58,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 		Machine:      agents.Machine{IPv4: request.GetPrivateIpv4(), IPv6: request.GetPrivateIpv6(), Hostname: request.GetHostname()},
 		Source:       sourceOf(ctx),
 		Trusted:      request.GetTrustedAuthorities(),
+		Identity:     request.GetMachineIdentity(),
 	})
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the registration of an agent", "reason", err.Error())
@@ -67,6 +68,7 @@ func (s *AgentService) register(ctx context.Context, request *nstancev1.Register
 			registration.ErrPublicKey:    codes.InvalidArgument,
 			agents.ErrMachine:            codes.InvalidArgument,
 			agents.ErrSource:             codes.PermissionDenied,
+			agents.ErrAttestation:        codes.PermissionDenied,
 		})
 	}
 	return &nstancev1.RegisterClientResponse{

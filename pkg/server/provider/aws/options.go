@@ -38,6 +38,8 @@ type Options struct {
 	// AddressReserve is how many free addresses of a subnet are left to the Pods of its nodes and to
 	// load balancers.
 	AddressReserve int32
+	// IdentityCertificates are the certificates with which EC2 signs identity documents, PEM.
+	IdentityCertificates string
 }
 
 // The number of addresses in a reserve. The default is a load balancer's need of a subnet and some
@@ -48,10 +50,11 @@ const (
 )
 
 var (
-	_ provider.Options         = (*Options)(nil)
-	_ provider.AgentOptions    = (*Options)(nil)
-	_ provider.PlaceOptions    = (*Options)(nil)
-	_ provider.UserdataOptions = (*Options)(nil)
+	_ provider.Options            = (*Options)(nil)
+	_ provider.AgentOptions       = (*Options)(nil)
+	_ provider.PlaceOptions       = (*Options)(nil)
+	_ provider.UserdataOptions    = (*Options)(nil)
+	_ provider.AttestationOptions = (*Options)(nil)
 )
 
 // CheckUserdata limits the size of userdata.
@@ -82,8 +85,10 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
 		Image:                o.String(argImage),
 		AddressReserve:       ptr.Deref(o.Int32("address_reserve"), defaultAddressReserve),
+		IdentityCertificates: o.String(argCertificates),
 	}
 	options.ReadSourceOption(o)
+	options.ReadAttestationOption(o)
 	return options
 }
 
@@ -95,6 +100,7 @@ func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.Error
 	var errs field.ErrorList
 	errs = append(errs, validateEndpoint(path.Child("endpoint"), o.Endpoint, "https://ec2.us-west-2.amazonaws.com")...)
 	errs = append(errs, validateEndpoint(path.Child("load_balancer_endpoint"), o.LoadBalancerEndpoint, "https://elasticloadbalancing.us-west-2.amazonaws.com")...)
+	errs = append(errs, o.validateAttestation(path)...)
 	if o.Image != "" && !imageIDs.MatchString(o.Image) {
 		errs = append(errs, field.Invalid(path.Child(argImage), o.Image, "must be "+anImageID))
 	}

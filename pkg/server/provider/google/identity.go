@@ -145,11 +145,16 @@ func (a *API) labels(spec provider.Spec, others map[string]string) map[string]st
 // createdAtFormat is RFC 3339 with characters that labels allow.
 const createdAtFormat = "2006-01-02t15-04-05z"
 
+// providerID returns the provider id of a virtual machine.
+func providerID(project, zone, name string) string {
+	return fmt.Sprintf("gce://%s/%s/%s", project, zone, name)
+}
+
 // vm returns the VM of a virtual machine.
 func (a *API) vm(vm virtualMachine, i identity) cloud.VM {
 	m := cloud.VM{
 		ID:         i.InstanceID,
-		ProviderID: fmt.Sprintf("gce://%s/%s/%s", a.options.Project, a.shard.Zone, vm.Name),
+		ProviderID: providerID(a.options.Project, a.shard.Zone, vm.Name),
 		Group:      instance.GroupKey{Tenant: i.Tenant, Group: i.Group},
 		Origin:     i.Instance(),
 		Type:       vm.MachineType[strings.LastIndex(vm.MachineType, "/")+1:],

@@ -47,6 +47,11 @@ type Options struct {
 	Subnets map[string]Subnet
 	// DrainingTimeout is how long detached endpoints may have connections.
 	DrainingTimeout time.Duration
+	// IdentityKeysURL is the address of the keys with which Google signs the identity of machines.
+	// Empty means the public address.
+	IdentityKeysURL string
+
+	identityKeys identityKeys
 }
 
 // Subnet says where the virtual machines of a subnet are connected.
@@ -67,9 +72,10 @@ const ipv6Only = "IPV6_ONLY"
 var stackTypes = []string{"IPV4_ONLY", "IPV4_IPV6", ipv6Only}
 
 var (
-	_ provider.Options      = (*Options)(nil)
-	_ provider.AgentOptions = (*Options)(nil)
-	_ provider.PlaceOptions = (*Options)(nil)
+	_ provider.Options            = (*Options)(nil)
+	_ provider.AgentOptions       = (*Options)(nil)
+	_ provider.PlaceOptions       = (*Options)(nil)
+	_ provider.AttestationOptions = (*Options)(nil)
 )
 
 // ReadOptions reads the options of the provider.
@@ -82,8 +88,10 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		Machine:         o.AnyMap("machine"),
 		DrainingTimeout: o.Duration("draining_timeout", 0),
 		Subnets:         map[string]Subnet{},
+		IdentityKeysURL: o.String(argIdentityKeys),
 	}
 	options.ReadSourceOption(o)
+	options.ReadAttestationOption(o)
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project"), StackType: o.String("stack_type")}
 	})
@@ -114,6 +122,7 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 	if o.DrainingTimeout > maxDrainingTimeout {
 		errs = append(errs, field.Invalid(path.Child("draining_timeout"), o.DrainingTimeout.String(), "must be at most "+maxDrainingTimeout.String()))
 	}
+	errs = append(errs, o.validateAttestation(path)...)
 	errs = append(errs, o.ValidateArgs(path.Child("machine"), o.Machine)...)
 	errs = append(errs, provider.ValidateSubnets(path.Child("subnets"), o.Subnets, subnets, "must name the subnetwork of this subnet", validateSubnet)...)
 	return append(errs, o.ValidateTypes(path.Child("instance_types"), func(path *field.Path, t provider.InstanceType) field.ErrorList {
