@@ -140,6 +140,7 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 	const (
 		noQuantity, notPositive = "should match", "must be more than 0"
 		reserved                = "are determined by the operator"
+		unreliable              = "would not be those that the operator relies on"
 		badName                 = "the name of a variable must consist of"
 	)
 	for _, c := range []struct {
@@ -207,6 +208,14 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.extraEnv.MAREKVS_REPLICAS_N", "1", "spec.extraEnv", reserved},
 		{"spec.extraEnv.MAREKVS_DATA_DIR", "x", "spec.extraEnv", reserved},
 		{"spec.extraEnv.MAREKVS_METRICS_ADDR", "x", "spec.extraEnv", reserved},
+		{"spec.extraEnv.MAREKVS_CLUSTER", "x", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.MAREKVS_NODE_ID", "0", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.MAREKVS_RESP_ADDR", "x", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.MAREKVS_MESH_ADDR", "x", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.MAREKVS_GOSSIP_ADDR", "x", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.MAREKVS_AE_PARTITIONS_PER_ROUND", "1", "spec.extraEnv", unreliable},
+		{"spec.reclaimAfterSeconds", int64(0), "spec.reclaimAfterSeconds", "greater than or equal to 1"},
+		{"spec.reclaimAfterSeconds", int64(31536001), "spec.reclaimAfterSeconds", "less than or equal to 31536000"},
 	} {
 		t.Run(describe(c.path, c.value), func(t *testing.T) {
 			_, err := tryCreate(t, with(sample(t), c.path, c.value))

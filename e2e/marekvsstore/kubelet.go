@@ -4,6 +4,7 @@
 package marekvsstore
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -85,9 +86,11 @@ func (s *Store) sync(ctx context.Context) {
 	for address, p := range s.pods {
 		if !exists[p.uid] {
 			delete(s.pods, address)
+			s.network.Stop(address)
+			s.free = append(s.free, address)
 		}
 	}
-	s.compareCopies()
+	s.work()
 }
 
 func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
@@ -116,30 +119,76 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 	if err != nil {
 		return
 	}
-	s.addresses++
-	address := fmt.Sprintf("127.77.%d.%d", s.addresses/200, 1+s.addresses%200)
-	now := time.Now()
-	s.pods[address] = &process{
-		pod: pod.Name, cluster: pod.Labels[v1alpha1.LabelApp], container: run, uid: pod.UID,
-		node: &storetest.Node{Ordinal: int32(ordinal)}, last: now, nextRound: now.Add(roundTime),
+	factor, err := strconv.Atoi(variable(pod, "MAREKVS_REPLICAS_N"))
+	if err != nil {
+		return
 	}
+	name, address, now := pod.Labels[v1alpha1.LabelApp], s.newAddress(), time.Now()
+	p := &process{
+		pod: pod.Name, cluster: name, container: run, uid: pod.UID, last: now, nextRound: now.Add(roundTime),
+		node: &storetest.Node{Ordinal: int32(ordinal), Factor: factor},
+		peer: &storetest.Peer{
+			Cluster: cmp.Or(variable(pod, "MAREKVS_CLUSTER"), storetest.DefaultGossipCluster), Node: int32(ordinal), Address: address,
+		},
+	}
+	data := s.cluster(name).data
+	data.Factor = factor
+	data.Open(p.node)
+	s.network.Start(p.peer, s.addressesOf(name)...)
+	s.pods[address] = p
 	if err := s.patchStatus(ctx, pod.Name, map[string]any{
 		"phase": corev1.PodRunning, "podIP": address, "podIPs": []any{map[string]any{"ip": address}},
 		"containerStatuses": []any{run.status()},
-		"conditions":        readyCondition(),
 	}); err != nil {
 		delete(s.pods, address) // the next sync starts it again
+		s.network.Stop(address)
 	}
 }
 
-// report makes a running Pod ready again: the node controller makes the Pods of a Node that has
-// not reported in time not ready, and only the kubelet takes that back.
+// newAddress returns an address for a Pod: the address of a Pod that has ended, if there are some.
+func (s *Store) newAddress() string {
+	if len(s.free) > keptFree {
+		address := s.free[0]
+		s.free = s.free[1:]
+		return address
+	}
+	s.addresses++
+	return fmt.Sprintf("127.77.%d.%d", s.addresses/200, 1+s.addresses%200)
+}
+
+// keptFree is how many addresses of ended Pods are not given to other Pods yet.
+const keptFree = 2
+
+// addressesOf returns the addresses of the running Pods of a cluster, which its headless Service has.
+func (s *Store) addressesOf(name string) []string {
+	var addresses []string
+	for address, p := range s.pods {
+		if p.cluster == name {
+			addresses = append(addresses, address)
+		}
+	}
+	return addresses
+}
+
+// variable returns the value of an environment variable of the only container of a Pod.
+func variable(pod *corev1.Pod, name string) string {
+	for _, v := range pod.Spec.Containers[0].Env {
+		if v.Name == name {
+			return v.Value
+		}
+	}
+	return ""
+}
+
+// report makes a Pod ready whose node has joined. It also makes it ready again: the node controller
+// makes the Pods of a Node that has not reported in time not ready, and only the kubelet takes that
+// back.
 func (s *Store) report(ctx context.Context, pod *corev1.Pod) {
 	p := s.pods[pod.Status.PodIP]
 	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
-	if p == nil || p.uid != pod.UID || ready {
+	if p == nil || p.uid != pod.UID || ready || !p.node.Active() {
 		return
 	}
 	_ = s.patchStatus(ctx, pod.Name, map[string]any{"conditions": readyCondition()})
@@ -174,7 +223,8 @@ func (s *Store) Restart(ctx context.Context, pod string) error {
 		return fmt.Errorf("restart Pod %s: it does not run", pod)
 	}
 	p.commands, p.last, p.scrapes = 0, time.Now(), 0
-	p.node = &storetest.Node{Ordinal: p.node.Ordinal}
+	p.node = &storetest.Node{Ordinal: p.node.Ordinal, Factor: p.node.Factor}
+	s.cluster(p.cluster).data.Open(p.node)
 	p.container.restarts++
 	return s.patchStatus(ctx, pod, map[string]any{"containerStatuses": []any{p.container.status()}})
 }

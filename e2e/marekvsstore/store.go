@@ -10,9 +10,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -45,8 +47,11 @@ type Store struct {
 	mu sync.Mutex
 	// pods has the running processes, by address.
 	pods map[string]*process
-	// addresses counts the addresses that Pods have got.
+	// addresses counts the addresses that Pods have got. free has the addresses of ended Pods, which
+	// other Pods get, as in a Pod network.
 	addresses int
+	free      []string
+	network   storetest.Network
 	clusters  map[string]*cluster
 	// failing has the images that do not start, silent the Pods whose metrics cannot be
 	// read.
@@ -60,7 +65,7 @@ type cluster struct {
 	rate  float64
 	under int
 	// data has the volumes, which are empty before Fill.
-	data   storetest.Data
+	data   *storetest.Data
 	filled bool
 	// mostTerminating is the maximum number of Pods that were being deleted at the same
 	// time. fewestCopies is the lowest number of copies of a partition on running nodes
@@ -74,6 +79,7 @@ type process struct {
 	container    container
 	uid          types.UID
 	node         *storetest.Node
+	peer         *storetest.Peer
 	commands     float64
 	last         time.Time
 	nextRound    time.Time
@@ -83,10 +89,11 @@ type process struct {
 	stops time.Time
 }
 
-// roundTime is how long nodes take to compare their copies. drainTime is how long a Pod
-// takes to end.
+// roundTime is the time between two rounds. copySteps is how many syncs it takes to copy a
+// partition, which is longer. drainTime is how long a Pod takes to end.
 const (
 	roundTime = 300 * time.Millisecond
+	copySteps = 5
 	drainTime = time.Second
 )
 
@@ -119,28 +126,41 @@ func Start(ctx context.Context, o Options) (*Store, error) {
 // cluster returns the state of a cluster, and creates it if it is missing.
 func (s *Store) cluster(name string) *cluster {
 	if s.clusters[name] == nil {
-		s.clusters[name] = &cluster{data: storetest.Data{}}
+		data := storetest.NewData(rand.New(rand.NewPCG(1, 2)), storetest.Copies)
+		data.CopySteps = copySteps
+		s.clusters[name] = &cluster{data: data}
 	}
 	return s.clusters[name]
 }
 
-// online returns the nodes of a cluster that run and are not being deleted.
-func (s *Store) online(name string) []*storetest.Node {
-	var online []*storetest.Node
+// runningNodes returns the nodes of a cluster that run and are not being deleted, by their ordinals.
+func (s *Store) runningNodes(name string) []*storetest.Node {
+	var nodes []*storetest.Node
 	for _, p := range s.pods {
 		if p.cluster == name && p.stops.IsZero() {
-			online = append(online, p.node)
+			nodes = append(nodes, p.node)
 		}
 	}
-	return online
+	slices.SortFunc(nodes, func(a, b *storetest.Node) int { return int(a.Ordinal - b.Ordinal) })
+	return nodes
 }
 
-// compareCopies finishes the rounds that are due, and updates fewestCopies.
-func (s *Store) compareCopies() {
+// online returns the running nodes of a cluster that have joined.
+func (s *Store) online(name string) []*storetest.Node {
+	return slices.DeleteFunc(s.runningNodes(name), func(n *storetest.Node) bool { return !n.Active() })
+}
+
+// work lets the nodes gossip and move copies, begins the rounds that are due, and updates
+// fewestCopies.
+func (s *Store) work() {
+	s.network.Gossip()
+	for name, c := range s.clusters {
+		c.data.Step(s.runningNodes(name))
+	}
 	now := time.Now()
 	for _, p := range s.pods {
 		if p.stops.IsZero() && !now.Before(p.nextRound) {
-			s.cluster(p.cluster).data.FinishRound(p.node, s.online(p.cluster))
+			s.cluster(p.cluster).data.BeginRound(p.node, s.online(p.cluster))
 			p.nextRound = now.Add(roundTime)
 		}
 	}
@@ -158,7 +178,7 @@ func (s *Store) Fill(name string) {
 	defer s.mu.Unlock()
 	c := s.cluster(name)
 	c.data.Fill(s.online(name))
-	c.filled, c.fewestCopies = true, storetest.Copies
+	c.filled, c.fewestCopies = true, c.data.Factor
 }
 
 // FewestCopies returns the lowest number of copies of a partition on running nodes at any
@@ -219,11 +239,12 @@ func (s *Store) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.scrapes++
-	members, c, now := len(s.online(p.cluster)), s.cluster(p.cluster), time.Now()
-	p.commands += c.rate / float64(max(members, 1)) * now.Sub(p.last).Seconds()
+	active, c, now := len(s.online(p.cluster)), s.cluster(p.cluster), time.Now()
+	p.commands += c.rate / float64(max(active, 1)) * now.Sub(p.last).Seconds()
 	p.last = now
-	_, _ = fmt.Fprintf(w, "marekvs_commands_total{cmd=\"get\"} %d\nmarekvs_cluster_members %d\nmarekvs_ae_rounds_total %d\n"+
-		"marekvs_cluster_underreplicated_partitions %d\n", int64(p.commands), members, p.node.Rounds, c.under)
+	report := c.data.Report(p.node, len(s.network.Members(p.peer)), active)
+	report.Underreplicated = max(report.Underreplicated, int64(c.under))
+	report.Write(w, map[string]int64{"get": int64(p.commands)})
 }
 
 // Scrapes returns how many times the metrics of a Pod were read since its container started.

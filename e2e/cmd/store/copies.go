@@ -60,7 +60,7 @@ func (n *node) round(ctx context.Context) error {
 	var errs []error
 	failed := map[member]bool{}
 	for owner, entries := range byOwner {
-		if err := n.put(ctx, owner, entries); err != nil {
+		if err := n.put(ctx, owner, repairsPath, entries); err != nil {
 			errs = append(errs, err)
 			failed[owner] = true
 		}
@@ -108,16 +108,22 @@ func ownersOf(partition int, nodes []member, replicas int) []member {
 // mesh serves other nodes.
 func (n *node) mesh() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /entries", func(w http.ResponseWriter, r *http.Request) {
-		var entries []entry
-		err := json.NewDecoder(r.Body).Decode(&entries)
-		if err == nil {
-			err = n.volume.put(entries...)
+	store := func(count func(stored int)) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			var entries []entry
+			err := json.NewDecoder(r.Body).Decode(&entries)
+			if err == nil {
+				var stored int
+				stored, err = n.volume.put(entries...)
+				count(stored)
+			}
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+			}
 		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusInternalServerError)
-		}
-	})
+	}
+	mux.HandleFunc("POST "+entriesPath, store(func(int) {}))
+	mux.HandleFunc("POST "+repairsPath, store(func(stored int) { n.repaired.n.Add(int64(stored)) }))
 	mux.HandleFunc("GET /entries/{key}", func(w http.ResponseWriter, r *http.Request) {
 		e, found := n.volume.get(r.PathValue("key"))
 		if !found {
@@ -129,16 +135,20 @@ func (n *node) mesh() http.Handler {
 	return mux
 }
 
+// Paths at which a node gets entries: from clients, and from rounds of other nodes.
+const entriesPath, repairsPath = "/entries", "/repairs"
+
 // put stores entries on another node.
-func (n *node) put(ctx context.Context, to member, entries []entry) error {
+func (n *node) put(ctx context.Context, to member, path string, entries []entry) error {
 	if to.Name == n.members.self.Name {
-		return n.volume.put(entries...)
+		_, err := n.volume.put(entries...)
+		return err
 	}
 	body, err := json.Marshal(entries)
 	if err != nil {
 		return err
 	}
-	response, err := n.call(ctx, http.MethodPost, to, "/entries", body)
+	response, err := n.call(ctx, http.MethodPost, to, path, body)
 	if err != nil {
 		return fmt.Errorf("store %d entries on %s: %w", len(entries), to.Name, err)
 	}
@@ -192,7 +202,7 @@ func (n *node) write(ctx context.Context, key, value string) error {
 		return errors.New("no node owns the key")
 	}
 	for _, owner := range owners {
-		if err := n.put(ctx, owner, []entry{e}); err != nil {
+		if err := n.put(ctx, owner, entriesPath, []entry{e}); err != nil {
 			return err
 		}
 	}

@@ -88,6 +88,8 @@ type node struct {
 	// replicas is the number of copies of each key.
 	replicas int
 	rounds   counter
+	// repaired counts the entries that rounds of other nodes have brought.
+	repaired counter
 	commands map[string]*counter
 	peers    http.Client
 }
@@ -114,7 +116,7 @@ func newNode() (*node, error) {
 		return nil, err
 	}
 	return &node{
-		volume: volume, members: newMembers(member{Name: name, Address: address}, seed), replicas: replicas,
+		volume: volume, members: newMembers(member{Cluster: os.Getenv("MAREKVS_CLUSTER"), Name: name, Address: address}, seed), replicas: replicas,
 		commands: map[string]*counter{"get": {}, "set": {}}, peers: http.Client{Timeout: 2 * time.Second},
 	}, nil
 }
@@ -237,6 +239,7 @@ func (n *node) serveMetrics(w http.ResponseWriter, _ *http.Request) {
 		{"marekvs_cluster_underreplicated_partitions", int64(under)},
 		{"marekvs_join_gate_pending_pids", int64(joining)},
 		{"marekvs_ae_rounds_total", n.rounds.value()},
+		{"marekvs_ae_repair_ops_total", n.repaired.value()},
 		{"marekvs_disk_total_bytes", volumeSize},
 		{"marekvs_disk_avail_bytes", volumeSize - used},
 		{"marekvs_disk_write_stopped", 0},

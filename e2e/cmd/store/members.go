@@ -25,7 +25,8 @@ const (
 
 // member is a node as other nodes see it.
 type member struct {
-	Name, Address string
+	// Cluster is its gossip cluster. Nodes of other clusters are ignored.
+	Cluster, Name, Address string
 	// Leaving is true for a node that hands over its copies.
 	Leaving bool
 }
@@ -81,7 +82,7 @@ func (m *members) run(ctx context.Context) error {
 func (m *members) hear(from member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if from.Name != m.self.Name {
+	if from.Cluster == m.self.Cluster && from.Name != m.self.Name {
 		m.heard[from.Name] = heard{from, time.Now()}
 	}
 }

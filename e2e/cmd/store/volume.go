@@ -90,25 +90,26 @@ func (v *volume) rewrite() error {
 	return nil
 }
 
-// put stores the entries that are newer than the stored entries, and returns when they are
-// on disk.
-func (v *volume) put(entries ...entry) error {
+// put stores the entries that are newer than the stored entries, and returns their number when they
+// are on disk.
+func (v *volume) put(entries ...entry) (stored int, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	encoder, written := json.NewEncoder(v.file), false
+	encoder := json.NewEncoder(v.file)
 	for _, e := range entries {
 		if e.Version <= v.entries[e.Key].Version {
 			continue
 		}
 		if err := encoder.Encode(e); err != nil {
-			return err
+			return stored, err
 		}
-		v.entries[e.Key], written = e, true
+		v.entries[e.Key] = e
+		stored++
 	}
-	if !written {
-		return nil
+	if stored == 0 {
+		return 0, nil
 	}
-	return v.file.Sync()
+	return stored, v.file.Sync()
 }
 
 // size returns how many bytes are used.

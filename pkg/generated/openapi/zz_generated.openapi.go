@@ -5309,7 +5309,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"replicationFactor": {
 						SchemaProps: spec.SchemaProps{
-							Description: "replicationFactor is the number of copies of each partition.",
+							Description: "replicationFactor is the number of copies of each partition. With 1, no node is ever removed: nothing else has its data.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -5336,14 +5336,21 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"reclaimPvcs": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reclaimPvcs is true if the volume claims of removed nodes are to be deleted, once every copy exists again. By default they are kept.",
+							Description: "reclaimPvcs is true if the volume claims of removed nodes are to be deleted, reclaimAfterSeconds after the last removal and only while every copy exists. By default they are kept. With replicationFactor 1 they are never deleted.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
+					"reclaimAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reclaimAfterSeconds is how long the volume claims of removed nodes are kept after the last removal of a node, if reclaimPvcs is true. An unset field means 86400, a day. The metrics of the nodes do not prove that every copy is complete: this is the time to notice lost data and to bring a node back.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"extraEnv": {
 						SchemaProps: spec.SchemaProps{
-							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden. A value has at most 32768 characters.",
+							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden, nor the identity, the addresses and the rounds of the nodes, which it relies on. A value has at most 32768 characters.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,

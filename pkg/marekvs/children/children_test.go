@@ -43,7 +43,7 @@ func TestEveryChildBelongsToTheCluster(t *testing.T) {
 		"demo-headless": decode[corev1.Service](t, Headless(demo(), options)),
 		"demo":          decode[corev1.Service](t, Client(demo())),
 		"demo ":         decode[policyv1.PodDisruptionBudget](t, Budget(demo())),
-		"demo  ":        decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, Size{Replicas: 3})),
+		"demo  ":        decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{Replicas: 3})),
 	} {
 		assert.Equal(t, "ns", child.GetNamespace(), name)
 		assert.Equal(t, Labels("demo"), child.GetLabels(), name)
@@ -75,12 +75,12 @@ func TestBudget(t *testing.T) {
 }
 
 func TestStatefulSet(t *testing.T) {
-	set := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, Size{Replicas: 5, Partition: 2, Annotations: map[string]string{"a": "b"}}))
+	set := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{Replicas: 5, Partition: 2, Annotations: map[string]string{"a": "b"}}))
 	assert.Equal(t, ptr.To[int32](5), set.Spec.Replicas, "the size is part of every apply")
 	assert.Equal(t, ptr.To[int32](2), set.Spec.UpdateStrategy.RollingUpdate.Partition)
 	assert.Equal(t, appsv1.ParallelPodManagement, set.Spec.PodManagementPolicy)
 	assert.Equal(t, "demo-headless", set.Spec.ServiceName)
-	assert.Equal(t, map[string]string{"a": "b", v1alpha1.AnnotationTemplateHash: TemplateHash(demo(), options)}, set.Annotations)
+	assert.Equal(t, map[string]string{"a": "b", v1alpha1.AnnotationTemplateHash: TemplateHash(demo(), options, "gossip"), v1alpha1.AnnotationGossipCluster: "gossip"}, set.Annotations)
 	claim := set.Spec.VolumeClaimTemplates[0]
 	assert.Equal(t, "data", claim.Name)
 	assert.Equal(t, Labels("demo"), claim.Labels)
@@ -98,7 +98,7 @@ func TestStatefulSet(t *testing.T) {
 	}
 	assert.Equal(t, map[string]string{
 		"MAREKVS_SEEDS": "demo-headless.ns.svc.cluster.local:7946", "MAREKVS_ADVERTISE_IP": "auto",
-		"MAREKVS_REPLICAS_N": "2", "MAREKVS_DATA_DIR": "/data", "A": "1", "B": "2",
+		"MAREKVS_REPLICAS_N": "2", "MAREKVS_DATA_DIR": "/data", "MAREKVS_CLUSTER": "gossip", "A": "1", "B": "2",
 	}, environment)
 	assert.Equal(t, "500m", container.Resources.Requests.Cpu().String())
 	assert.True(t, container.Resources.Limits.Cpu().IsZero())
@@ -116,13 +116,13 @@ func TestStatefulSet(t *testing.T) {
 
 func TestPlacement(t *testing.T) {
 	cluster := demo()
-	pod := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec
+	pod := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{})).Spec.Template.Spec
 	assert.Equal(t, corev1.ScheduleAnyway, pod.TopologySpreadConstraints[0].WhenUnsatisfiable)
 	assert.Nil(t, pod.TopologySpreadConstraints[0].NodeTaintsPolicy)
 	cluster.Spec.Spread.Hostname.WhenUnsatisfiable = corev1.DoNotSchedule
 	cluster.Spec.NodeSelector = map[string]string{"disk": "nvme"}
 	cluster.Spec.Tolerations = []v1alpha1.Toleration{{Key: "a", Operator: "Equal", Value: "b", Effect: "NoExecute", TolerationSeconds: ptr.To[int64](1)}}
-	pod = decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec
+	pod = decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{})).Spec.Template.Spec
 	assert.Equal(t, corev1.DoNotSchedule, pod.TopologySpreadConstraints[0].WhenUnsatisfiable)
 	assert.Equal(t, ptr.To(corev1.NodeInclusionPolicyHonor), pod.TopologySpreadConstraints[0].NodeTaintsPolicy)
 	assert.Equal(t, cluster.Spec.NodeSelector, pod.NodeSelector)
@@ -130,10 +130,10 @@ func TestPlacement(t *testing.T) {
 }
 
 func TestTheHashFollowsTheTemplateAndNotTheSize(t *testing.T) {
-	hash := TemplateHash(demo(), options)
+	hash := TemplateHash(demo(), options, "gossip")
 	bigger := demo()
 	bigger.Spec.Nodes = 8
-	assert.Equal(t, hash, TemplateHash(bigger, options))
+	assert.Equal(t, hash, TemplateHash(bigger, options, "gossip"))
 	for name, change := range map[string]func(*v1alpha1.MarekvsClusterSpec){
 		"image": func(s *v1alpha1.MarekvsClusterSpec) { s.Image = "other" },
 		"env":   func(s *v1alpha1.MarekvsClusterSpec) { s.ExtraEnv["A"] = "3" },
@@ -141,6 +141,6 @@ func TestTheHashFollowsTheTemplateAndNotTheSize(t *testing.T) {
 	} {
 		changed := demo()
 		change(&changed.Spec)
-		assert.NotEqual(t, hash, TemplateHash(changed, options), name)
+		assert.NotEqual(t, hash, TemplateHash(changed, options, "gossip"), name)
 	}
 }

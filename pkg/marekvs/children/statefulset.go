@@ -36,6 +36,30 @@ const (
 	startupTries, probePeriod = 180, 2
 )
 
+// gossipCluster is the variable of the gossip cluster of a node. Nodes with another value ignore each
+// other; its default is the same for all clusters (github.com/yannick/marekvs, commit defc648,
+// crates/marekvs-server/src/main.rs:181, crates/marekvs-cluster/src/lib.rs:206).
+const gossipCluster = "MAREKVS_CLUSTER"
+
+// GossipCluster returns the gossip cluster of a new cluster. It has the UID, because clusters of the
+// same name in several Kubernetes clusters may share a network.
+func GossipCluster(cluster *v1alpha1.MarekvsCluster) string {
+	return cluster.Namespace + "/" + cluster.Name + "/" + string(cluster.UID)
+}
+
+// GossipClusterOf returns the gossip cluster of existing Pods, empty if they have the default of the
+// store.
+func GossipClusterOf(pod *corev1.PodSpec) string {
+	for _, c := range pod.Containers {
+		for _, variable := range c.Env {
+			if c.Name == ContainerName && variable.Name == gossipCluster {
+				return variable.Value
+			}
+		}
+	}
+	return ""
+}
+
 // Size has the fields of a StatefulSet that package scale decides.
 type Size struct {
 	Replicas, Partition int32
@@ -45,9 +69,13 @@ type Size struct {
 
 // StatefulSet returns the StatefulSet. It always sets replicas: server-side apply would
 // reset a field that is left out
-// (https://kubernetes.io/docs/reference/using-api/server-side-apply/).
-func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, size Size) *appsv1ac.StatefulSetApplyConfiguration {
-	annotations := map[string]string{v1alpha1.AnnotationTemplateHash: TemplateHash(cluster, options)}
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/). gossip is the gossip cluster,
+// which must be the same in every apply; empty for the default of the store.
+func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, gossip string, size Size) *appsv1ac.StatefulSetApplyConfiguration {
+	annotations := map[string]string{
+		v1alpha1.AnnotationTemplateHash:  TemplateHash(cluster, options, gossip),
+		v1alpha1.AnnotationGossipCluster: gossip,
+	}
 	maps.Copy(annotations, size.Annotations)
 	return appsv1ac.StatefulSet(cluster.Name, cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
@@ -61,13 +89,13 @@ func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, size Size) *
 				WithType(appsv1.RollingUpdateStatefulSetStrategyType).
 				WithRollingUpdate(appsv1ac.RollingUpdateStatefulSetStrategy().WithPartition(size.Partition))).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))).
-			WithTemplate(template(cluster, options)).
+			WithTemplate(template(cluster, options, gossip)).
 			WithVolumeClaimTemplates(claim(cluster)))
 }
 
 // TemplateHash returns the hash of the template of a cluster.
-func TemplateHash(cluster *v1alpha1.MarekvsCluster, options Options) string {
-	encoded, err := json.Marshal(template(cluster, options))
+func TemplateHash(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) string {
+	encoded, err := json.Marshal(template(cluster, options, gossip))
 	if err != nil {
 		panic(fmt.Sprintf("encode a template: %v", err)) // it consists of plain values
 	}
@@ -87,7 +115,7 @@ func claim(cluster *v1alpha1.MarekvsCluster) *corev1ac.PersistentVolumeClaimAppl
 		WithName(volumeName).WithLabels(Labels(cluster.Name)).WithSpec(spec)
 }
 
-func template(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.PodTemplateSpecApplyConfiguration {
+func template(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) *corev1ac.PodTemplateSpecApplyConfiguration {
 	spec := corev1ac.PodSpec().
 		WithTerminationGracePeriodSeconds(gracePeriod).
 		WithAutomountServiceAccountToken(false).
@@ -95,7 +123,7 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.PodTe
 			WithRunAsNonRoot(true).WithRunAsUser(user).WithRunAsGroup(user).WithFSGroup(user).
 			WithSeccompProfile(corev1ac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
 		WithTopologySpreadConstraints(hostnameSpread(cluster), spread(cluster, corev1.LabelTopologyZone, corev1.ScheduleAnyway)).
-		WithContainers(container(cluster, options))
+		WithContainers(container(cluster, options, gossip))
 	if len(cluster.Spec.NodeSelector) > 0 {
 		spec.WithNodeSelector(cluster.Spec.NodeSelector)
 	}
@@ -134,7 +162,7 @@ func spread(cluster *v1alpha1.MarekvsCluster, key string, mode corev1.Unsatisfia
 		WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name)))
 }
 
-func container(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.ContainerApplyConfiguration {
+func container(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) *corev1ac.ContainerApplyConfiguration {
 	cpu, memory := *cluster.Spec.Resources.CPU, *cluster.Spec.Resources.Memory
 	get := func(path string) *corev1ac.HTTPGetActionApplyConfiguration {
 		return corev1ac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString(metricsName))
@@ -147,7 +175,7 @@ func container(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.Cont
 			containerPort(meshName, meshPort, corev1.ProtocolTCP),
 			containerPort(gossipName, gossipPort, corev1.ProtocolUDP),
 			containerPort(metricsName, options.MetricsPort, corev1.ProtocolTCP)).
-		WithEnv(environment(cluster, options)...).
+		WithEnv(environment(cluster, options, gossip)...).
 		WithVolumeMounts(corev1ac.VolumeMount().WithName(volumeName).WithMountPath(dataDir)).
 		// A CPU limit would throttle the node and delay commands.
 		WithResources(corev1ac.ResourceRequirements().
@@ -168,13 +196,16 @@ func containerPort(name string, port int32, protocol corev1.Protocol) *corev1ac.
 
 // environment returns the variables of the container. Variables of the operator override
 // variables of the user: server-side apply rejects a duplicate name.
-func environment(cluster *v1alpha1.MarekvsCluster, options Options) []*corev1ac.EnvVarApplyConfiguration {
+func environment(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) []*corev1ac.EnvVarApplyConfiguration {
 	seeds := fmt.Sprintf("%s.%s.svc.%s:%d", HeadlessName(cluster.Name), cluster.Namespace, options.ClusterDomain, gossipPort)
 	own := []*corev1ac.EnvVarApplyConfiguration{
 		corev1ac.EnvVar().WithName("MAREKVS_SEEDS").WithValue(seeds),
 		corev1ac.EnvVar().WithName("MAREKVS_ADVERTISE_IP").WithValue("auto"),
 		corev1ac.EnvVar().WithName("MAREKVS_REPLICAS_N").WithValue(strconv.Itoa(int(cluster.Spec.ReplicationFactor))),
 		corev1ac.EnvVar().WithName("MAREKVS_DATA_DIR").WithValue(dataDir),
+	}
+	if gossip != "" {
+		own = append(own, corev1ac.EnvVar().WithName(gossipCluster).WithValue(gossip))
 	}
 	names := map[string]bool{}
 	for _, variable := range own {

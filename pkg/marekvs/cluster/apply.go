@@ -130,10 +130,10 @@ func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1a
 
 // ensureStatefulSet applies the StatefulSet if it still has a resource version. An empty
 // version means that it must not exist.
-func (c *Controller) ensureStatefulSet(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, size children.Size, version string) error {
+func (c *Controller) ensureStatefulSet(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, gossip string, size children.Size, version string) error {
 	sets := c.Kube.AppsV1().StatefulSets(cluster.Namespace)
 	written, err := ensure(ctx, m, cluster, ensured[appsv1.StatefulSet, *appsv1ac.StatefulSetApplyConfiguration]{
-		kind: "StatefulSet", name: cluster.Name, informer: c.Informers.StatefulSets, wanted: children.StatefulSet(cluster, c.Children, size),
+		kind: "StatefulSet", name: cluster.Name, informer: c.Informers.StatefulSets, wanted: children.StatefulSet(cluster, c.Children, gossip, size),
 		absent: version == "",
 		spec:   func(s *appsv1.StatefulSet) any { return s.Spec },
 		setUID: func(a *appsv1ac.StatefulSetApplyConfiguration, s *appsv1.StatefulSet) {

@@ -202,7 +202,7 @@ func TestObjectsOfOthersAreLeftAlone(t *testing.T) {
 
 // A cluster that is being deleted is left to the garbage collector.
 func TestAClusterThatIsBeingDeletedIsNotWritten(t *testing.T) {
-	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true })
+	h := newHarness(t, reclaiming)
 	h.change(func(c *v1alpha1.MarekvsCluster) {
 		deleted := metav1.NewTime(h.clock.Now())
 		c.DeletionTimestamp, c.Finalizers = &deleted, []string{"foregroundDeletion"}
@@ -247,7 +247,9 @@ func TestAStatefulSetOfOthersIsLeftAlone(t *testing.T) {
 			set.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.ManagerName}
 		},
 	} {
-		h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.ReclaimPvcs = true })
+		h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) {
+			c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, ptr.To[int32](1)
+		})
 		set := &appsv1.StatefulSet{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"},
 			Spec:       appsv1.StatefulSetSpec{Replicas: ptr.To[int32](1)},

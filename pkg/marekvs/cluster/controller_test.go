@@ -64,7 +64,7 @@ func (n *timedNodes) Scrape(_ context.Context, addresses []string) []observe.Scr
 		elapsed := time.Since(n.start)
 		results[i] = observe.Scrape{At: time.Now(), Metrics: &observe.Metrics{
 			Sample:   scale.Sample{Underreplicated: ptr.To[int64](0), Members: ptr.To(int64(len(addresses)))},
-			Commands: ptr.To(math.Floor(n.commands(elapsed))), Rounds: ptr.To(int64(elapsed / roundTime)),
+			Commands: ptr.To(math.Floor(n.commands(elapsed))), Rounds: ptr.To(int64(elapsed / roundTime)), Moved: ptr.To[int64](0),
 		}}
 	}
 	return results

@@ -331,6 +331,8 @@ type nodes struct {
 	rate float64
 	// under is the number of partitions with too few owners.
 	under int64
+	// moved is how much each node has moved.
+	moved int64
 	// silent has the addresses of nodes that do not report metrics.
 	silent map[string]bool
 	// draining keeps Pods that are being deleted from ending.
@@ -369,7 +371,7 @@ func (n *nodes) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 			Sample: scale.Sample{
 				Underreplicated: ptr.To(n.under), Members: ptr.To(int64(len(n.started))), EffectiveReplicas: ptr.To[int64](2),
 			},
-			Commands: ptr.To(float64(int64(started.commands))), Rounds: ptr.To(int64(started.rounds)),
+			Commands: ptr.To(float64(int64(started.commands))), Rounds: ptr.To(int64(started.rounds)), Moved: ptr.To(n.moved),
 		}}
 	}
 	return results

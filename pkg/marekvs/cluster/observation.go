@@ -63,10 +63,11 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 		Replicas:          ptr.Deref(set.Spec.Replicas, 1),
 		StatusReplicas:    set.Status.Replicas,
 		Current:           set.Status.ObservedGeneration >= set.Generation,
-		TemplateCurrent:   set.Annotations[v1alpha1.AnnotationTemplateHash] == children.TemplateHash(cluster, c.Children),
+		TemplateCurrent:   set.Annotations[v1alpha1.AnnotationTemplateHash] == children.TemplateHash(cluster, c.Children, gossipClusterOf(set)),
 		CurrentRevision:   set.Status.CurrentRevision,
 		UpdateRevision:    set.Status.UpdateRevision,
 		Settle:            c.Settle,
+		SinceRemoval:      sinceRemoval(set, now),
 	}
 	if update := set.Spec.UpdateStrategy.RollingUpdate; update != nil {
 		o.Partition = ptr.Deref(update.Partition, 0)
@@ -78,7 +79,7 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 		node := observe.Node{Process: process(pod), Terminating: seen.Terminating}
 		reading := observe.Reading{At: now}
 		if metrics := scrapes[i].Metrics; metrics != nil {
-			seen.Sample, node.Members, node.Rounds = &metrics.Sample, metrics.Members, metrics.Rounds
+			seen.Sample, node.Members, node.Rounds, node.Moved = &metrics.Sample, metrics.Members, metrics.Rounds, metrics.Moved
 			reading = observe.Reading{At: scrapes[i].At, Total: metrics.Commands}
 		}
 		nodes[ordinal] = node
@@ -202,6 +203,14 @@ func hasLabels(claim *corev1.PersistentVolumeClaim, labels map[string]string) bo
 		}
 	}
 	return true
+}
+
+// sinceRemoval returns how long ago a node was last removed, or the StatefulSet created.
+func sinceRemoval(set *appsv1.StatefulSet, now time.Time) time.Duration {
+	if at, ok := timeOf(set, v1alpha1.AnnotationLastScaleDown); ok {
+		return now.Sub(at)
+	}
+	return now.Sub(set.CreationTimestamp.Time)
 }
 
 // timeOf returns the time in an annotation.

@@ -26,6 +26,8 @@ marekvs_cluster_underreplicated_partitions 0
 marekvs_cluster_members %d
 # TYPE marekvs_ae_rounds_total counter
 marekvs_ae_rounds_total %d
+# TYPE marekvs_ae_repair_ops_total counter
+marekvs_ae_repair_ops_total 0
 # TYPE marekvs_disk_total_bytes gauge
 marekvs_disk_total_bytes 1e+11
 # TYPE marekvs_disk_avail_bytes gauge

@@ -120,12 +120,44 @@ func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 		claims[i] = &list.Items[i]
 	}
 	result.replicas, result.decision.Target = scale.Create(wantedOf(cluster), volumesOf(cluster, claims))
+	gossip, err := c.newGossipCluster(ctx, cluster)
+	if err != nil {
+		return err
+	}
 	size := children.Size{Replicas: result.replicas, Annotations: stabilizationAnnotation(cluster)}
-	if err := c.ensureStatefulSet(ctx, m, cluster, size, ""); err != nil {
+	if err := c.ensureStatefulSet(ctx, m, cluster, gossip, size, ""); err != nil {
 		return err
 	}
 	result.created = true
 	return nil
+}
+
+// newGossipCluster returns the gossip cluster of a StatefulSet that does not exist. Pods without a
+// controller are the nodes of a StatefulSet that was deleted without them: the new StatefulSet adopts
+// them, so it has theirs.
+func (c *Controller) newGossipCluster(ctx context.Context, cluster *v1alpha1.MarekvsCluster) (string, error) {
+	pods, err := c.Kube.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: labels.SelectorFromSet(children.Labels(cluster.Name)).String(),
+	})
+	if err != nil {
+		return "", fmt.Errorf("list the Pods of %s: %w", cluster.Name, err)
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if _, ok := podOrdinal(cluster.Name, pod.Name); ok && pod.DeletionTimestamp == nil && metav1.GetControllerOfNoCopy(pod) == nil {
+			return children.GossipClusterOf(&pod.Spec), nil
+		}
+	}
+	return children.GossipCluster(cluster), nil
+}
+
+// gossipClusterOf returns the gossip cluster of a StatefulSet. StatefulSets of earlier versions of
+// the operator have no annotation, and keep what their template has.
+func gossipClusterOf(set *appsv1.StatefulSet) string {
+	if gossip, ok := set.Annotations[v1alpha1.AnnotationGossipCluster]; ok {
+		return gossip
+	}
+	return children.GossipClusterOf(&set.Spec.Template.Spec)
 }
 
 // resize writes the decided size and partition.
@@ -157,7 +189,7 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 			return err
 		}
 	}
-	if err := c.ensureStatefulSet(ctx, m, cluster, size, version); err != nil {
+	if err := c.ensureStatefulSet(ctx, m, cluster, gossipClusterOf(set), size, version); err != nil {
 		return err
 	}
 	result.replicas = size.Replicas
@@ -195,7 +227,8 @@ func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
 
 func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 	spec := &cluster.Spec
-	wanted := &scale.Wanted{Nodes: spec.Nodes, ReplicationFactor: spec.ReplicationFactor, Reclaim: spec.ReclaimPvcs}
+	wanted := &scale.Wanted{Nodes: spec.Nodes, ReplicationFactor: spec.ReplicationFactor, Reclaim: spec.ReclaimPvcs,
+		ReclaimAfter: time.Duration(*spec.ReclaimAfterSeconds) * time.Second}
 	if a := spec.Autoscale; a != nil {
 		wanted.Autoscaler = &scale.Autoscaler{
 			MinNodes: a.MinNodes, MaxNodes: a.MaxNodes, ReplicationFactor: spec.ReplicationFactor,

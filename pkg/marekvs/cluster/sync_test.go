@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -129,7 +130,7 @@ func TestRemovedAutoscaleShrinksSlowly(t *testing.T) {
 
 // Claims of removed nodes are deleted, claims of nodes and of other owners never.
 func TestClaimsOfRemovedNodesAreDeleted(t *testing.T) {
-	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 5, true })
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { reclaiming(c); c.Spec.Nodes = 5 })
 	unlabeled, odd := newClaim(6), newClaim(7)
 	delete(unlabeled.Labels, v1alpha1.LabelInstance)
 	odd.Name = "data-demo-007"
@@ -163,7 +164,7 @@ func TestClaimsAreKept(t *testing.T) {
 
 // No claim is deleted while the Pod of its ordinal exists.
 func TestTheClaimOfAPodThatIsBeingDeletedIsKept(t *testing.T) {
-	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true })
+	h := newHarness(t, reclaiming)
 	h.draining = true
 	h.change(sized(3))
 	assert.Equal(t, []int32{4, 3}, h.sizes(30))
@@ -176,7 +177,7 @@ func TestTheClaimOfAPodThatIsBeingDeletedIsKept(t *testing.T) {
 // A claim that changed after it was read is not deleted, and an error is a condition and an
 // event.
 func TestAClaimIsDeletedOnlyAsItWasRead(t *testing.T) {
-	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true })
+	h := newHarness(t, reclaiming)
 	h.builtIn.Fail("delete persistentvolumeclaims data-demo-3", apierrors.NewForbidden(claimResource.GroupResource(), "data-demo-3", errors.New("no")))
 	h.change(sized(3))
 	for range 20 {
@@ -210,7 +211,10 @@ func TestAClaimIsDeletedOnlyAsItWasRead(t *testing.T) {
 // A cluster that is created again begins with the nodes that have volumes, and no volume is
 // deleted before the data was copied.
 func TestAClusterBeginsWithItsVolumes(t *testing.T) {
-	h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { autoscaled(c); c.Spec.ReclaimPvcs = true })
+	h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) {
+		autoscaled(c)
+		c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, ptr.To[int32](1)
+	})
 	for ordinal := range int32(8) {
 		h.builtIn.Add(newClaim(ordinal))
 	}
@@ -397,7 +401,68 @@ func TestASyncHasADeadline(t *testing.T) {
 }
 
 // reclaiming sets 4 nodes, and that claims of removed nodes are deleted.
-func reclaiming(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true }
+func reclaiming(c *v1alpha1.MarekvsCluster) {
+	c.Spec.Nodes, c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = 4, true, ptr.To[int32](1)
+}
+
+// Claims are kept for the time that the user sets, a day by default, whatever the nodes report.
+func TestClaimsAreKeptForATime(t *testing.T) {
+	for name, c := range map[string]struct {
+		seconds *int32
+		kept    time.Duration
+	}{
+		"an hour":     {ptr.To[int32](3600), time.Hour},
+		"the default": {nil, 24 * time.Hour},
+	} {
+		h := newHarness(t, reclaiming)
+		h.change(func(cluster *v1alpha1.MarekvsCluster) {
+			cluster.Spec.ReclaimAfterSeconds, cluster.Spec.Nodes = c.seconds, 3
+		})
+		assert.Equal(t, []int32{4, 3}, h.sizes(20), name)
+		removed, ok := timeOf(h.set(), v1alpha1.AnnotationLastScaleDown)
+		require.True(t, ok)
+		h.advance(c.kept - h.clock.Now().Sub(removed) - time.Second)
+		h.pass()
+		assert.Len(t, h.claims(), 4, name)
+		h.pass()
+		assert.Len(t, h.claims(), 3, name)
+	}
+}
+
+// While a node gets copies, no node is removed, however long that takes and however many rounds
+// begin.
+func TestARemovalWaitsWhileCopiesMove(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes = 4 })
+	h.change(sized(3))
+	for range 60 {
+		h.moved++
+		h.pass()
+	}
+	assert.Equal(t, int32(4), *h.set().Spec.Replicas)
+	progressing := meta.FindStatusCondition(h.cluster().Status.Conditions, v1alpha1.ConditionProgressing)
+	assert.Equal(t, v1alpha1.ReasonRepairing, progressing.Reason)
+	assert.Equal(t, []int32{4, 3}, h.sizes(20))
+}
+
+// Nothing else has the data of a node, so every node is kept, and every claim.
+func TestNoNodeIsRemovedWithReplicationFactor1(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { reclaiming(c); c.Spec.ReplicationFactor = 1 })
+	h.builtIn.Add(newClaim(4))
+	for range 20 {
+		h.pass()
+	}
+	assert.Len(t, h.claims(), 5)
+	h.change(sized(3))
+	for range 60 {
+		h.pass()
+	}
+	assert.Equal(t, int32(4), *h.set().Spec.Replicas)
+	assert.Len(t, h.claims(), 5)
+	assert.Equal(t, v1alpha1.PhaseBlocked, h.cluster().Status.Phase)
+	blocked := meta.FindStatusCondition(h.cluster().Status.Conditions, v1alpha1.ConditionScaleDownBlocked)
+	assert.Equal(t, metav1.ConditionTrue, blocked.Status)
+	assert.Equal(t, v1alpha1.ReasonSingleCopy, blocked.Reason)
+}
 
 // untilReclaimable removes node 3, and passes until its claim may be deleted in the next sync,
 // which the cache hides until then.

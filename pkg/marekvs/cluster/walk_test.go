@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -42,6 +43,8 @@ type walk struct {
 	leader, former *instance
 	// calm ends all failures.
 	calm bool
+	// settle is how long the nodes must be unchanged.
+	settle time.Duration
 	// fixed keeps the spec from changing.
 	fixed bool
 	// interrupted is true while interrupt runs within a sync.
@@ -63,6 +66,8 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 	cluster.UID, cluster.Spec.Storage.Size = "", ptr.To(quantity("10Gi"))
 	change(random, cluster)
 	w := &walk{api: newAPI(t), Model: storetest.New(random, cluster.Spec.Nodes), published: map[string]publishedPod{}, calm: true}
+	w.Volumes.CopySteps = []int{1, 5, 20}[random.IntN(3)]
+	w.settle = []time.Duration{0, settle}[random.IntN(2)]
 	w.kinds.Add(cluster)
 	w.leader = w.newOperator()
 	w.leader.show()
@@ -73,14 +78,10 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 	return w
 }
 
-// newOperator starts an operator. If the nodes do not report rounds, it waits for the
-// settle time instead.
+// newOperator starts an operator.
 func (w *walk) newOperator() *instance {
 	i := w.newInstance(&interruptedClient{Interface: w.kube, before: w.interrupt}, w)
-	i.Settle = 0
-	if !w.ReportsRounds {
-		i.Settle = settle
-	}
+	i.Settle = w.settle
 	return i
 }
 
@@ -97,10 +98,7 @@ func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 			if address(n) != at || sample == nil {
 				continue
 			}
-			metrics := &observe.Metrics{Sample: *sample, Commands: ptr.To(float64(int64(n.Commands)))}
-			if w.ReportsRounds {
-				metrics.Rounds = ptr.To(n.Rounds)
-			}
+			metrics := &observe.Metrics{Sample: *sample, Commands: ptr.To(float64(int64(n.Commands))), Rounds: ptr.To(n.Rounds), Moved: ptr.To(n.Moved())}
 			results[i] = observe.Scrape{Metrics: metrics, At: w.clock.Now()}
 		}
 	}
@@ -122,7 +120,7 @@ func (w *walk) publish() {
 			delete(w.published, name)
 		}
 	}
-	for ordinal := range w.Volumes {
+	for _, ordinal := range w.Volumes.Ordinals() {
 		if claim := newClaim(ordinal); !exists[claim.Name] {
 			if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
 				w.builtIn.Add(claim)
@@ -184,7 +182,7 @@ func (w *walk) adopt() {
 	for _, name := range w.claimNames() {
 		claims[name] = true
 	}
-	for ordinal := range w.Volumes {
+	for _, ordinal := range w.Volumes.Ordinals() {
 		if !claims[newClaim(ordinal).Name] {
 			w.DeleteVolume(ordinal)
 			w.reclaimed++
@@ -316,7 +314,7 @@ func (w *walk) end() {
 
 // target returns the expected size at the end.
 func (w *walk) target() int32 {
-	wanted := wantedOf(w.cluster())
+	wanted := wantedOf(w.cluster().WithDefaults())
 	if wanted.Autoscaler == nil {
 		return scale.FixedTarget(wanted.Nodes, storetest.Copies)
 	}
@@ -340,6 +338,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				t.Parallel()
 				w := newWalk(t, seed, func(random *rand.Rand, c *v1alpha1.MarekvsCluster) {
 					c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
+					c.Spec.ReclaimAfterSeconds = ptr.To[int32](60)
 					if random.IntN(2) == 0 {
 						autoscaled(c)
 						c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int32](60)

@@ -36,6 +36,9 @@ const (
 	joinGatePending = "marekvs_join_gate_pending_pids"
 	rejoinActive    = "marekvs_rejoin_active"
 	roundsTotal     = "marekvs_ae_rounds_total"
+	repairedTotal   = "marekvs_ae_repair_ops_total"
+	bootstrapsTotal = "marekvs_bootstraps_completed_total"
+	bootstrapBytes  = "marekvs_bootstrap_bytes_sent_total"
 	diskTotal       = "marekvs_disk_total_bytes"
 	diskAvailable   = "marekvs_disk_avail_bytes"
 	writeStopped    = "marekvs_disk_write_stopped"
@@ -45,7 +48,7 @@ const (
 // parsed.
 var names = map[string]bool{
 	commandsTotal: true, underreplicated: true, clusterMembers: true, effectiveRFMin: true, joinGatePending: true,
-	rejoinActive: true, roundsTotal: true, diskTotal: true, diskAvailable: true, writeStopped: true,
+	rejoinActive: true, roundsTotal: true, repairedTotal: true, bootstrapsTotal: true, bootstrapBytes: true, diskTotal: true, diskAvailable: true, writeStopped: true,
 }
 
 // Metrics has the metrics of one node. A nil field means that the metric is missing or
@@ -54,9 +57,12 @@ type Metrics struct {
 	scale.Sample
 	// Commands is the number of commands that the node has executed.
 	Commands *float64
-	// Rounds is how many times the node has compared its copies with the copies of other
+	// Rounds is how many times the node has begun to compare its copies with the copies of other
 	// nodes.
 	Rounds *int64
+	// Moved rises while copies move to or from the node: records that it has got in repairs,
+	// partitions that it has got when it joined, and bytes that it has sent to joining nodes.
+	Moved *int64
 }
 
 // largest is the largest whole number up to which a float64 represents every whole number.
@@ -81,7 +87,23 @@ func Parse(text io.Reader) (*Metrics, error) {
 		},
 		Commands: all.number(commandsTotal, sum),
 		Rounds:   all.count(roundsTotal, sum),
+		Moved:    all.moved(),
 	}, nil
+}
+
+// moved adds up the counters of Moved. It returns nil without the counter of repairs: only that
+// counter shows how the partitions of a removed node get their copies on a node that has restarted.
+func (s samples) moved() *int64 {
+	total := s.count(repairedTotal, sum)
+	if total == nil {
+		return nil
+	}
+	for _, name := range []string{bootstrapsTotal, bootstrapBytes} {
+		if more := s.count(name, sum); more != nil {
+			*total += *more
+		}
+	}
+	return total
 }
 
 // Limits of the metrics of a node. The user of a cluster chooses the program that sends them, and

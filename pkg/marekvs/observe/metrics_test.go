@@ -37,6 +37,9 @@ marekvs_cluster_effective_rf_min 2
 marekvs_join_gate_pending_pids 0
 marekvs_rejoin_active 1
 marekvs_ae_rounds_total 12
+marekvs_ae_repair_ops_total 100
+marekvs_bootstraps_completed_total 20
+marekvs_bootstrap_bytes_sent_total 3
 marekvs_disk_total_bytes 1e10
 marekvs_disk_avail_bytes 4e9
 marekvs_disk_write_stopped 0
@@ -51,8 +54,22 @@ func TestParse(t *testing.T) {
 			Underreplicated: ptr.To[int64](0), Members: ptr.To[int64](3), EffectiveReplicas: ptr.To[int64](2), Joining: ptr.To[int64](1),
 			DiskTotal: ptr.To(1e10), DiskAvailable: ptr.To(4e9), WriteStopped: ptr.To[int64](0),
 		},
-		Commands: ptr.To(15.0), Rounds: ptr.To[int64](12),
+		Commands: ptr.To(15.0), Rounds: ptr.To[int64](12), Moved: ptr.To[int64](123),
 	}, got)
+}
+
+// Only the counter of repairs must exist.
+func TestMoved(t *testing.T) {
+	for text, want := range map[string]*int64{
+		"marekvs_ae_repair_ops_total 5\n":                                       ptr.To[int64](5),
+		"marekvs_ae_repair_ops_total 5\nmarekvs_bootstrap_bytes_sent_total 2\n": ptr.To[int64](7),
+		"marekvs_bootstrap_bytes_sent_total 2\n":                                nil,
+		"marekvs_ae_repair_ops_total NaN\n":                                     nil,
+	} {
+		got, err := Parse(strings.NewReader(text))
+		require.NoError(t, err)
+		assert.Equal(t, want, got.Moved, text)
+	}
 }
 
 // Names of commands that clients send become values of labels.

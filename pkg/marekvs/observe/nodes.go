@@ -12,8 +12,8 @@ import (
 type Node struct {
 	Process     Process
 	Terminating bool
-	// Members and Rounds are reported by the node, nil if it did not report them.
-	Members, Rounds *int64
+	// Members, Rounds and Moved are reported by the node, nil if it did not report them.
+	Members, Rounds, Moved *int64
 }
 
 type identity struct {
@@ -22,14 +22,18 @@ type identity struct {
 }
 
 // Nodes remembers when the nodes of a cluster last changed: a Pod was created or deleted,
-// a container restarted, or a node saw another number of nodes.
+// a container restarted, or a node saw another number of nodes. It also remembers how many rounds
+// each node has begun since then, and since copies last moved between any nodes.
 type Nodes struct {
 	changed time.Time
 	// known has the nodes by ordinal.
 	known map[int32]identity
 	// members is the number of nodes that each node saw last.
 	members map[Process]int64
-	// rounds has the rounds of each node at its first report after the change.
+	// moved is how much each node had moved at its last report.
+	moved map[Process]int64
+	// rounds has the rounds of each node at its first report after the nodes changed or copies
+	// moved.
 	rounds map[Process]int64
 }
 
@@ -37,8 +41,8 @@ type Nodes struct {
 // counts as a change.
 func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 	known := make(map[int32]identity, len(nodes))
-	members := map[Process]int64{}
-	changed := n.known == nil
+	members, moved := map[Process]int64{}, map[Process]int64{}
+	changed, moves := n.known == nil, false
 	for ordinal, node := range nodes {
 		known[ordinal] = identity{node.Process, node.Terminating}
 		before, seen := n.members[node.Process]
@@ -49,12 +53,23 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 		case seen:
 			members[node.Process] = before
 		}
+		before, seen = n.moved[node.Process]
+		switch {
+		case node.Moved != nil:
+			moved[node.Process] = *node.Moved
+			moves = moves || seen && before != *node.Moved
+		case seen:
+			moved[node.Process] = before
+		}
 	}
-	if changed || !maps.Equal(known, n.known) {
+	changed = changed || !maps.Equal(known, n.known)
+	if changed {
 		n.changed = now
+	}
+	if changed || moves {
 		n.rounds = map[Process]int64{}
 	}
-	n.known, n.members = known, members
+	n.known, n.members, n.moved = known, members, moved
 	for _, node := range nodes {
 		if node.Rounds == nil {
 			continue
@@ -69,13 +84,17 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 // SinceChange returns how long the nodes have been the same.
 func (n *Nodes) SinceChange(now time.Time) time.Duration { return now.Sub(n.changed) }
 
-// Rounds returns how many rounds a node has finished since the change, nil if it does not
-// report them.
+// Rounds returns how many whole rounds a node has had since the nodes changed and since copies last
+// moved between any nodes. It returns nil if the node does not report its rounds and what it moved.
+//
+// The counter rises when a round begins (github.com/yannick/marekvs, commit defc648,
+// crates/marekvs-repl/src/lib.rs:1454): the first round began before the first report, and the last
+// round may not have ended.
 func (n *Nodes) Rounds(node Node) *int64 {
 	first, ok := n.rounds[node.Process]
-	if node.Rounds == nil || !ok {
+	if node.Rounds == nil || node.Moved == nil || !ok {
 		return nil
 	}
-	since := *node.Rounds - first
+	since := max(*node.Rounds-first-1, 0)
 	return &since
 }

@@ -21,8 +21,10 @@ type Wanted struct {
 	// size, else 0. After autoscaling was disabled, it applies until the cluster has its
 	// size.
 	Stabilization time.Duration
-	// Reclaim is true if the volumes of removed nodes are to be deleted.
-	Reclaim bool
+	// Reclaim is true if the volumes of removed nodes are to be deleted, ReclaimAfter after the
+	// last removal.
+	Reclaim      bool
+	ReclaimAfter time.Duration
 }
 
 // Decision is the next change of a cluster.
@@ -73,7 +75,7 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 		}
 	}
 	if wanted.Reclaim {
-		decision.Reclaim = Reclaimable(decision.Target, o, volumes)
+		decision.Reclaim = Reclaimable(decision.Target, o, wanted.ReclaimAfter, volumes)
 	}
 	return decision
 }

@@ -40,7 +40,7 @@ type Pod struct {
 	// Sample is nil if the node does not report its metrics.
 	Sample *Sample
 	// Rounds is how many times the node has compared its copies with other nodes since the
-	// nodes last changed; nil if it does not report this.
+	// nodes last changed and copies last moved between any nodes; nil if it does not report this.
 	Rounds *int64
 }
 
@@ -71,6 +71,8 @@ type Observation struct {
 	SinceChange time.Duration
 	// Settle is how long the nodes must be unchanged before a removal.
 	Settle time.Duration
+	// SinceRemoval is how long ago a node was last removed, or the StatefulSet created.
+	SinceRemoval time.Duration
 }
 
 // Block is the reason why a removal or an update has to wait, and a message for users.

@@ -37,7 +37,10 @@ func Next(target int32, o *Observation, removal Removal) Step {
 	if target >= o.Replicas {
 		return Step{Replicas: target}
 	}
-	blocked := o.checkCopies(none)
+	blocked := o.checkSingleCopy()
+	if blocked == nil {
+		blocked = o.checkCopies(none)
+	}
 	if blocked == nil {
 		blocked = o.checkRemoval(removal)
 	}
@@ -45,6 +48,16 @@ func Next(target int32, o *Observation, removal Removal) Step {
 		return Step{Replicas: o.Replicas, Blocked: blocked}
 	}
 	return Step{Replicas: o.Replicas - 1}
+}
+
+// checkSingleCopy returns a Block if each partition has one copy. A node that is terminated sends
+// what it has not sent yet, and hands over no partition (github.com/yannick/marekvs, commit defc648,
+// design/06-cluster-membership.md), and no round finds a copy that no other node has.
+func (o *Observation) checkSingleCopy() *Block {
+	if o.ReplicationFactor > 1 {
+		return nil
+	}
+	return block(v1alpha1.ReasonSingleCopy, "replicationFactor is %d, and no other node has the data of the node to remove; at least 2 is needed", o.ReplicationFactor)
 }
 
 func (o *Observation) checkRemoval(removal Removal) *Block {
@@ -60,9 +73,11 @@ func (o *Observation) checkRemoval(removal Removal) *Block {
 	return nil
 }
 
-// rounds is how many times each node must have compared its copies after the nodes changed.
-// The first round may have begun before the change.
-const rounds = 2
+// rounds returns how many rounds of every node must pass without a copy that moves. A node compares
+// each partition with one other owner per round, which it chooses at random, and in every third round
+// also what it holds and does not own (github.com/yannick/marekvs, commit defc648,
+// crates/marekvs-repl/src/lib.rs:1464-1505).
+func (o *Observation) rounds() int64 { return max(3, 2*(int64(o.ReplicationFactor)-1)) }
 
 // checkCopies returns why the copies of the data may be incomplete, nil if they are complete. It
 // ignores the Pod with the ordinal except.
@@ -142,9 +157,12 @@ func (o *Observation) checkRepair(except int32) *Block {
 		if joining := pod.Sample.Joining; joining != nil && *joining > 0 {
 			return block(v1alpha1.ReasonRepairing, "pod %s is taking over partitions", o.podName(pod.Ordinal))
 		}
-		if pod.Rounds != nil && *pod.Rounds < rounds {
-			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since the nodes changed",
-				o.podName(pod.Ordinal), max(*pod.Rounds, 0), rounds)
+		if pod.Rounds == nil {
+			return block(v1alpha1.ReasonMetricsUnavailable, "pod %s does not report how many rounds of repair it has begun and what they repaired", o.podName(pod.Ordinal))
+		}
+		if *pod.Rounds < o.rounds() {
+			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since the nodes changed and data moved",
+				o.podName(pod.Ordinal), *pod.Rounds, o.rounds())
 		}
 	}
 	if o.SinceChange < o.Settle {
@@ -178,10 +196,14 @@ func VolumeOrdinal(cluster, claim string) (int32, bool) {
 }
 
 // Reclaimable returns the volumes of removed nodes that may be deleted. It returns nil
-// unless the cluster has its target size, every copy exists without these volumes, and no
-// Pod of a removed node exists.
-func Reclaimable(target int32, o *Observation, volumes []Volume) []Volume {
-	if target != o.Replicas || o.rolling() || o.checkCopies(none) != nil {
+// unless the cluster has its target size, every copy exists without these volumes, no
+// Pod of a removed node exists, and the last removal was at least a time ago: what the nodes report
+// does not prove that every copy is complete.
+func Reclaimable(target int32, o *Observation, after time.Duration, volumes []Volume) []Volume {
+	if o.SinceRemoval < after {
+		return nil
+	}
+	if target != o.Replicas || o.rolling() || o.checkSingleCopy() != nil || o.checkCopies(none) != nil {
 		return nil
 	}
 	var reclaimable []Volume

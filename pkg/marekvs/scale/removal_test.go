@@ -17,11 +17,11 @@ func healthy(nodes int32) *Observation {
 	o := &Observation{
 		Name: "demo", ReplicationFactor: 2, Replicas: nodes, StatusReplicas: nodes, Current: true,
 		TemplateCurrent: true, CurrentRevision: "1", UpdateRevision: "1",
-		SinceChange: time.Minute, Settle: 30 * time.Second,
+		SinceChange: time.Minute, Settle: 30 * time.Second, SinceRemoval: time.Hour,
 	}
 	for ordinal := range nodes {
 		o.Pods = append(o.Pods, Pod{
-			Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](rounds),
+			Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](3),
 			Sample: &Sample{
 				Underreplicated: ptr.To[int64](0), Members: ptr.To(int64(nodes)), EffectiveReplicas: ptr.To[int64](2), Joining: ptr.To[int64](0),
 				DiskTotal: ptr.To(100.0), DiskAvailable: ptr.To(90.0), WriteStopped: ptr.To[int64](0),
@@ -41,6 +41,7 @@ var obstacles = []struct {
 	{"a Pod has just started", "MetricsUnavailable", func(o *Observation) { o.Pods[1].Sample.Members = ptr.To[int64](0) }},
 	{"a Pod is missing", "MetricsUnavailable", func(o *Observation) { o.Pods = slices.Delete(o.Pods, 2, 3) }},
 	{"partitions have too few owners", "Underreplicated", func(o *Observation) { o.Pods[4].Sample.Underreplicated = ptr.To[int64](1) }},
+	{"each partition has one copy", "SingleCopy", func(o *Observation) { o.ReplicationFactor = 1 }},
 	{"a Pod is not ready", "NotAllReady", func(o *Observation) { o.Pods[3].Ready = false }},
 	{"the last removal is not over", "PodTerminating", func(o *Observation) {
 		o.Pods = append(o.Pods, Pod{Ordinal: 6, Ready: true, Terminating: true})
@@ -52,7 +53,14 @@ var obstacles = []struct {
 	{"a node sees more nodes", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.Members = ptr.To[int64](7) }},
 	{"a partition has too few copies", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.EffectiveReplicas = ptr.To[int64](1) }},
 	{"a node is joining", "Repairing", func(o *Observation) { o.Pods[2].Sample.Joining = ptr.To[int64](1) }},
-	{"a node has compared its copies once", "Repairing", func(o *Observation) { o.Pods[2].Rounds = ptr.To[int64](1) }},
+	{"a node has compared its copies twice", "Repairing", func(o *Observation) { o.Pods[2].Rounds = ptr.To[int64](2) }},
+	{"a node does not report rounds and repairs", "MetricsUnavailable", func(o *Observation) { o.Pods[2].Rounds = nil }},
+	{"each partition has more owners to compare with", "Repairing", func(o *Observation) {
+		o.ReplicationFactor = 3
+		for i := range o.Pods {
+			o.Pods[i].Sample.EffectiveReplicas = ptr.To[int64](3)
+		}
+	}},
 	{"the nodes changed just now", "Settling", func(o *Observation) { o.SinceChange = 29 * time.Second }},
 	{"a node has stopped to write", "DiskFull", func(o *Observation) { o.Pods[1].Sample.WriteStopped = ptr.To[int64](1) }},
 	{"a volume would be too full", "DiskFull", func(o *Observation) {
@@ -96,12 +104,11 @@ func TestTheFirstReasonIsReported(t *testing.T) {
 func TestMissingOptionalMetricsDoNotBlock(t *testing.T) {
 	o := healthy(6)
 	for i := range o.Pods {
-		o.Pods[i].Rounds = nil
 		o.Pods[i].Sample = &Sample{Underreplicated: ptr.To[int64](0)}
 	}
 	assert.Equal(t, Step{Replicas: 5}, Next(3, o, Removal{}))
 	o.SinceChange = 0
-	assert.Equal(t, "Settling", Next(3, o, Removal{}).Blocked.Reason, "without rounds the time alone counts")
+	assert.Equal(t, "Settling", Next(3, o, Removal{}).Blocked.Reason, "rounds alone do not suffice")
 }
 
 func TestReported(t *testing.T) {
@@ -132,16 +139,19 @@ func TestVolumeOrdinal(t *testing.T) {
 
 func TestReclaimable(t *testing.T) {
 	volumes := []Volume{{Ordinal: 0}, {Ordinal: 5}, {Ordinal: 6}, {Ordinal: 7}, {Ordinal: 8, Terminating: true}}
-	assert.Equal(t, []Volume{{Ordinal: 6}, {Ordinal: 7}}, Reclaimable(6, healthy(6), volumes))
-	assert.Empty(t, Reclaimable(5, healthy(6), volumes), "the size is not reached")
-	assert.Empty(t, Reclaimable(7, healthy(6), volumes), "a node is added")
+	assert.Equal(t, []Volume{{Ordinal: 6}, {Ordinal: 7}}, Reclaimable(6, healthy(6), time.Hour, volumes))
+	assert.Empty(t, Reclaimable(5, healthy(6), time.Hour, volumes), "the size is not reached")
+	recent := healthy(6)
+	recent.SinceRemoval--
+	assert.Empty(t, Reclaimable(6, recent, time.Hour, volumes), "a node was removed too recently")
+	assert.Empty(t, Reclaimable(7, healthy(6), time.Hour, volumes), "a node is added")
 	for _, obstacle := range obstacles {
 		if obstacle.reason == "DiskFull" {
 			continue
 		}
 		o := healthy(6)
 		obstacle.put(o)
-		assert.Empty(t, Reclaimable(6, o, volumes), obstacle.name)
+		assert.Empty(t, Reclaimable(6, o, time.Hour, volumes), obstacle.name)
 	}
 	assert.Empty(t, Decide(&Wanted{Nodes: 6}, healthy(6), &Load{}, volumes).Reclaim, "not requested")
 	assert.Len(t, Decide(&Wanted{Nodes: 6, Reclaim: true}, healthy(6), &Load{}, volumes).Reclaim, 2)

@@ -22,9 +22,10 @@ import (
 type walk struct {
 	*storetest.Model
 
-	wanted     scale.Wanted
-	memory     *memory
-	lastScaled int
+	wanted                  scale.Wanted
+	settle                  time.Duration
+	memory                  *memory
+	lastScaled, lastRemoved int
 	// late is a decision that is written some seconds after it was taken.
 	late           *scale.Decision
 	lateGeneration int
@@ -35,11 +36,15 @@ type walk struct {
 
 func newWalk(seed uint64) *walk {
 	random := rand.New(rand.NewPCG(seed, 5))
-	w := &walk{Model: storetest.New(random, 3+random.Int32N(5)), memory: newMemory()}
-	w.wanted = scale.Wanted{Nodes: 3 + random.Int32N(5), ReplicationFactor: storetest.Copies, Reclaim: random.IntN(2) == 0}
+	factor := 2 + random.Int32N(2)
+	w := &walk{Model: storetest.NewFactor(random, 4+random.Int32N(4), int(factor)), memory: newMemory()}
+	w.Volumes.CopySteps = []int{1, 5, 15, 40}[random.IntN(4)]
+	w.settle = []time.Duration{0, 30 * time.Second}[random.IntN(2)]
+	w.wanted = scale.Wanted{Nodes: 3 + random.Int32N(5), ReplicationFactor: factor,
+		Reclaim: random.IntN(2) == 0, ReclaimAfter: time.Minute}
 	if random.IntN(2) == 0 {
 		w.wanted.Autoscaler = &scale.Autoscaler{
-			MinNodes: 3, MaxNodes: 8, ReplicationFactor: storetest.Copies, OpsPerNode: 5000,
+			MinNodes: 3, MaxNodes: 8, ReplicationFactor: factor, OpsPerNode: 5000,
 			UpCooldown: 20 * time.Second, DownStabilization: time.Minute,
 		}
 	}
@@ -95,6 +100,7 @@ func (w *walk) write(decision *scale.Decision, generation int) {
 	}
 	if decision.Step.Replicas < w.Replicas {
 		w.removals++
+		w.lastRemoved = w.Second
 	}
 	w.Resize(decision.Step.Replicas)
 	w.lastScaled = w.Second
@@ -120,7 +126,7 @@ func (w *walk) run(seconds int, disturbed bool) {
 // target returns the expected size at the end.
 func (w *walk) target() int32 {
 	if w.wanted.Autoscaler == nil {
-		return scale.FixedTarget(w.wanted.Nodes, storetest.Copies)
+		return scale.FixedTarget(w.wanted.Nodes, w.wanted.ReplicationFactor)
 	}
 	// The lowest size that removals may reach at constant load.
 	size := w.wanted.Autoscaler.Clamp(int32((w.Rate + 4999) / 5000))
@@ -139,7 +145,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		for _, n := range w.Pods {
 			n.Silent = 0
 		}
-		w.run(900, false)
+		w.run(2700, false) // each removal waits for the copies, which may take minutes
 		if len(w.Problems) > 0 {
 			t.Fatalf("seed %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
 		}
@@ -161,6 +167,43 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 	}
 }
 
+// A cluster whose nodes have all restarted with their volumes shrinks, and each partition takes
+// long to copy: the join gauges of such nodes show nothing, and rounds begin all the time.
+func TestAShrinkWaitsForSlowCopies(t *testing.T) {
+	for _, seed := range tier.Seeds(t, 20) {
+		w := newWalk(seed)
+		w.wanted = scale.Wanted{Nodes: 3, ReplicationFactor: 2, Reclaim: true}
+		w.Model = storetest.New(w.Rand, 6)
+		w.Volumes.CopySteps = 72
+		for range 6 {
+			w.Evict()
+			for range 60 {
+				w.Tick()
+			}
+		}
+		w.run(3600, false)
+		if len(w.Problems) > 0 {
+			t.Fatalf("seed %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
+		}
+		if w.Replicas != 3 || w.reclaimed != 3 {
+			t.Fatalf("seed %d ends with %d nodes and %d reclaimed volumes, want 3 and 3", seed, w.Replicas, w.reclaimed)
+		}
+	}
+}
+
+// With one copy of each partition every removal would lose data.
+func TestASingleCopyIsKept(t *testing.T) {
+	for _, seed := range tier.Seeds(t, 20) {
+		w := newWalk(seed)
+		w.wanted = scale.Wanted{Nodes: 3, ReplicationFactor: 1, Reclaim: true}
+		w.Model = storetest.NewFactor(w.Rand, 5, 1)
+		w.run(900, true)
+		if len(w.Problems) > 0 || w.removals > 0 || w.reclaimed > 0 {
+			t.Fatalf("seed %d: %d removals, %d volumes reclaimed, problems: %.200q", seed, w.removals, w.reclaimed, w.Problems)
+		}
+	}
+}
+
 // memory has what the operator remembers between two syncs and loses in a restart.
 type memory struct {
 	rates   *observe.Rates
@@ -175,12 +218,10 @@ func newMemory() *memory {
 // observe reads the model as the operator reads a cluster.
 func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale.Observation, *scale.Load, []scale.Volume) {
 	o := &scale.Observation{
-		Name: "demo", ReplicationFactor: storetest.Copies, Replicas: w.Replicas, StatusReplicas: int32(len(w.Pods)), Current: w.Observed == w.Generation,
+		Name: "demo", ReplicationFactor: w.wanted.ReplicationFactor, Replicas: w.Replicas, StatusReplicas: int32(len(w.Pods)), Current: w.Observed == w.Generation,
 		TemplateCurrent: true, CurrentRevision: "1", UpdateRevision: "1",
 	}
-	if !w.ReportsRounds {
-		o.Settle = 30 * time.Second
-	}
+	o.Settle, o.SinceRemoval = w.settle, time.Duration(w.Second-w.lastRemoved)*time.Second
 	readings, known := map[observe.Process]observe.Reading{}, map[int32]observe.Node{}
 	for _, n := range w.Pods {
 		pod := scale.Pod{Ordinal: n.Ordinal, Ready: n.Ready(), Terminating: n.Terminating, Revision: "1"}
@@ -189,9 +230,7 @@ func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale
 		reading := observe.Reading{At: w.Now()}
 		if pod.Sample = w.Sample(n); pod.Sample != nil {
 			seen.Members = pod.Sample.Members
-			if w.ReportsRounds {
-				seen.Rounds = ptr.To(n.Rounds)
-			}
+			seen.Rounds, seen.Moved = ptr.To(n.Rounds), ptr.To(n.Moved())
 			reading.Total = ptr.To(n.Commands)
 		}
 		if known[n.Ordinal] = seen; !n.Terminating {
@@ -212,7 +251,7 @@ func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale
 	}
 	load.Peak = memory.history.Peak(w.Now(), window)
 	var volumes []scale.Volume
-	for ordinal := range w.Volumes {
+	for _, ordinal := range w.Volumes.Ordinals() {
 		volumes = append(volumes, scale.Volume{Ordinal: ordinal})
 	}
 	return o, load, volumes

@@ -72,6 +72,8 @@ const (
 	ReasonRollingOut = "RollingOut"
 	// ReasonRolloutHalted means that an updated Pod does not become ready.
 	ReasonRolloutHalted = "RolloutHalted"
+	// ReasonSingleCopy means that each partition has one copy, which a removal would lose.
+	ReasonSingleCopy = "SingleCopy"
 	// ReasonStabilizing means that the last change of the size is too recent.
 	ReasonStabilizing = "Stabilizing"
 	// ReasonNameConflict means that an object of the needed name is not controlled by

@@ -26,6 +26,7 @@ const (
 	DefaultMemory                              = "1Gi"
 	DefaultScaleDownStabilizationSeconds int32 = 300
 	DefaultScaleUpCooldownSeconds        int32 = 60
+	DefaultReclaimAfterSeconds           int32 = 86400
 )
 
 // WithDefaults returns a copy of the cluster, in which each unset field of the spec that has a
@@ -38,6 +39,7 @@ func (c *MarekvsCluster) WithDefaults() *MarekvsCluster {
 	spec.Storage.Size = cmp.Or(spec.Storage.Size, ptr.To(resource.MustParse(DefaultStorageSize)))
 	spec.Resources.CPU = cmp.Or(spec.Resources.CPU, ptr.To(resource.MustParse(DefaultCPU)))
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, ptr.To(resource.MustParse(DefaultMemory)))
+	spec.ReclaimAfterSeconds = cmp.Or(spec.ReclaimAfterSeconds, ptr.To(DefaultReclaimAfterSeconds))
 	if a := spec.Autoscale; a != nil {
 		a.ScaleDownStabilizationSeconds = cmp.Or(a.ScaleDownStabilizationSeconds, ptr.To(DefaultScaleDownStabilizationSeconds))
 		a.ScaleUpCooldownSeconds = cmp.Or(a.ScaleUpCooldownSeconds, ptr.To(DefaultScaleUpCooldownSeconds))

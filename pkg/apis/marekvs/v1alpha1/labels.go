@@ -26,6 +26,9 @@ const (
 	AnnotationLastScaleUp = "marekvs.io/last-scale-up"
 	// AnnotationLastScaleDown is the time of the last removal.
 	AnnotationLastScaleDown = "marekvs.io/last-scale-down"
+	// AnnotationGossipCluster of a StatefulSet is the gossip cluster of its nodes, empty for the
+	// default of the store. It never changes: nodes with another value would not find each other.
+	AnnotationGossipCluster = "marekvs.io/gossip-cluster"
 	// AnnotationStabilization of a StatefulSet is the stabilization in seconds of the
 	// autoscaler that determined its size.
 	AnnotationStabilization = "marekvs.io/stabilization-seconds"

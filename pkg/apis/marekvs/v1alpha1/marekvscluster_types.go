@@ -60,7 +60,8 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	Nodes int32 `json:"nodes,omitempty"`
-	// replicationFactor is the number of copies of each partition.
+	// replicationFactor is the number of copies of each partition. With 1, no node is ever
+	// removed: nothing else has its data.
 	// +optional
 	// +kubebuilder:default=2
 	// +kubebuilder:validation:Minimum=1
@@ -77,17 +78,28 @@ type MarekvsClusterSpec struct {
 	// nodes.
 	// +optional
 	Autoscale *Autoscale `json:"autoscale,omitempty"`
-	// reclaimPvcs is true if the volume claims of removed nodes are to be deleted, once
-	// every copy exists again. By default they are kept.
+	// reclaimPvcs is true if the volume claims of removed nodes are to be deleted,
+	// reclaimAfterSeconds after the last removal and only while every copy exists. By default
+	// they are kept. With replicationFactor 1 they are never deleted.
 	// +optional
 	ReclaimPvcs bool `json:"reclaimPvcs,omitempty"`
+	// reclaimAfterSeconds is how long the volume claims of removed nodes are kept after the last
+	// removal of a node, if reclaimPvcs is true. An unset field means 86400, a day. The metrics of
+	// the nodes do not prove that every copy is complete: this is the time to notice lost data
+	// and to bring a node back.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=31536000
+	ReclaimAfterSeconds *int32 `json:"reclaimAfterSeconds,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
-	// operator sets cannot be overridden. A value has at most 32768 characters.
+	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
+	// the nodes, which it relies on. A value has at most 32768 characters.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=128
 	// +kubebuilder:validation:XValidation:rule="self.all(name, name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))",message="the name of a variable must consist of letters, digits, '-', '_' and '.', and must not begin with a digit"
 	// +kubebuilder:validation:XValidation:rule="self.all(name, self[name].size() <= 32768)",message="the value of a variable must have at most 32768 characters"
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
+	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_CLUSTER' in self || 'MAREKVS_NODE_ID' in self || 'MAREKVS_RESP_ADDR' in self || 'MAREKVS_MESH_ADDR' in self || 'MAREKVS_GOSSIP_ADDR' in self || 'MAREKVS_AE_PARTITIONS_PER_ROUND' in self)",message="MAREKVS_CLUSTER, MAREKVS_NODE_ID, MAREKVS_RESP_ADDR, MAREKVS_MESH_ADDR, MAREKVS_GOSSIP_ADDR and MAREKVS_AE_PARTITIONS_PER_ROUND are not allowed: the identity of the nodes, their ports and their rounds of repair would not be those that the operator relies on"
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	// +optional

@@ -126,6 +126,11 @@ func (in *MarekvsClusterSpec) DeepCopyInto(out *MarekvsClusterSpec) {
 		*out = new(Autoscale)
 		(*in).DeepCopyInto(*out)
 	}
+	if in.ReclaimAfterSeconds != nil {
+		in, out := &in.ReclaimAfterSeconds, &out.ReclaimAfterSeconds
+		*out = new(int32)
+		**out = **in
+	}
 	if in.ExtraEnv != nil {
 		in, out := &in.ExtraEnv, &out.ExtraEnv
 		*out = make(map[string]string, len(*in))

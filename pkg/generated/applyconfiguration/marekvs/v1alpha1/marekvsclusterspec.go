@@ -15,7 +15,8 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// nodes is the number of nodes. With autoscale it is only the initial number. A
 	// cluster never has fewer nodes than replicationFactor + 1.
 	Nodes *int32 `json:"nodes,omitempty"`
-	// replicationFactor is the number of copies of each partition.
+	// replicationFactor is the number of copies of each partition. With 1, no node is ever
+	// removed: nothing else has its data.
 	ReplicationFactor *int32 `json:"replicationFactor,omitempty"`
 	// storage is the volume of each node. It cannot be changed.
 	Storage *StorageApplyConfiguration `json:"storage,omitempty"`
@@ -24,11 +25,18 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// autoscale determines the number of nodes by load. If it is not set, the number is
 	// nodes.
 	Autoscale *AutoscaleApplyConfiguration `json:"autoscale,omitempty"`
-	// reclaimPvcs is true if the volume claims of removed nodes are to be deleted, once
-	// every copy exists again. By default they are kept.
+	// reclaimPvcs is true if the volume claims of removed nodes are to be deleted,
+	// reclaimAfterSeconds after the last removal and only while every copy exists. By default
+	// they are kept. With replicationFactor 1 they are never deleted.
 	ReclaimPvcs *bool `json:"reclaimPvcs,omitempty"`
+	// reclaimAfterSeconds is how long the volume claims of removed nodes are kept after the last
+	// removal of a node, if reclaimPvcs is true. An unset field means 86400, a day. The metrics of
+	// the nodes do not prove that every copy is complete: this is the time to notice lost data
+	// and to bring a node back.
+	ReclaimAfterSeconds *int32 `json:"reclaimAfterSeconds,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
-	// operator sets cannot be overridden. A value has at most 32768 characters.
+	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
+	// the nodes, which it relies on. A value has at most 32768 characters.
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
@@ -97,6 +105,14 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithAutoscale(value *AutoscaleApp
 // If called multiple times, the ReclaimPvcs field is set to the value of the last call.
 func (b *MarekvsClusterSpecApplyConfiguration) WithReclaimPvcs(value bool) *MarekvsClusterSpecApplyConfiguration {
 	b.ReclaimPvcs = &value
+	return b
+}
+
+// WithReclaimAfterSeconds sets the ReclaimAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReclaimAfterSeconds field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithReclaimAfterSeconds(value int32) *MarekvsClusterSpecApplyConfiguration {
+	b.ReclaimAfterSeconds = &value
 	return b
 }
 
