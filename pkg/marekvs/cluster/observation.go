@@ -91,7 +91,8 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 	m.nodes.Observe(now, nodes)
 	o.SinceChange = m.nodes.SinceChange(now)
 	for i := range o.Pods {
-		o.Pods[i].Rounds = m.nodes.Rounds(nodes[o.Pods[i].Ordinal])
+		node := nodes[o.Pods[i].Ordinal]
+		o.Pods[i].Rounds, o.Pods[i].QuietRounds = m.nodes.Rounds(node), m.nodes.QuietRounds(node)
 	}
 	return o, c.load(m, cluster, set, o, readings, now)
 }

@@ -37,7 +37,7 @@ func done(nodes int32, change func(*scale.Observation)) *syncResult {
 	o := &scale.Observation{Name: "demo", ReplicationFactor: 2, Replicas: 3, StatusReplicas: 3, Current: true, TemplateCurrent: true,
 		CurrentRevision: "1", UpdateRevision: "1", SinceChange: time.Hour}
 	for ordinal := range int32(3) {
-		o.Pods = append(o.Pods, scale.Pod{Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+		o.Pods = append(o.Pods, scale.Pod{Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), QuietRounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
 	}
 	if change != nil {
 		change(o)
@@ -104,7 +104,7 @@ func TestPhasesOfRemovals(t *testing.T) {
 	four := func(change func(*scale.Observation)) func(*scale.Observation) {
 		return func(o *scale.Observation) {
 			o.Replicas, o.StatusReplicas = 4, 4
-			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), QuietRounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
 			if change != nil {
 				change(o)
 			}
@@ -226,7 +226,7 @@ func TestProgressing(t *testing.T) {
 		"growth":      {done(5, nil), "True ScaledUp Scaling from 3 to 5 nodes."},
 		"removal": {done(3, func(o *scale.Observation) {
 			o.Replicas, o.StatusReplicas = 4, 4
-			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), QuietRounds: ptr.To[int64](3), Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
 		}), "True ScaledDown Scaling from 4 to 3 nodes."},
 		"a removal is blocked": {done(3, func(o *scale.Observation) { o.Replicas, o.StatusReplicas = 4, 4 }),
 			"True MetricsUnavailable metrics unreachable (3 of 4 pods scraped)."},

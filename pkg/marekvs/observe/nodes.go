@@ -32,9 +32,9 @@ type Nodes struct {
 	members map[Process]int64
 	// moved is how much each node had moved at its last report.
 	moved map[Process]int64
-	// rounds has the rounds of each node at its first report after the nodes changed or copies
-	// moved.
-	rounds map[Process]int64
+	// rounds has the rounds of each node at its first report after the nodes changed, quiet at its
+	// first report after the nodes changed or copies moved.
+	rounds, quiet map[Process]int64
 }
 
 // Observe compares the nodes, by ordinal, with the nodes of the last call. The first call
@@ -65,9 +65,10 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 	changed = changed || !maps.Equal(known, n.known)
 	if changed {
 		n.changed = now
+		n.rounds = map[Process]int64{}
 	}
 	if changed || moves {
-		n.rounds = map[Process]int64{}
+		n.quiet = map[Process]int64{}
 	}
 	n.known, n.members, n.moved = known, members, moved
 	for _, node := range nodes {
@@ -75,8 +76,10 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 			continue
 		}
 		// A counter that fell was reset by a restart.
-		if first, ok := n.rounds[node.Process]; !ok || *node.Rounds < first {
-			n.rounds[node.Process] = *node.Rounds
+		for _, counted := range []map[Process]int64{n.rounds, n.quiet} {
+			if first, ok := counted[node.Process]; !ok || *node.Rounds < first {
+				counted[node.Process] = *node.Rounds
+			}
 		}
 	}
 }
@@ -84,17 +87,28 @@ func (n *Nodes) Observe(now time.Time, nodes map[int32]Node) {
 // SinceChange returns how long the nodes have been the same.
 func (n *Nodes) SinceChange(now time.Time) time.Duration { return now.Sub(n.changed) }
 
-// Rounds returns how many whole rounds a node has had since the nodes changed and since copies last
-// moved between any nodes. It returns nil if the node does not report its rounds and what it moved.
-//
-// The counter rises when a round begins (github.com/yannick/marekvs, commit defc648,
-// crates/marekvs-repl/src/lib.rs:1454): the first round began before the first report, and the last
-// round may not have ended.
-func (n *Nodes) Rounds(node Node) *int64 {
-	first, ok := n.rounds[node.Process]
-	if node.Rounds == nil || node.Moved == nil || !ok {
+// Rounds returns how many whole rounds a node has had since the nodes changed, nil if it does not
+// report its rounds.
+func (n *Nodes) Rounds(node Node) *int64 { return wholeRounds(n.rounds, node) }
+
+// QuietRounds returns how many whole rounds a node has had since the nodes changed and since copies
+// last moved between any nodes, nil if it does not report its rounds and what it moved.
+func (n *Nodes) QuietRounds(node Node) *int64 {
+	if node.Moved == nil {
 		return nil
 	}
-	since := max(*node.Rounds-first-1, 0)
+	return wholeRounds(n.quiet, node)
+}
+
+// wholeRounds returns the rounds of a node that have begun and ended since a first report. The
+// counter rises when a round begins (github.com/yannick/marekvs, commit defc648,
+// crates/marekvs-repl/src/lib.rs:1454): the round of the first report began before it, and the last
+// round may not have ended.
+func wholeRounds(first map[Process]int64, node Node) *int64 {
+	from, ok := first[node.Process]
+	if node.Rounds == nil || !ok {
+		return nil
+	}
+	since := max(*node.Rounds-from-1, 0)
 	return &since
 }

@@ -79,8 +79,8 @@ func TestACounterOfRoundsThatFellBeginsAgain(t *testing.T) {
 	assert.Equal(t, ptr.To[int64](1), n.Rounds(three(3)[0]))
 }
 
-// While copies move anywhere, no node counts rounds. A node that was silent meanwhile counts too.
-func TestRoundsCountFromTheLastMovedCopy(t *testing.T) {
+// While copies move anywhere, no node counts quiet rounds. A node that was silent meanwhile counts too.
+func TestQuietRoundsCountFromTheLastMovedCopy(t *testing.T) {
 	moved := func(rounds, by int64) map[int32]Node {
 		nodes := three(rounds)
 		nodes[1] = Node{Process: process("b", 0), Members: ptr.To[int64](3), Rounds: ptr.To(rounds), Moved: ptr.To(by)}
@@ -89,27 +89,28 @@ func TestRoundsCountFromTheLastMovedCopy(t *testing.T) {
 	n := &Nodes{}
 	n.Observe(start, moved(100, 7))
 	n.Observe(start, moved(104, 7))
-	assert.Equal(t, ptr.To[int64](3), n.Rounds(three(104)[0]))
+	assert.Equal(t, ptr.To[int64](3), n.QuietRounds(three(104)[0]))
 	n.Observe(start, moved(108, 8))
-	assert.Equal(t, ptr.To[int64](0), n.Rounds(three(108)[0]), "node 1 got a record")
-	assert.Equal(t, ptr.To[int64](0), n.Rounds(moved(108, 8)[1]))
+	assert.Equal(t, ptr.To[int64](0), n.QuietRounds(three(108)[0]), "node 1 got a record")
+	assert.Equal(t, ptr.To[int64](0), n.QuietRounds(moved(108, 8)[1]))
 	n.Observe(start, moved(112, 8))
-	assert.Equal(t, ptr.To[int64](3), n.Rounds(three(112)[0]))
+	assert.Equal(t, ptr.To[int64](3), n.QuietRounds(three(112)[0]))
 
 	silent := three(116)
 	silent[1] = Node{Process: process("b", 0)}
 	n.Observe(start, silent)
 	n.Observe(start, moved(120, 9))
-	assert.Equal(t, ptr.To[int64](0), n.Rounds(three(120)[0]), "node 1 got a record while it was silent")
+	assert.Equal(t, ptr.To[int64](0), n.QuietRounds(three(120)[0]), "node 1 got a record while it was silent")
+	assert.Equal(t, ptr.To[int64](19), n.Rounds(three(120)[0]))
 	assert.Equal(t, start, n.changed, "a copy that moves is no change of the nodes")
 }
 
-func TestRoundsWithoutTheCounterOfRepairsAreNotKnown(t *testing.T) {
+func TestQuietRoundsWithoutTheCounterOfRepairsAreNotKnown(t *testing.T) {
 	n := &Nodes{}
 	for _, rounds := range []int64{100, 110} {
 		nodes := three(rounds)
 		nodes[0] = Node{Process: process("a", 0), Rounds: ptr.To(rounds)}
 		n.Observe(start, nodes)
-		assert.Nil(t, n.Rounds(nodes[0]))
+		assert.Nil(t, n.QuietRounds(nodes[0]))
 	}
 }

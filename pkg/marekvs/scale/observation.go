@@ -40,8 +40,11 @@ type Pod struct {
 	// Sample is nil if the node does not report its metrics.
 	Sample *Sample
 	// Rounds is how many times the node has compared its copies with other nodes since the
-	// nodes last changed and copies last moved between any nodes; nil if it does not report this.
+	// nodes last changed; nil if it does not report this.
 	Rounds *int64
+	// QuietRounds is the part of Rounds since copies last moved between any nodes; nil if the node
+	// does not report this.
+	QuietRounds *int64
 }
 
 // Observation is the observed state of a cluster. It has plain values only, so that

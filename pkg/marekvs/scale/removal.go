@@ -42,6 +42,9 @@ func Next(target int32, o *Observation, removal Removal) Step {
 		blocked = o.checkCopies(none)
 	}
 	if blocked == nil {
+		blocked = o.checkQuiet()
+	}
+	if blocked == nil {
 		blocked = o.checkRemoval(removal)
 	}
 	if blocked != nil {
@@ -73,7 +76,7 @@ func (o *Observation) checkRemoval(removal Removal) *Block {
 	return nil
 }
 
-// rounds returns how many rounds of every node must pass without a copy that moves. A node compares
+// rounds returns how many rounds of every node must pass after a change. A node compares
 // each partition with one other owner per round, which it chooses at random, and in every third round
 // also what it holds and does not own (github.com/yannick/marekvs, commit defc648,
 // crates/marekvs-repl/src/lib.rs:1464-1505).
@@ -157,16 +160,29 @@ func (o *Observation) checkRepair(except int32) *Block {
 		if joining := pod.Sample.Joining; joining != nil && *joining > 0 {
 			return block(v1alpha1.ReasonRepairing, "pod %s is taking over partitions", o.podName(pod.Ordinal))
 		}
-		if pod.Rounds == nil {
-			return block(v1alpha1.ReasonMetricsUnavailable, "pod %s does not report how many rounds of repair it has begun and what they repaired", o.podName(pod.Ordinal))
-		}
-		if *pod.Rounds < o.rounds() {
-			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since the nodes changed and data moved",
+		if pod.Rounds != nil && *pod.Rounds < o.rounds() {
+			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since the nodes changed",
 				o.podName(pod.Ordinal), *pod.Rounds, o.rounds())
 		}
 	}
 	if o.SinceChange < o.Settle {
 		return block(v1alpha1.ReasonSettling, "the nodes changed less than %s ago", o.Settle)
+	}
+	return nil
+}
+
+// checkQuiet returns a Block until copying has ended: a round only begins to copy. An update of a
+// Pod does not wait for this, because its volume stays.
+func (o *Observation) checkQuiet() *Block {
+	pods, _ := o.expected(none)
+	for _, pod := range pods {
+		if pod.QuietRounds == nil {
+			return block(v1alpha1.ReasonMetricsUnavailable, "pod %s does not report how many rounds of repair it has begun and what they repaired", o.podName(pod.Ordinal))
+		}
+		if *pod.QuietRounds < o.rounds() {
+			return block(v1alpha1.ReasonRepairing, "pod %s has compared its copies %d of %d times since data last moved",
+				o.podName(pod.Ordinal), *pod.QuietRounds, o.rounds())
+		}
 	}
 	return nil
 }
@@ -203,7 +219,7 @@ func Reclaimable(target int32, o *Observation, after time.Duration, volumes []Vo
 	if o.SinceRemoval < after {
 		return nil
 	}
-	if target != o.Replicas || o.rolling() || o.checkSingleCopy() != nil || o.checkCopies(none) != nil {
+	if target != o.Replicas || o.rolling() || o.checkSingleCopy() != nil || o.checkCopies(none) != nil || o.checkQuiet() != nil {
 		return nil
 	}
 	var reclaimable []Volume

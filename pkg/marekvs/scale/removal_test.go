@@ -21,7 +21,7 @@ func healthy(nodes int32) *Observation {
 	}
 	for ordinal := range nodes {
 		o.Pods = append(o.Pods, Pod{
-			Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](3),
+			Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](3), QuietRounds: ptr.To[int64](3),
 			Sample: &Sample{
 				Underreplicated: ptr.To[int64](0), Members: ptr.To(int64(nodes)), EffectiveReplicas: ptr.To[int64](2), Joining: ptr.To[int64](0),
 				DiskTotal: ptr.To(100.0), DiskAvailable: ptr.To(90.0), WriteStopped: ptr.To[int64](0),
@@ -54,7 +54,8 @@ var obstacles = []struct {
 	{"a partition has too few copies", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.EffectiveReplicas = ptr.To[int64](1) }},
 	{"a node is joining", "Repairing", func(o *Observation) { o.Pods[2].Sample.Joining = ptr.To[int64](1) }},
 	{"a node has compared its copies twice", "Repairing", func(o *Observation) { o.Pods[2].Rounds = ptr.To[int64](2) }},
-	{"a node does not report rounds and repairs", "MetricsUnavailable", func(o *Observation) { o.Pods[2].Rounds = nil }},
+	{"a node does not report repairs", "MetricsUnavailable", func(o *Observation) { o.Pods[2].QuietRounds = nil }},
+	{"copies have moved", "Repairing", func(o *Observation) { o.Pods[2].QuietRounds = ptr.To[int64](2) }},
 	{"each partition has more owners to compare with", "Repairing", func(o *Observation) {
 		o.ReplicationFactor = 3
 		for i := range o.Pods {

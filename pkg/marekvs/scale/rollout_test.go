@@ -43,10 +43,25 @@ func TestAChangedTemplateUpdatesNoPodByItself(t *testing.T) {
 	assert.False(t, rollout.Done)
 }
 
+// quiet has the names of the obstacles that an update does not wait for: clients that write all the
+// time make nodes repair records all the time.
+var quiet = []string{"copies have moved", "a node does not report repairs"}
+
+func TestAnUpdateDoesNotWaitForRepairsToEnd(t *testing.T) {
+	for _, obstacle := range obstacles {
+		if !slices.Contains(quiet, obstacle.name) {
+			continue
+		}
+		o := rollingOut(6, 5)
+		obstacle.put(o)
+		assert.Equal(t, int32(4), NextRollout(o).Partition, obstacle.name)
+	}
+}
+
 // The next Pod is updated only when all others have every copy.
 func TestEachObstacleBlocksARollout(t *testing.T) {
 	for _, obstacle := range obstacles {
-		if slices.Contains([]string{"DiskFull", "RollingOut", "SingleCopy"}, obstacle.reason) {
+		if slices.Contains([]string{"DiskFull", "RollingOut", "SingleCopy"}, obstacle.reason) || slices.Contains(quiet, obstacle.name) {
 			continue
 		}
 		o := rollingOut(6, 5)

@@ -241,7 +241,8 @@ func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale
 	memory.nodes.Observe(w.Now(), known)
 	o.SinceChange = memory.nodes.SinceChange(w.Now())
 	for i := range o.Pods {
-		o.Pods[i].Rounds = memory.nodes.Rounds(known[o.Pods[i].Ordinal])
+		node := known[o.Pods[i].Ordinal]
+		o.Pods[i].Rounds, o.Pods[i].QuietRounds = memory.nodes.Rounds(node), memory.nodes.QuietRounds(node)
 	}
 	load := &scale.Load{SinceScale: &sinceScale}
 	if load.Rate, load.Complete = memory.rates.Add(readings); load.Complete {
