@@ -61,7 +61,7 @@ func TestAnExistingClusterKeepsItsGossipCluster(t *testing.T) {
 	for range 3 {
 		h.pass()
 		assert.Empty(t, h.gossip())
-		assert.Zero(t, *h.set().Spec.UpdateStrategy.RollingUpdate.Partition, "no update begins")
+		assert.Equal(t, h.set().Status.CurrentRevision, h.set().Status.UpdateRevision, "no update begins")
 	}
 	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
 	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Image = "other" })

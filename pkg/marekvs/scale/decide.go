@@ -62,7 +62,11 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	}
 	decision.Step = Next(decision.Target, o, removal)
 	decision.Rollout = NextRollout(o)
-	if size := decision.Step.Replicas; !decision.Rollout.Done && size != o.Replicas {
+	switch size := decision.Step.Replicas; {
+	case size == o.Replicas:
+	case decision.Rollout.Done && decision.Rollout.Partition == o.Replicas:
+		decision.Rollout.Partition = size
+	case !decision.Rollout.Done:
 		// One change at a time: the size changes first. A Pod that is added before the
 		// first Pod was updated gets the old revision.
 		partition := max(decision.Rollout.Partition, min(o.Partition, o.Replicas))

@@ -29,7 +29,7 @@ func NextRollout(o *Observation) Rollout {
 	case !o.Current:
 		return wait(block(v1alpha1.ReasonNotObserved, "the StatefulSet controller has not observed the template"))
 	case o.updated(0):
-		return Rollout{Done: true}
+		return Rollout{Done: true, Partition: o.restingPartition()}
 	}
 	if pod := o.failing(partition); pod != nil {
 		halted := wait(block(v1alpha1.ReasonRolloutHalted, "the updated pod %s fails: %s", o.podName(pod.Ordinal), pod.Failing))
@@ -49,6 +49,16 @@ func NextRollout(o *Observation) Rollout {
 		return wait(blocked)
 	}
 	return Rollout{Partition: next}
+}
+
+// restingPartition returns the partition of a cluster without an update. It is the size, so that a
+// change of the template by someone else, such as kubectl rollout restart, updates no Pod by itself.
+// A Pod below the partition gets the current revision, so it is 0 until that is the update revision.
+func (o *Observation) restingPartition() int32 {
+	if o.CurrentRevision == o.UpdateRevision {
+		return o.Replicas
+	}
+	return 0
 }
 
 // updated reports whether every expected Pod with at least the ordinal from exists and has

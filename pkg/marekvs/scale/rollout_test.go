@@ -27,7 +27,17 @@ func TestRolloutGoesDownOneOrdinalAtATime(t *testing.T) {
 		assert.Equal(t, Rollout{Partition: partition - 1}, NextRollout(rollingOut(5, partition)))
 	}
 	assert.Equal(t, Rollout{Done: true}, NextRollout(rollingOut(5, 0)))
-	assert.Equal(t, Rollout{Done: true}, NextRollout(healthy(5)))
+	assert.Equal(t, Rollout{Done: true, Partition: 5}, NextRollout(healthy(5)))
+}
+
+// Without an update the partition is the size, also when that changes.
+func TestThePartitionRestsAtTheSize(t *testing.T) {
+	for _, nodes := range []int32{4, 5, 7} {
+		decision := Decide(&Wanted{Nodes: nodes, ReplicationFactor: 2}, healthy(5), &Load{}, nil)
+		assert.Equal(t, nodes, decision.Step.Replicas)
+		assert.Equal(t, nodes, decision.Rollout.Partition)
+		assert.True(t, decision.Rollout.Done)
+	}
 }
 
 func TestAChangedTemplateUpdatesNoPodByItself(t *testing.T) {
