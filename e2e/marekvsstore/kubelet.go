@@ -125,7 +125,7 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 	}
 	name, address, now := pod.Labels[v1alpha1.LabelApp], s.newAddress(), time.Now()
 	p := &process{
-		pod: pod.Name, cluster: name, container: run, uid: pod.UID, last: now, nextRound: now.Add(roundTime),
+		pod: pod.Name, cluster: name, container: run, uid: pod.UID, nextRound: now.Add(roundTime),
 		node: &storetest.Node{Ordinal: int32(ordinal), Factor: factor},
 		peer: &storetest.Peer{
 			Cluster: cmp.Or(variable(pod, "MAREKVS_CLUSTER"), storetest.DefaultGossipCluster), Node: int32(ordinal), Address: address,
@@ -222,7 +222,8 @@ func (s *Store) Restart(ctx context.Context, pod string) error {
 	if p == nil {
 		return fmt.Errorf("restart Pod %s: it does not run", pod)
 	}
-	p.commands, p.last, p.scrapes = 0, time.Now(), 0
+	s.execute(p.cluster, time.Now())
+	p.commands, p.scrapes = 0, 0
 	p.node = &storetest.Node{Ordinal: p.node.Ordinal, Factor: p.node.Factor}
 	s.cluster(p.cluster).data.Open(p.node)
 	p.container.restarts++

@@ -64,6 +64,8 @@ type cluster struct {
 	// few owners.
 	rate  float64
 	under int
+	// counted is the time up to which the nodes have executed commands.
+	counted time.Time
 	// data has the volumes, which are empty before Fill.
 	data   *storetest.Data
 	filled bool
@@ -81,7 +83,6 @@ type process struct {
 	node         *storetest.Node
 	peer         *storetest.Peer
 	commands     float64
-	last         time.Time
 	nextRound    time.Time
 	// scrapes is how many times the metrics of this run were read.
 	scrapes int
@@ -150,14 +151,34 @@ func (s *Store) online(name string) []*storetest.Node {
 	return slices.DeleteFunc(s.runningNodes(name), func(n *storetest.Node) bool { return !n.Active() })
 }
 
-// work lets the nodes gossip and move copies, begins the rounds that are due, and updates
-// fewestCopies.
+// execute adds the commands since the last call to the nodes of a cluster that have joined, which
+// share them: clients find no other node. All of them get their commands at the same time, so that
+// the nodes together execute the commands of the cluster, whichever of them have joined since.
+func (s *Store) execute(name string, now time.Time) {
+	c := s.cluster(name)
+	elapsed := now.Sub(c.counted)
+	first := c.counted.IsZero()
+	c.counted = now
+	online := s.online(name)
+	if first || len(online) == 0 {
+		return
+	}
+	for _, p := range s.pods {
+		if slices.Contains(online, p.node) {
+			p.commands += c.rate / float64(len(online)) * elapsed.Seconds()
+		}
+	}
+}
+
+// work lets the nodes execute commands, gossip and move copies, begins the rounds that are due, and
+// updates fewestCopies.
 func (s *Store) work() {
 	s.network.Gossip()
+	now := time.Now()
 	for name, c := range s.clusters {
+		s.execute(name, now)
 		c.data.Step(s.runningNodes(name))
 	}
-	now := time.Now()
 	for _, p := range s.pods {
 		if p.stops.IsZero() && !now.Before(p.nextRound) {
 			s.cluster(p.cluster).data.BeginRound(p.node, s.online(p.cluster))
@@ -193,6 +214,7 @@ func (s *Store) FewestCopies(name string) int {
 func (s *Store) SetRate(name string, rate float64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.execute(name, time.Now())
 	s.cluster(name).rate = rate
 }
 
@@ -239,10 +261,9 @@ func (s *Store) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	p.scrapes++
-	active, c, now := len(s.online(p.cluster)), s.cluster(p.cluster), time.Now()
-	p.commands += c.rate / float64(max(active, 1)) * now.Sub(p.last).Seconds()
-	p.last = now
-	report := c.data.Report(p.node, len(s.network.Members(p.peer)), active)
+	s.execute(p.cluster, time.Now())
+	c := s.cluster(p.cluster)
+	report := c.data.Report(p.node, len(s.network.Members(p.peer)), len(s.online(p.cluster)))
 	report.Underreplicated = max(report.Underreplicated, int64(c.under))
 	report.Write(w, map[string]int64{"get": int64(p.commands)})
 }
