@@ -9,6 +9,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -77,13 +78,13 @@ func Parse(text io.Reader) (*Metrics, error) {
 	}
 	return &Metrics{
 		Sample: scale.Sample{
-			Underreplicated:   all.count(underreplicated, math.Max),
-			Members:           all.count(clusterMembers, math.Max),
-			EffectiveReplicas: all.count(effectiveRFMin, math.Min),
-			Joining:           larger(all.count(joinGatePending, math.Max), all.count(rejoinActive, math.Max)),
-			DiskTotal:         all.number(diskTotal, math.Max),
-			DiskAvailable:     all.number(diskAvailable, math.Min),
-			WriteStopped:      all.count(writeStopped, math.Max),
+			Underreplicated:   all.count(underreplicated, most),
+			Members:           all.count(clusterMembers, most),
+			EffectiveReplicas: all.count(effectiveRFMin, least),
+			Joining:           larger(all.count(joinGatePending, most), all.count(rejoinActive, most)),
+			DiskTotal:         all.number(diskTotal, most),
+			DiskAvailable:     all.number(diskAvailable, least),
+			WriteStopped:      all.count(writeStopped, most),
 		},
 		Commands: all.number(commandsTotal, sum),
 		Rounds:   all.count(roundsTotal, sum),
@@ -107,46 +108,113 @@ func (s samples) moved() *int64 {
 }
 
 // Limits of the metrics of a node. The user of a cluster chooses the program that sends them, and
-// up to --scrape-parallel nodes of each cluster are read at a time.
+// clients choose labels: the store keeps a counter of calls, a counter of errors and a histogram for
+// every name of a command that a client has ever sent, also of a name that is no command
+// (github.com/yannick/marekvs, commit defc648, crates/marekvs-engine/src/metrics.rs:371). So long lines
+// and many series of commands must not hide the other metrics.
 const (
-	// maxBody is the maximum size of a response, in bytes.
-	maxBody = 256 << 10
-	// maxLine is the maximum length of a line, in bytes.
+	// maxBody is the maximum size of a response, in bytes. Only a line of it is in memory.
+	maxBody = 16 << 20
+	// maxLine is the maximum length of a line, in bytes. Longer lines are skipped: only names of
+	// commands are that long.
 	maxLine = 8 << 10
-	// maxSamples is the maximum number of samples of the metrics in names. There is one for each
-	// kind of command.
-	maxSamples = 1000
+	// maxSamples is the maximum number of samples of a metric in names. If there are more commands,
+	// their rate is not known.
+	maxSamples = 10_000
 )
 
 // readSamples returns the samples of the metrics in names. The format escapes line breaks in label
-// values, so each line is one sample. A line is parsed when it is read: only its value is kept.
+// values, so each line is one sample. It is added up when it is read.
 func readSamples(text io.Reader) (samples, error) {
-	all, count := samples{}, 0
+	all := samples{}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
-	lines := bufio.NewScanner(text)
-	lines.Buffer(nil, maxLine)
-	for lines.Scan() {
-		line := bytes.TrimLeft(lines.Bytes(), " \t")
-		if end := bytes.IndexAny(line, "{ \t"); end <= 0 || !names[string(line[:end])] {
-			continue
+	lines := bufio.NewReaderSize(text, maxLine)
+	for {
+		line, err := lines.ReadSlice('\n')
+		if errors.Is(err, bufio.ErrBufferFull) {
+			err = skipLine(lines)
+			line = nil
 		}
-		if count++; count > maxSamples {
-			return nil, fmt.Errorf("read metrics: there are more than %d samples of the metrics that the operator reads", maxSamples)
-		}
-		families, err := parser.TextToMetricFamilies(io.MultiReader(bytes.NewReader(line), strings.NewReader("\n")))
-		if err != nil {
-			return nil, fmt.Errorf("parse metrics: %w", err)
-		}
-		for name, family := range families {
-			for _, metric := range family.GetMetric() {
-				all[name] = append(all[name], value(metric))
+		if len(line) > 0 {
+			if err := all.add(&parser, line); err != nil {
+				return nil, err
 			}
 		}
+		switch {
+		case errors.Is(err, io.EOF):
+			return all, nil
+		case err != nil:
+			return nil, fmt.Errorf("read metrics: %w", err)
+		}
 	}
-	if err := lines.Err(); err != nil {
-		return nil, fmt.Errorf("read metrics: %w, at most %d bytes in a line are allowed", err, maxLine)
+}
+
+// skipLine reads to the end of a line that is too long.
+func skipLine(lines *bufio.Reader) error {
+	for {
+		if _, err := lines.ReadSlice('\n'); !errors.Is(err, bufio.ErrBufferFull) {
+			return err
+		}
 	}
-	return all, nil
+}
+
+// samples merges the samples of each metric, by name.
+type samples map[string]*merged
+
+// merged has the samples of a metric.
+type merged struct {
+	samples          int
+	sum, least, most float64
+	// invalid is true if a sample is no whole number or cannot be read, or if there are too many.
+	invalid bool
+}
+
+// add adds the sample in a line. A sample that cannot be read is an error: a missing gauge might mean
+// that nothing is wrong. Clients choose the labels of commands, and can only make their rate unknown.
+func (s samples) add(parser *expfmt.TextParser, line []byte) error {
+	line = bytes.Trim(line, " \t\r\n")
+	end := bytes.IndexAny(line, "{ \t")
+	if end <= 0 || !names[string(line[:end])] {
+		return nil
+	}
+	name := string(line[:end])
+	metric := s[name]
+	if metric == nil {
+		metric = &merged{}
+		s[name] = metric
+	}
+	if metric.samples++; metric.samples > maxSamples {
+		metric.invalid = true
+		if name != commandsTotal {
+			return fmt.Errorf("read metrics: %s has more than %d samples", name, maxSamples)
+		}
+		return nil
+	}
+	families, err := parser.TextToMetricFamilies(io.MultiReader(bytes.NewReader(line), strings.NewReader("\n")))
+	if err != nil {
+		metric.invalid = true
+		if name != commandsTotal {
+			return fmt.Errorf("parse metrics: %w", err)
+		}
+		return nil
+	}
+	for _, family := range families {
+		for _, sample := range family.GetMetric() {
+			metric.merge(value(sample))
+		}
+	}
+	return nil
+}
+
+func (m *merged) merge(v float64) {
+	if v < 0 || v > largest || v != math.Trunc(v) { // true for NaN too
+		m.invalid = true
+		return
+	}
+	if m.samples == 1 {
+		m.least = v
+	}
+	m.sum, m.least, m.most = m.sum+v, min(m.least, v), max(m.most, v)
 }
 
 func value(metric *dto.Metric) float64 {
@@ -161,39 +229,27 @@ func value(metric *dto.Metric) float64 {
 	return math.NaN()
 }
 
-// samples has the values of the series of each metric, by name.
-type samples map[string][]float64
+func sum(m *merged) float64   { return m.sum }
+func least(m *merged) float64 { return m.least }
+func most(m *merged) float64  { return m.most }
 
-func sum(a, b float64) float64 { return a + b }
-
-// number merges the values of a metric into one value. It returns nil, not 0, if the metric
-// is missing or a value is no whole number.
-func (s samples) number(name string, merge func(a, b float64) float64) *float64 {
-	values := s[name]
-	if len(values) == 0 {
+// number returns the merged value of a metric. It returns nil, not 0, if the metric is missing or
+// invalid.
+func (s samples) number(name string, of func(*merged) float64) *float64 {
+	metric := s[name]
+	if metric == nil || metric.invalid || of(metric) > largest {
 		return nil
 	}
-	merged := values[0]
-	for i, v := range values {
-		if v < 0 || v > largest || v != math.Trunc(v) { // true for NaN too
-			return nil
-		}
-		if i > 0 {
-			merged = merge(merged, v)
-		}
-	}
-	if merged > largest {
-		return nil
-	}
-	return &merged
+	number := of(metric)
+	return &number
 }
 
-func (s samples) count(name string, merge func(a, b float64) float64) *int64 {
-	merged := s.number(name, merge)
-	if merged == nil {
+func (s samples) count(name string, of func(*merged) float64) *int64 {
+	number := s.number(name, of)
+	if number == nil {
 		return nil
 	}
-	count := int64(*merged)
+	count := int64(*number)
 	return &count
 }
 
@@ -218,7 +274,12 @@ type ScrapeOptions struct {
 type Scraper struct {
 	options ScrapeOptions
 	client  *http.Client
+	// open has a slot for each response that is read.
+	open chan struct{}
 }
+
+// maxOpen is how many nodes of all clusters are read at a time. Each takes some ten KiB.
+const maxOpen = 512
 
 // Scrape is the metrics of a node, or the error of reading them.
 type Scrape struct {
@@ -232,6 +293,7 @@ type Scrape struct {
 func NewScraper(options ScrapeOptions) *Scraper {
 	return &Scraper{
 		options: options,
+		open:    make(chan struct{}, maxOpen),
 		client: &http.Client{
 			Transport: &http.Transport{
 				// Pods are called directly, and seldom enough that connections need not
@@ -245,19 +307,21 @@ func NewScraper(options ScrapeOptions) *Scraper {
 
 // Scrape reads the metrics of the nodes with these IP addresses at the same time, and
 // returns the results in their order. The limit Parallel is per call, so nodes that do not
-// respond do not delay other clusters.
+// respond do not delay other clusters, unless they are more than maxOpen.
 func (s *Scraper) Scrape(ctx context.Context, addresses []string) []Scrape {
 	results := make([]Scrape, len(addresses))
 	slots := make(chan struct{}, s.options.Parallel)
 	var running sync.WaitGroup
 	for i, address := range addresses {
 		running.Go(func() {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-ctx.Done():
-				results[i].Err = ctx.Err()
-				return
+			for _, slots := range []chan struct{}{slots, s.open} {
+				select {
+				case slots <- struct{}{}:
+					defer func() { <-slots }()
+				case <-ctx.Done():
+					results[i].Err = ctx.Err()
+					return
+				}
 			}
 			results[i].Metrics, results[i].Err = s.scrape(ctx, address)
 			results[i].At = time.Now()
