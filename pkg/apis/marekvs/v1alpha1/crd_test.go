@@ -8,10 +8,12 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
@@ -75,4 +77,35 @@ func TestSample(t *testing.T) {
 	assert.Equal(t, int64(5000), cluster.Spec.Autoscale.TargetOpsPerNode)
 	assert.Equal(t, "10Gi", cluster.Spec.Storage.Size.String())
 	assert.Equal(t, map[string]string{"RUST_LOG": "info"}, cluster.Spec.ExtraEnv)
+}
+
+// Whoever may view or edit objects of a namespace may do so with clusters, and nobody writes a status.
+func TestRolesOfUsers(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "manifests", "marekvs", "user_roles.yaml"))
+	require.NoError(t, err)
+	granted := map[string][]string{}
+	for _, document := range strings.Split(string(text), "\n---\n") {
+		var role rbacv1.ClusterRole
+		require.NoError(t, yaml.UnmarshalStrict([]byte(document), &role))
+		for label := range role.Labels {
+			for _, rule := range role.Rules {
+				assert.Equal(t, []string{GroupName}, rule.APIGroups)
+				for _, resource := range rule.Resources {
+					key := strings.TrimPrefix(label, "rbac.authorization.k8s.io/aggregate-to-") + " " + resource
+					granted[key] = append(granted[key], rule.Verbs...)
+				}
+			}
+		}
+	}
+	read, write := []string{"get", "list", "watch"}, []string{"create", "update", "patch", "delete", "deletecollection"}
+	assert.Equal(t, map[string][]string{
+		"view marekvsclusters": read, "view marekvsclusters/status": read, "view marekvsclusters/scale": read,
+		"edit marekvsclusters": write, "edit marekvsclusters/scale": {"update", "patch"},
+		"admin marekvsclusters": write, "admin marekvsclusters/scale": {"update", "patch"},
+	}, granted)
+	var kustomization struct{ Resources []string }
+	manifest, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "manifests", "marekvs", "kustomization.yaml"))
+	require.NoError(t, err)
+	require.NoError(t, yaml.Unmarshal(manifest, &kustomization))
+	assert.Contains(t, kustomization.Resources, "user_roles.yaml")
 }
