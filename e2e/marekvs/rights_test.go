@@ -32,7 +32,7 @@ func TestRights(t *testing.T) {
 		{"default", "apps", "statefulsets", "", "", []string{"get", "list", "watch", "create", "patch"}},
 		{"default", "", "services", "", "", []string{"get", "list", "watch", "create", "patch"}},
 		{"default", "policy", "poddisruptionbudgets", "", "", []string{"get", "list", "watch", "create", "patch"}},
-		{"default", "", "pods", "", "", []string{"list", "watch"}},
+		{"default", "", "pods", "", "", []string{"get", "list", "watch", "delete"}},
 		{"default", "", "persistentvolumeclaims", "", "", []string{"get", "list", "watch", "delete"}},
 		{"default", "events.k8s.io", "events", "", "", []string{"create"}},
 		{marekvsoperator.Namespace, "coordination.k8s.io", "leases", "", "", []string{"create"}},

@@ -105,6 +105,68 @@ func TestWorkedExample(t *testing.T) {
 	assert.True(t, apierrors.IsInvalid(err), "scaled by hand while autoscale is set: %v", err)
 }
 
+// podImages returns the image of each Pod of a cluster.
+func podImages(t *testing.T, cluster string) map[string]string {
+	t.Helper()
+	pods, err := env.kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + cluster})
+	require.NoError(t, err)
+	found := map[string]string{}
+	for i := range pods.Items {
+		found[pods.Items[i].Name] = pods.Items[i].Spec.Containers[0].Image
+	}
+	return found
+}
+
+// A new cluster whose image does not start is repaired through its spec, and its StatefulSet then has the
+// update strategy that it had before.
+func TestAWrongImageOfANewClusterIsCorrected(t *testing.T) {
+	t.Parallel()
+	env.store.Fail("marekvs:typo")
+	create(t, "corrected", v1alpha1.MarekvsClusterSpec{Image: "marekvs:typo", Nodes: 3, ReplicationFactor: 2})
+	eventually(t, "no container starts", func(ctx context.Context) bool {
+		pods, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=corrected"})
+		waiting := 0
+		for i := range pods.Items {
+			for _, status := range pods.Items[i].Status.ContainerStatuses {
+				if status.State.Waiting != nil {
+					waiting++
+				}
+			}
+		}
+		return err == nil && waiting == 3
+	})
+	patch(t, "corrected", `{"spec": {"image": "marekvs:1"}}`)
+	until(t, "corrected", "3 nodes", func(c *v1alpha1.MarekvsCluster) bool {
+		return healthy(3)(c) && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionRolledOut)
+	})
+	assert.Equal(t, map[string]string{"corrected-0": "marekvs:1", "corrected-1": "marekvs:1", "corrected-2": "marekvs:1"}, podImages(t, "corrected"))
+	eventually(t, "the partition rests at the size", func(ctx context.Context) bool {
+		set, err := env.kube.AppsV1().StatefulSets(namespace).Get(ctx, "corrected", metav1.GetOptions{})
+		return err == nil && set.Spec.UpdateStrategy.RollingUpdate != nil && ptr.Deref(set.Spec.UpdateStrategy.RollingUpdate.Partition, 0) == 3
+	})
+}
+
+// Nodes report at most as many copies as they keep. A larger number is rolled out nevertheless.
+func TestALargerReplicationFactorIsRolledOut(t *testing.T) {
+	t.Parallel()
+	create(t, "copies", v1alpha1.MarekvsClusterSpec{Nodes: 4, ReplicationFactor: 2})
+	until(t, "copies", "4 nodes", healthy(4))
+	patch(t, "copies", `{"spec": {"replicationFactor": 3}}`)
+	eventually(t, "every node keeps 3 copies", func(ctx context.Context) bool {
+		pods, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=copies"})
+		updated := 0
+		for i := range pods.Items {
+			for _, variable := range pods.Items[i].Spec.Containers[0].Env {
+				if variable.Name == "MAREKVS_REPLICAS_N" && variable.Value == "3" {
+					updated++
+				}
+			}
+		}
+		return err == nil && updated == 4
+	})
+	until(t, "copies", "4 nodes", healthy(4))
+}
+
 // A failing image halts at one Pod, and a repaired one is rolled out to every Pod.
 func TestRollout(t *testing.T) {
 	t.Parallel()
@@ -116,21 +178,12 @@ func TestRollout(t *testing.T) {
 		rolled := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionRolledOut)
 		return rolled != nil && rolled.Reason == v1alpha1.ReasonRolloutHalted
 	})
-	images := func() map[string]string {
-		pods, err := env.kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=rollout"})
-		require.NoError(t, err)
-		found := map[string]string{}
-		for i := range pods.Items {
-			found[pods.Items[i].Name] = pods.Items[i].Spec.Containers[0].Image
-		}
-		return found
-	}
-	assert.Equal(t, map[string]string{"rollout-0": "marekvs:1", "rollout-1": "marekvs:1", "rollout-2": "marekvs:broken"}, images())
+	assert.Equal(t, map[string]string{"rollout-0": "marekvs:1", "rollout-1": "marekvs:1", "rollout-2": "marekvs:broken"}, podImages(t, "rollout"))
 	patch(t, "rollout", `{"spec": {"image": "marekvs:2"}}`)
 	until(t, "rollout", "rolled out", func(c *v1alpha1.MarekvsCluster) bool {
 		return healthy(3)(c) && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionRolledOut)
 	})
-	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, images())
+	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, podImages(t, "rollout"))
 }
 
 // The API server decides which operators a toleration may have. Its answer is in the status.

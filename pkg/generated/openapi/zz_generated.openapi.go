@@ -5348,6 +5348,13 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							Format:      "int32",
 						},
 					},
+					"progressDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressDeadlineSeconds is how long an updated Pod may take to become ready, and how long an update or a removal may wait for its next step before the phase is Blocked. An unset field means 600.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"extraEnv": {
 						SchemaProps: spec.SchemaProps{
 							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden, nor the identity, the addresses and the rounds of the nodes, which it relies on. A value has at most 32768 characters.",
@@ -5432,7 +5439,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled.",
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -144,3 +144,44 @@ func TestTheHashFollowsTheTemplateAndNotTheSize(t *testing.T) {
 		assert.NotEqual(t, hash, TemplateHash(changed, options, "gossip"), name)
 	}
 }
+
+// The nodes serve their metrics and probes at the port that the operator and the kubelet use. The
+// default of the store is not set: it would update the Pods of clusters that exist.
+func TestThePortOfTheMetrics(t *testing.T) {
+	variables := func(port int32) map[string]string {
+		set := decode[appsv1.StatefulSet](t, StatefulSet(demo(), Options{ClusterDomain: "cluster.local", MetricsPort: port}, "gossip", Size{}))
+		found := map[string]string{}
+		for _, variable := range set.Spec.Template.Spec.Containers[0].Env {
+			found[variable.Name] = variable.Value
+		}
+		for _, exposed := range set.Spec.Template.Spec.Containers[0].Ports {
+			if exposed.Name == "metrics" {
+				assert.Equal(t, port, exposed.ContainerPort)
+			}
+		}
+		return found
+	}
+	assert.Equal(t, "0.0.0.0:9999", variables(9999)["MAREKVS_METRICS_ADDR"])
+	assert.NotContains(t, variables(DefaultMetricsPort), "MAREKVS_METRICS_ADDR")
+}
+
+// While Pods are replaced, the StatefulSet controller updates none by itself.
+func TestUpdateStrategy(t *testing.T) {
+	strategy := func(size Size) appsv1.StatefulSetUpdateStrategy {
+		return decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", size)).Spec.UpdateStrategy
+	}
+	assert.Equal(t, appsv1.StatefulSetUpdateStrategy{Type: "OnDelete"}, strategy(Size{Partition: 2, OnDelete: true}), "the API server rejects a partition")
+	assert.Equal(t, ptr.To[int32](2), strategy(Size{Partition: 2}).RollingUpdate.Partition)
+}
+
+// The factor of a Pod is known from what the cache keeps of it.
+func TestTheFactorOfAPod(t *testing.T) {
+	spec := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template.Spec
+	spec.NodeName = "node"
+	kept := Trim(&spec)
+	assert.Equal(t, int32(2), FactorOf(&kept))
+	assert.Equal(t, corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{
+		Name: "marekvs", Env: []corev1.EnvVar{{Name: "MAREKVS_REPLICAS_N", Value: "2"}},
+	}}}, kept)
+	assert.Zero(t, FactorOf(&corev1.PodSpec{}))
+}

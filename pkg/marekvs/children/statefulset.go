@@ -41,6 +41,14 @@ const (
 // crates/marekvs-server/src/main.rs:181, crates/marekvs-cluster/src/lib.rs:206).
 const gossipCluster = "MAREKVS_CLUSTER"
 
+// metricsAddress is the variable of the address of the metrics and the probes; its default is
+// DefaultMetricsPort on all addresses. It is not set to its default, because that would update the Pods
+// of existing clusters.
+const metricsAddress = "MAREKVS_METRICS_ADDR"
+
+// DefaultMetricsPort is the port of the metrics and the probes of the store.
+const DefaultMetricsPort = 9121
+
 // GossipCluster returns the gossip cluster of a new cluster. It has the UID, because clusters of the
 // same name in several Kubernetes clusters may share a network.
 func GossipCluster(cluster *v1alpha1.MarekvsCluster) string {
@@ -49,10 +57,25 @@ func GossipCluster(cluster *v1alpha1.MarekvsCluster) string {
 
 // GossipClusterOf returns the gossip cluster of existing Pods, empty if they have the default of the
 // store.
-func GossipClusterOf(pod *corev1.PodSpec) string {
+func GossipClusterOf(pod *corev1.PodSpec) string { return variableOf(pod, gossipCluster) }
+
+// replicationFactor is the variable of the number of copies.
+const replicationFactor = "MAREKVS_REPLICAS_N"
+
+// FactorOf returns the number of copies that an existing Pod was started with, 0 if it is unknown.
+func FactorOf(pod *corev1.PodSpec) int32 {
+	factor, err := strconv.ParseInt(variableOf(pod, replicationFactor), 10, 32)
+	if err != nil {
+		return 0
+	}
+	return int32(factor)
+}
+
+// variableOf returns the value of an environment variable of existing Pods, empty if it is not set.
+func variableOf(pod *corev1.PodSpec, name string) string {
 	for _, c := range pod.Containers {
 		for _, variable := range c.Env {
-			if c.Name == ContainerName && variable.Name == gossipCluster {
+			if c.Name == ContainerName && variable.Name == name {
 				return variable.Value
 			}
 		}
@@ -60,9 +83,25 @@ func GossipClusterOf(pod *corev1.PodSpec) string {
 	return ""
 }
 
+// Trim returns the fields of a Pod that the functions of this package read, with which the memory of a
+// cache is saved.
+func Trim(pod *corev1.PodSpec) corev1.PodSpec {
+	kept := corev1.PodSpec{NodeName: pod.NodeName}
+	for _, c := range pod.Containers {
+		for _, variable := range c.Env {
+			if c.Name == ContainerName && variable.Name == replicationFactor {
+				kept.Containers = []corev1.Container{{Name: c.Name, Env: []corev1.EnvVar{{Name: variable.Name, Value: variable.Value}}}}
+			}
+		}
+	}
+	return kept
+}
+
 // Size has the fields of a StatefulSet that package scale decides.
 type Size struct {
 	Replicas, Partition int32
+	// OnDelete is true if the StatefulSet controller is to update no Pod by itself.
+	OnDelete bool
 	// Annotations has the times of the last changes of the size.
 	Annotations map[string]string
 }
@@ -85,12 +124,19 @@ func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, gossip strin
 			WithReplicas(size.Replicas).
 			WithServiceName(HeadlessName(cluster.Name)).
 			WithPodManagementPolicy(appsv1.ParallelPodManagement).
-			WithUpdateStrategy(appsv1ac.StatefulSetUpdateStrategy().
-				WithType(appsv1.RollingUpdateStatefulSetStrategyType).
-				WithRollingUpdate(appsv1ac.RollingUpdateStatefulSetStrategy().WithPartition(size.Partition))).
+			WithUpdateStrategy(strategy(size)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))).
 			WithTemplate(template(cluster, options, gossip)).
 			WithVolumeClaimTemplates(claim(cluster)))
+}
+
+func strategy(size Size) *appsv1ac.StatefulSetUpdateStrategyApplyConfiguration {
+	if size.OnDelete {
+		return appsv1ac.StatefulSetUpdateStrategy().WithType(appsv1.OnDeleteStatefulSetStrategyType)
+	}
+	return appsv1ac.StatefulSetUpdateStrategy().
+		WithType(appsv1.RollingUpdateStatefulSetStrategyType).
+		WithRollingUpdate(appsv1ac.RollingUpdateStatefulSetStrategy().WithPartition(size.Partition))
 }
 
 // TemplateHash returns the hash of the template of a cluster.
@@ -201,11 +247,14 @@ func environment(cluster *v1alpha1.MarekvsCluster, options Options, gossip strin
 	own := []*corev1ac.EnvVarApplyConfiguration{
 		corev1ac.EnvVar().WithName("MAREKVS_SEEDS").WithValue(seeds),
 		corev1ac.EnvVar().WithName("MAREKVS_ADVERTISE_IP").WithValue("auto"),
-		corev1ac.EnvVar().WithName("MAREKVS_REPLICAS_N").WithValue(strconv.Itoa(int(cluster.Spec.ReplicationFactor))),
+		corev1ac.EnvVar().WithName(replicationFactor).WithValue(strconv.Itoa(int(cluster.Spec.ReplicationFactor))),
 		corev1ac.EnvVar().WithName("MAREKVS_DATA_DIR").WithValue(dataDir),
 	}
 	if gossip != "" {
 		own = append(own, corev1ac.EnvVar().WithName(gossipCluster).WithValue(gossip))
+	}
+	if port := options.MetricsPort; port != DefaultMetricsPort {
+		own = append(own, corev1ac.EnvVar().WithName(metricsAddress).WithValue(fmt.Sprintf("0.0.0.0:%d", port)))
 	}
 	names := map[string]bool{}
 	for _, variable := range own {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"testing"
@@ -263,7 +264,7 @@ func newHarness(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
 func newEmpty(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
 	t.Helper()
 	a := newAPI(t)
-	h := &harness{api: a, nodes: &nodes{api: a, silent: map[string]bool{}, started: map[string]*node{}}}
+	h := &harness{api: a, nodes: &nodes{api: a, silent: map[string]bool{}, started: map[string]*node{}, broken: map[string]bool{}}}
 	h.instance = a.newInstance(a.kube, h.nodes)
 	cluster := demo()
 	cluster.UID = ""
@@ -337,6 +338,10 @@ type nodes struct {
 	silent map[string]bool
 	// draining keeps Pods that are being deleted from ending.
 	draining bool
+	// broken has the images that cannot be pulled, full is the number of Pods that Nodes accept, 0
+	// for any number.
+	broken map[string]bool
+	full   int
 
 	created int
 	// started has the running nodes, by address.
@@ -388,49 +393,93 @@ func (n *nodes) runStatefulSet() {
 		set.Status.CurrentRevision = revision
 	}
 	set.Status.UpdateRevision = revision
+	n.stopDeleted()
 	present, updated := map[int32]bool{}, int32(0)
+	onDelete := set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType
 	for _, pod := range n.api.pods() {
 		ordinal, ok := podOrdinal("demo", pod.Name)
 		if !ok || len(pod.OwnerReferences) == 0 {
 			continue
 		}
 		current := pod.Labels["controller-revision-hash"] == revision
-		if ordinal >= *set.Spec.Replicas || !current && ordinal >= *set.Spec.UpdateStrategy.RollingUpdate.Partition {
+		if ordinal >= *set.Spec.Replicas || !onDelete && !current && ordinal >= *set.Spec.UpdateStrategy.RollingUpdate.Partition {
 			n.end(&pod)
 			present[ordinal] = n.draining
 			continue
 		}
 		present[ordinal] = true
-		if current {
+		if current && describe(&pod, ordinal).Ready {
 			updated++
 		}
 	}
 	for ordinal := range *set.Spec.Replicas {
-		if !present[ordinal] {
-			n.start(ordinal)
+		if !present[ordinal] && n.start(ordinal) {
 			updated++
 		}
 	}
-	if updated == *set.Spec.Replicas {
+	if updated == *set.Spec.Replicas && !onDelete {
 		set.Status.CurrentRevision = revision
 	}
 	set.Status.ObservedGeneration = set.Generation
-	set.Status.Replicas = int32(len(n.started))
+	set.Status.Replicas = n.podsOf()
 	n.api.builtIn.Update(setResource, set)
 }
 
-func (n *nodes) start(ordinal int32) {
+// podsOf returns the number of Pods of the StatefulSet.
+func (n *nodes) podsOf() int32 {
+	count := int32(0)
+	for _, pod := range n.api.pods() {
+		if len(pod.OwnerReferences) > 0 {
+			count++
+		}
+	}
+	return count
+}
+
+// stopDeleted ends the nodes whose Pods do not exist.
+func (n *nodes) stopDeleted() {
+	exists := map[string]bool{}
+	for _, pod := range n.api.pods() {
+		exists[pod.Status.PodIP] = true
+	}
+	maps.DeleteFunc(n.started, func(address string, _ *node) bool { return !exists[address] })
+}
+
+// start creates a Pod, and reports whether its container starts.
+func (n *nodes) start(ordinal int32) bool {
 	set := n.api.set()
 	set.Status.UpdateRevision = set.Spec.Template.Spec.Containers[0].Image
-	if ordinal < *set.Spec.UpdateStrategy.RollingUpdate.Partition {
+	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil && ordinal < *rolling.Partition {
 		set.Status.UpdateRevision = set.Status.CurrentRevision
+	}
+	if _, err := n.api.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name); err != nil {
+		claim := newClaim(ordinal)
+		claim.CreationTimestamp.Time = n.api.clock.Now()
+		n.api.builtIn.Add(claim)
 	}
 	n.created++
 	address := fmt.Sprintf("10.0.0.%d", n.created)
-	n.started[address] = &node{}
-	n.api.builtIn.Add(newPod(set, ordinal, fmt.Sprintf("pod-%d", n.created), address))
-	if _, err := n.api.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name); err != nil {
-		n.api.builtIn.Add(newClaim(ordinal))
+	pod := newPod(set, ordinal, fmt.Sprintf("pod-%d", n.created), address)
+	pod.CreationTimestamp.Time = n.api.clock.Now()
+	switch {
+	case n.full > 0 && int(n.podsOf()) >= n.full:
+		setPending(pod, "")
+	case n.broken[set.Status.UpdateRevision]:
+		setPending(pod, "ImagePullBackOff")
+	default:
+		n.started[address] = &node{}
+	}
+	n.api.builtIn.Add(pod)
+	return describe(pod, ordinal).Ready
+}
+
+// setPending makes the container of a Pod wait, as if it had never run. Without a reason no Node accepts
+// the Pod.
+func setPending(pod *corev1.Pod, reason string) {
+	pod.Status.Phase, pod.Status.PodIP = corev1.PodPending, ""
+	pod.Status.Conditions[0].Status = corev1.ConditionFalse
+	if reason != "" {
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}}}}
 	}
 }
 

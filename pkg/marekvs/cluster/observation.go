@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +15,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -25,10 +25,6 @@ import (
 	"nstance.dev/operator/pkg/marekvs/observe"
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
-
-// startDeadline is how long an updated Pod may take to become ready before the rollout is
-// halted.
-const startDeadline = 10 * time.Minute
 
 // readPods returns the Pods that the StatefulSet controls. Other Pods with the same labels
 // are not included.
@@ -67,23 +63,31 @@ func (c *Controller) observe(ctx context.Context, m *memory, cluster *v1alpha1.M
 		CurrentRevision:   set.Status.CurrentRevision,
 		UpdateRevision:    set.Status.UpdateRevision,
 		Settle:            c.Settle,
-		SinceRemoval:      sinceRemoval(set, now),
+		SinceRemoval:      m.sinceRemoval(set, now),
+		OnDelete:          set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType,
+		Empty:             emptyNodes(set, pods, c.readClaims(cluster)),
 	}
 	if update := set.Spec.UpdateStrategy.RollingUpdate; update != nil {
 		o.Partition = ptr.Deref(update.Partition, 0)
 	}
+	unready, deadline := m.unreadyFor(pods, now), progressDeadline(cluster)
 	nodes, readings := map[int32]observe.Node{}, map[observe.Process]observe.Reading{}
 	for i, pod := range pods {
 		ordinal, _ := podOrdinal(set.Name, pod.Name)
-		seen := describe(pod, ordinal, now)
+		seen := describe(pod, ordinal)
+		if !seen.Ready && seen.Failing == "" && unready[pod.UID] > deadline {
+			seen.Failing = fmt.Sprintf("it is not ready after %s", deadline)
+		}
 		node := observe.Node{Process: process(pod), Terminating: seen.Terminating}
 		reading := observe.Reading{At: now}
 		if metrics := scrapes[i].Metrics; metrics != nil {
 			seen.Sample, node.Members, node.Rounds, node.Moved = &metrics.Sample, metrics.Members, metrics.Rounds, metrics.Moved
 			reading = observe.Reading{At: scrapes[i].At, Total: metrics.Commands}
 		}
-		nodes[ordinal] = node
-		if !seen.Terminating && isNode(pod, set) {
+		if !seen.NeverRan {
+			nodes[ordinal] = node
+		}
+		if !seen.Terminating && isNode(pod, set) && !o.Empty[ordinal] {
 			readings[node.Process] = reading
 		}
 		o.Pods = append(o.Pods, seen)
@@ -103,19 +107,23 @@ func (c *Controller) load(
 	load := &scale.Load{DiskUsed: o.DiskUsed(), DiskAfterRemoval: o.DiskAfterRemoval()}
 	load.Rate, load.Complete = m.rates.Add(readings)
 	complete := load.Rate
-	// Without a sample of every expected node, the rate of the cluster is incomplete.
-	if sampled, want := o.Sampled(); !load.Complete || sampled < want {
+	// Without a sample of every node, the rate of the cluster is incomplete. A node that never ran
+	// executes nothing.
+	if !load.Complete || !o.EveryNodeSampled() {
 		load.Complete, complete = false, nil
 	}
 	window := stabilization(cluster)
 	m.history.Add(now, window, complete)
 	load.Peak = m.history.Peak(now, window)
 	for _, annotation := range []string{v1alpha1.AnnotationLastScaleUp, v1alpha1.AnnotationLastScaleDown} {
-		if at, ok := timeOf(set, annotation); ok {
+		if at, ok := m.timeOf(set, annotation, now); ok {
 			if since := now.Sub(at); load.SinceScale == nil || since < *load.SinceScale {
 				load.SinceScale = &since
 			}
 		}
+	}
+	if share, err := strconv.ParseFloat(set.Annotations[v1alpha1.AnnotationDiskAtGrowth], 64); err == nil {
+		load.DiskAtGrowth = &share
 	}
 	return load
 }
@@ -140,11 +148,16 @@ func (c *Controller) scrape(ctx context.Context, set *appsv1.StatefulSet, pods [
 	return results
 }
 
-func describe(pod *corev1.Pod, ordinal int32, now time.Time) scale.Pod {
+func progressDeadline(cluster *v1alpha1.MarekvsCluster) time.Duration {
+	return time.Duration(*cluster.Spec.ProgressDeadlineSeconds) * time.Second
+}
+
+func describe(pod *corev1.Pod, ordinal int32) scale.Pod {
 	described := scale.Pod{
 		Ordinal:     ordinal,
 		Terminating: pod.DeletionTimestamp != nil,
 		Revision:    pod.Labels[appsv1.StatefulSetRevisionLabel],
+		Factor:      children.FactorOf(&pod.Spec),
 		Ready: slices.ContainsFunc(pod.Status.Conditions, func(condition corev1.PodCondition) bool {
 			return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
 		}),
@@ -152,15 +165,66 @@ func describe(pod *corev1.Pod, ordinal int32, now time.Time) scale.Pod {
 	if described.Ready {
 		return described
 	}
-	if now.Sub(pod.CreationTimestamp.Time) > startDeadline {
-		described.Failing = fmt.Sprintf("it is not ready after %s", startDeadline)
-	}
+	described.NeverRan = neverRan(pod)
 	for _, status := range pod.Status.ContainerStatuses {
-		if waiting := status.State.Waiting; waiting != nil && waiting.Reason != "" && waiting.Reason != "ContainerCreating" {
+		if waiting := status.State.Waiting; waiting != nil && !starting[waiting.Reason] {
 			described.Failing = waiting.Reason
 		}
 	}
 	return described
+}
+
+// starting has the reasons for which the container of a Pod waits although nothing is wrong.
+var starting = map[string]bool{"": true, "ContainerCreating": true, "PodInitializing": true}
+
+// neverRan reports whether no container of a Pod has started yet
+// (https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-phase).
+func neverRan(pod *corev1.Pod) bool {
+	for _, status := range pod.Status.ContainerStatuses {
+		for _, state := range []corev1.ContainerState{status.State, status.LastTerminationState} {
+			if state.Running != nil || state.Terminated != nil {
+				return false
+			}
+		}
+		if status.RestartCount > 0 {
+			return false
+		}
+	}
+	return pod.Status.Phase == corev1.PodPending
+}
+
+// creationGap is how long the StatefulSet controller may take between the creation of a claim and of
+// its Pod.
+const creationGap = 10 * time.Second
+
+// emptyNodes returns the ordinals of the nodes of a StatefulSet that have no data: nothing has run with
+// their volume yet.
+func emptyNodes(set *appsv1.StatefulSet, pods []*corev1.Pod, claims map[int32]*corev1.PersistentVolumeClaim) map[int32]bool {
+	empty := map[int32]bool{}
+	for ordinal := range ptr.Deref(set.Spec.Replicas, 1) {
+		claim := claims[ordinal]
+		empty[ordinal] = claim == nil || unbound(claim)
+	}
+	for _, pod := range pods {
+		ordinal, _ := podOrdinal(set.Name, pod.Name)
+		claim := claims[ordinal]
+		switch {
+		case pod.DeletionTimestamp != nil, !neverRan(pod):
+			empty[ordinal] = false
+		case claim == nil, unbound(claim) && pod.Spec.NodeName == "":
+			empty[ordinal] = true
+		default:
+			// An earlier Pod may have run with an older volume.
+			empty[ordinal] = claim.CreationTimestamp.Add(creationGap).After(pod.CreationTimestamp.Time)
+		}
+	}
+	maps.DeleteFunc(empty, func(_ int32, isEmpty bool) bool { return !isEmpty })
+	return empty
+}
+
+// unbound reports whether a claim never had a volume.
+func unbound(claim *corev1.PersistentVolumeClaim) bool {
+	return claim.Spec.VolumeName == "" && claim.Status.Phase == corev1.ClaimPending
 }
 
 func process(pod *corev1.Pod) observe.Process {
@@ -182,6 +246,17 @@ func podOrdinal(set, pod string) (int32, bool) {
 func (c *Controller) readVolumes(cluster *v1alpha1.MarekvsCluster) []scale.Volume {
 	key := cache.MetaObjectToName(cluster).String()
 	return volumesOf(cluster, controller.Indexed[corev1.PersistentVolumeClaim](c.Informers.Claims.GetIndexer(), byCluster, key))
+}
+
+// readClaims returns the volume claims of readVolumes by ordinal.
+func (c *Controller) readClaims(cluster *v1alpha1.MarekvsCluster) map[int32]*corev1.PersistentVolumeClaim {
+	claims := map[int32]*corev1.PersistentVolumeClaim{}
+	for _, claim := range controller.Indexed[corev1.PersistentVolumeClaim](c.Informers.Claims.GetIndexer(), byCluster, cache.MetaObjectToName(cluster).String()) {
+		if ordinal, ok := scale.VolumeOrdinal(cluster.Name, claim.Name); ok {
+			claims[ordinal] = claim
+		}
+	}
+	return claims
 }
 
 func volumesOf(cluster *v1alpha1.MarekvsCluster, claims []*corev1.PersistentVolumeClaim) []scale.Volume {
@@ -206,63 +281,8 @@ func hasLabels(claim *corev1.PersistentVolumeClaim, labels map[string]string) bo
 	return true
 }
 
-// sinceRemoval returns how long ago a node was last removed, or the StatefulSet created.
-func sinceRemoval(set *appsv1.StatefulSet, now time.Time) time.Duration {
-	if at, ok := timeOf(set, v1alpha1.AnnotationLastScaleDown); ok {
-		return now.Sub(at)
-	}
-	return now.Sub(set.CreationTimestamp.Time)
-}
-
 // timeOf returns the time in an annotation.
 func timeOf(set *appsv1.StatefulSet, annotation string) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, set.Annotations[annotation])
 	return at, err == nil
-}
-
-// memory has the state that the controller remembers about a cluster between two syncs. Losing it in a
-// restart delays removals and has no other effect.
-type memory struct {
-	rates   *observe.Rates
-	history *observe.History
-	nodes   *observe.Nodes
-	// applied has the hashes of the last applies of children, by kind and name.
-	applied map[string]applied
-}
-
-// gapPeriods is the number of consecutive syncs that the history of the load may miss.
-const gapPeriods = 4
-
-// memoryOf returns the memory of a cluster. A key is never synced by two workers at a time.
-func (c *Controller) memoryOf(cluster types.UID) *memory {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	m, ok := c.memories[cluster]
-	if !ok {
-		m = &memory{
-			rates:   observe.NewRates(c.RateWindow),
-			history: observe.NewHistory(gapPeriods * c.Period),
-			nodes:   &observe.Nodes{},
-			applied: map[string]applied{},
-		}
-		c.memories[cluster] = m
-	}
-	return m
-}
-
-// forget drops the memories of clusters that do not exist.
-func (c *Controller) forget() {
-	exists := map[types.UID]bool{}
-	for _, obj := range c.Informers.Clusters.GetStore().List() {
-		if object, ok := obj.(metav1.Object); ok {
-			exists[object.GetUID()] = true
-		}
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for uid := range c.memories {
-		if !exists[uid] {
-			delete(c.memories, uid)
-		}
-	}
 }

@@ -99,6 +99,28 @@ func TestAFullVolumeAddsANode(t *testing.T) {
 	assert.Equal(t, []int32{4, 3}, h.sizes(40))
 }
 
+// Nodes are not added for ever for volumes that stay full: the store keeps copies that a node no longer
+// owns. The status says so.
+func TestAVolumeThatStaysFullAddsOneNode(t *testing.T) {
+	h, d := newDisks(t)
+	assert.Equal(t, []int32{3}, h.sizes(10))
+	assert.Equal(t, "False AsExpected", reason(h.cluster().Status, v1alpha1.ConditionDiskPressure))
+	d.used = 90
+	assert.Equal(t, []int32{3, 4}, h.sizes(100))
+	assert.Equal(t, "True DiskFull", reason(h.cluster().Status, v1alpha1.ConditionDiskPressure))
+	assert.Equal(t, []string{
+		"Normal ScaledUp Scaled from 3 to 4 nodes",
+		"Warning DiskFull a volume is used to 90 %, and no node is added for it until that helps: it was used to 90 % when a node was last added.",
+	}, h.events())
+	h.instance = h.newInstance(h.kube, d)
+	assert.Equal(t, []int32{4}, h.sizes(30), "another operator knows it too")
+	d.used = 85
+	assert.Equal(t, []int32{4, 5}, h.sizes(30), "it has helped")
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Autoscale.TargetDiskPercent = 0 })
+	h.pass()
+	assert.Equal(t, "missing", reason(h.cluster().Status, v1alpha1.ConditionDiskPressure))
+}
+
 // A node that no longer writes blocks a removal, and the status says why.
 func TestANodeThatStoppedToWriteBlocksARemoval(t *testing.T) {
 	h, d := newDisks(t)

@@ -61,7 +61,12 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.LastScaleUpTime, status.LastScaleDownTime = result.scaledUp, result.scaledDown
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
-		scaleDownBlocked(decision.Step.Blocked), rolledOut(&decision.Rollout), progressing(o, decision))
+		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result))
+	if cluster.Spec.Autoscale != nil && cluster.Spec.Autoscale.TargetDiskPercent > 0 {
+		setConditions(&status, diskPressure(&decision.Disk))
+	} else {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionDiskPressure)
+	}
 	var reason string
 	status.Phase, reason, status.Message = phase(cluster, result)
 	status.Message = controller.Truncate(status.Message, v1alpha1.MaxMessage)
@@ -139,29 +144,57 @@ func metricsAvailable(o *scale.Observation) metav1.Condition {
 	return condition(v1alpha1.ConditionMetricsAvailable, true, "", message)
 }
 
+// diskPressure is True while a volume is too full, and says why no node is added for it.
+func diskPressure(disk *scale.Disk) metav1.Condition {
+	switch {
+	case !disk.Full:
+		return condition(v1alpha1.ConditionDiskPressure, false, "", "")
+	case disk.Stopped != nil:
+		return condition(v1alpha1.ConditionDiskPressure, true, disk.Stopped.Reason, disk.Stopped.Message+".")
+	}
+	return condition(v1alpha1.ConditionDiskPressure, true, v1alpha1.ReasonScalingUp, "A volume is too full, and a node is added when no copies move.")
+}
+
 // scaleDownBlocked is False while a removal only waits for the last change to finish: that
-// needs no attention.
-func scaleDownBlocked(blocked *scale.Block) metav1.Condition {
-	if blocked == nil || transitional(blocked) {
+// needs no attention, unless it takes too long.
+func scaleDownBlocked(result *syncResult) metav1.Condition {
+	blocked := result.decision.Step.Blocked
+	if blocked == nil || transitional(result) {
 		return condition(v1alpha1.ConditionScaleDownBlocked, false, "", "")
 	}
 	return condition(v1alpha1.ConditionScaleDownBlocked, true, blocked.Reason, blocked.Message+".")
 }
 
-func rolledOut(rollout *scale.Rollout) metav1.Condition {
+func rolledOut(cluster *v1alpha1.MarekvsCluster, result *syncResult) metav1.Condition {
+	rollout := &result.decision.Rollout
 	switch {
 	case rollout.Done:
 		return condition(v1alpha1.ConditionRolledOut, true, "", "")
 	case rollout.Halted:
 		return condition(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRolloutHalted, rollout.Waiting.Message+".")
+	case result.stalled:
+		return condition(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonProgressDeadlineExceeded, stalledMessage(cluster, rollout)+".")
 	}
-	message := fmt.Sprintf("Pods from ordinal %d on are updated.", rollout.Partition)
+	message := fmt.Sprintf("Pods from ordinal %d on are updated%s.", rollout.Partition, why(rollout))
 	return condition(v1alpha1.ConditionRolledOut, false, v1alpha1.ReasonRollingOut, message)
+}
+
+// why returns why the next Pod is not updated yet, as the end of a sentence.
+func why(rollout *scale.Rollout) string {
+	if rollout.Waiting == nil {
+		return ""
+	}
+	return ", and the next Pod waits: " + rollout.Waiting.Message
+}
+
+func stalledMessage(cluster *v1alpha1.MarekvsCluster, rollout *scale.Rollout) string {
+	return fmt.Sprintf("no Pod was updated for %s%s", progressDeadline(cluster), why(rollout))
 }
 
 // progressing is True while the size or the Pods change. A change of the size explains it
 // first, with the reason why it is blocked if it is.
-func progressing(o *scale.Observation, decision *scale.Decision) metav1.Condition {
+func progressing(cluster *v1alpha1.MarekvsCluster, result *syncResult) metav1.Condition {
+	o, decision := result.observed, &result.decision
 	because := func(reason, message string) metav1.Condition {
 		return condition(v1alpha1.ConditionProgressing, true, reason, message)
 	}
@@ -173,18 +206,23 @@ func progressing(o *scale.Observation, decision *scale.Decision) metav1.Conditio
 		return because(v1alpha1.ReasonScaledUp, scaling)
 	case decision.Target < o.Replicas:
 		return because(v1alpha1.ReasonScaledDown, scaling)
+	case !decision.Rollout.Done && !decision.Rollout.Halted && result.stalled:
+		return condition(v1alpha1.ConditionProgressing, false, v1alpha1.ReasonProgressDeadlineExceeded, stalledMessage(cluster, &decision.Rollout)+".")
 	case !decision.Rollout.Done && !decision.Rollout.Halted:
-		return because(v1alpha1.ReasonRollingOut, "Pods are being updated.")
+		return because(v1alpha1.ReasonRollingOut, "Pods are being updated"+why(&decision.Rollout)+".")
 	}
 	return condition(v1alpha1.ConditionProgressing, false, "", "")
 }
 
-// transitional reports whether a removal only waits for the last change to finish.
-func transitional(blocked *scale.Block) bool {
-	switch blocked.Reason {
-	case v1alpha1.ReasonPodTerminating, v1alpha1.ReasonNotObserved, v1alpha1.ReasonSettling, v1alpha1.ReasonRepairing,
-		v1alpha1.ReasonStabilizing, v1alpha1.ReasonRollingOut:
+// transitional reports whether a removal only waits for the last change to finish, and not for too
+// long.
+func transitional(result *syncResult) bool {
+	switch result.decision.Step.Blocked.Reason {
+	case v1alpha1.ReasonStabilizing:
 		return true
+	case v1alpha1.ReasonPodTerminating, v1alpha1.ReasonNotObserved, v1alpha1.ReasonSettling, v1alpha1.ReasonRepairing,
+		v1alpha1.ReasonRollingOut:
+		return !result.stalled
 	}
 	return false
 }
@@ -197,7 +235,7 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
 	resized := fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
 	switch blocked := decision.Step.Blocked; {
-	case blocked != nil && transitional(blocked):
+	case blocked != nil && transitional(result):
 		return v1alpha1.PhaseScalingDown, blocked.Reason, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
 	case blocked != nil:
 		return v1alpha1.PhaseBlocked, blocked.Reason, fmt.Sprintf("scale-down to %d deferred: %s", decision.Target, blocked.Message)
@@ -207,6 +245,8 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 		return v1alpha1.PhaseScalingDown, v1alpha1.ReasonScalingDown, resized
 	case decision.Rollout.Halted:
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonRolloutHalted, "rollout halted: " + decision.Rollout.Waiting.Message
+	case !decision.Rollout.Done && result.stalled:
+		return v1alpha1.PhaseBlocked, v1alpha1.ReasonProgressDeadlineExceeded, "the update waits: " + stalledMessage(cluster, &decision.Rollout)
 	case sampled < want && cluster.Spec.Autoscale != nil && o.Ready() == o.Replicas:
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonMetricsUnavailable, "the size is kept: " + unreachable
 	case o.Ready() < o.Replicas:
@@ -216,7 +256,7 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 	case *o.Underreplicated() > 0:
 		return v1alpha1.PhaseReconciling, v1alpha1.ReasonUnderreplicated, fmt.Sprintf("%d partitions under-replicated", *o.Underreplicated())
 	case !decision.Rollout.Done:
-		return v1alpha1.PhaseReconciling, v1alpha1.ReasonRollingOut, "pods are being updated"
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonRollingOut, "pods are being updated" + why(&decision.Rollout)
 	}
 	return v1alpha1.PhaseHealthy, v1alpha1.ReasonAsExpected, fmt.Sprintf("at target %d", decision.Target)
 }
@@ -270,6 +310,10 @@ func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.M
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(claim, v1alpha1.ReasonVolumeReclaimed, "Reclaim", "Deleted volume claim %s of a removed node", name)
 	}
+	for _, name := range result.replaced {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
+		normal(pod, v1alpha1.ReasonPodReplaced, "RollOut", "Deleted Pod %s, which did not work, so that it gets the present template", name)
+	}
 	before := cluster.Status.Conditions
 	for _, kind := range []string{v1alpha1.ConditionOwned, v1alpha1.ConditionReconciled} {
 		if turned := controller.TurnedFalse(before, status.Conditions, kind); turned != nil {
@@ -277,8 +321,13 @@ func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.M
 			break
 		}
 	}
-	if rolled := controller.TurnedFalse(before, status.Conditions, v1alpha1.ConditionRolledOut); rolled != nil && rolled.Reason == v1alpha1.ReasonRolloutHalted {
+	if rolled := controller.TurnedFalse(before, status.Conditions, v1alpha1.ConditionRolledOut); rolled != nil && rolled.Reason != v1alpha1.ReasonRollingOut {
 		controller.Warn(c.Recorder, cluster, rolled.Reason, "RollOut", rolled.Message)
+	}
+	if full := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionDiskPressure); full != nil && full.Reason == v1alpha1.ReasonDiskFull {
+		if was := meta.FindStatusCondition(before, v1alpha1.ConditionDiskPressure); was == nil || was.Reason != full.Reason {
+			controller.Warn(c.Recorder, cluster, full.Reason, "Scale", full.Message)
+		}
 	}
 	was := meta.IsStatusConditionTrue(before, v1alpha1.ConditionScaleDownBlocked)
 	now := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionScaleDownBlocked)

@@ -77,8 +77,8 @@ func TestPhases(t *testing.T) {
 		"under-replicated":           {result: done(3, under), phase: "Reconciling", ready: "False Underreplicated", message: "5 partitions under-replicated"},
 		"growth":                     {result: done(5, nil), phase: "ScalingUp", ready: "False ScalingUp", message: "replicas 3 -> 5 (target 5)"},
 		"growth without metrics":     {result: done(5, silent), phase: "ScalingUp", ready: "False ScalingUp", message: "replicas 3 -> 5 (target 5)"},
-		"the template has changed":   {result: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated"},
-		"the update is not observed": {result: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated"},
+		"the template has changed":   {result: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated, and the next Pod waits: the template has changed"},
+		"the update is not observed": {result: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", ready: "False RollingOut", message: "pods are being updated, and the next Pod waits: the StatefulSet controller has not observed the template"},
 		"an updated Pod fails": {result: done(3, func(o *scale.Observation) {
 			o.UpdateRevision, o.Partition = "2", 2
 			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
@@ -230,7 +230,7 @@ func TestProgressing(t *testing.T) {
 		}), "True ScaledDown Scaling from 4 to 3 nodes."},
 		"a removal is blocked": {done(3, func(o *scale.Observation) { o.Replicas, o.StatusReplicas = 4, 4 }),
 			"True MetricsUnavailable metrics unreachable (3 of 4 pods scraped)."},
-		"update": {done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), "True RollingOut Pods are being updated."},
+		"update": {done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), "True RollingOut Pods are being updated, and the next Pod waits: the template has changed."},
 		"the update is halted": {done(3, func(o *scale.Observation) {
 			o.UpdateRevision, o.Partition = "2", 2
 			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}

@@ -32,8 +32,11 @@ type syncResult struct {
 	// created is true when the StatefulSet was created, with replicas nodes.
 	created  bool
 	replicas int32
-	// reclaimed has the names of the deleted claims.
-	reclaimed []string
+	// reclaimed has the names of the deleted claims, replaced the names of the deleted Pods.
+	reclaimed, replaced []string
+	// stalled is true if the update or the change of the size has made no step for
+	// progressDeadlineSeconds.
+	stalled bool
 	// scaledUp and scaledDown are the times of the last changes of the size.
 	scaledUp, scaledDown *metav1.Time
 }
@@ -77,14 +80,16 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 // reconcile brings a cluster one step towards its spec.
 func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*syncResult, error) {
 	result := &syncResult{}
-	if err := c.ensureServices(ctx, m, cluster); err != nil {
-		return result, err
-	}
+	// The nodes of a cluster that exists are managed although a Service cannot be written.
+	services := c.ensureServices(ctx, m, cluster)
 	obj, exists, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
 	if err != nil {
 		return result, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
 	}
 	if !exists {
+		if services != nil {
+			return result, services
+		}
 		return result, c.create(ctx, m, cluster, result)
 	}
 	set := obj.(*appsv1.StatefulSet)
@@ -92,7 +97,7 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		return result, &notOwnedError{"StatefulSet", set.Name}
 	}
 	if set.DeletionTimestamp != nil {
-		return result, nil
+		return result, services
 	}
 	result.observed, result.load = c.observe(ctx, m, cluster, set)
 	wanted := wantedOf(cluster)
@@ -100,10 +105,15 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		wanted.Stabilization = time.Duration(seconds) * time.Second
 	}
 	result.decision = scale.Decide(wanted, result.observed, result.load, c.readVolumes(cluster))
+	stalledFor := m.progress.stalledFor(stepOf(result.observed, &result.decision), c.Clock.Now())
+	result.stalled = stalledFor > progressDeadline(cluster)
 	if err := c.resize(ctx, m, cluster, set, result); err != nil {
-		return result, err
+		return result, errors.Join(services, err)
 	}
-	return result, c.reclaim(ctx, cluster, set, result)
+	if err := c.replace(ctx, set, result); err != nil {
+		return result, errors.Join(services, err)
+	}
+	return result, errors.Join(services, c.reclaim(ctx, cluster, set, result))
 }
 
 // create creates the StatefulSet. Its initial size depends on existing volumes, which are
@@ -163,10 +173,19 @@ func gossipClusterOf(set *appsv1.StatefulSet) string {
 // resize writes the decided size and partition.
 func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, result *syncResult) error {
 	now, version := c.Clock.Now(), set.ResourceVersion
+	if result.decision.Rollout.OnDelete && !result.observed.OnDelete {
+		result.replicas = result.observed.Replicas
+		result.scaledUp, result.scaledDown = stamp(set.Annotations, v1alpha1.AnnotationLastScaleUp), stamp(set.Annotations, v1alpha1.AnnotationLastScaleDown)
+		return c.setOnDelete(ctx, set)
+	}
 	size := children.Size{
 		Replicas:    result.decision.Step.Replicas,
 		Partition:   result.decision.Rollout.Partition,
+		OnDelete:    result.decision.Rollout.OnDelete,
 		Annotations: stabilizationAnnotation(cluster),
+	}
+	if share := result.decision.Disk.AtGrowth; share != nil {
+		size.Annotations[v1alpha1.AnnotationDiskAtGrowth] = strconv.FormatFloat(*share, 'f', 1, 64)
 	}
 	keep := []string{v1alpha1.AnnotationLastScaleUp, v1alpha1.AnnotationLastScaleDown}
 	if cluster.Spec.Autoscale == nil && result.decision.Target < result.observed.Replicas {
@@ -242,7 +261,7 @@ func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 }
 
 // state has the fields of a Pod that a removal depends on.
-type state struct{ ready, terminating bool }
+type state struct{ ready, terminating, neverRan bool }
 
 // confirm compares the StatefulSet and its Pods at the API server with the cache. It
 // returns the current resource version, or errStale if they differ.
@@ -285,8 +304,8 @@ func (c *Controller) confirm(ctx context.Context, set *appsv1.StatefulSet) (vers
 }
 
 func stateOfPod(pod *corev1.Pod) state {
-	described := describe(pod, 0, time.Time{})
-	return state{ready: described.Ready, terminating: described.Terminating}
+	described := describe(pod, 0)
+	return state{ready: described.Ready, terminating: described.Terminating, neverRan: described.NeverRan}
 }
 
 // reclaim deletes the claims that the decision names, after confirm. A claim that changed

@@ -28,8 +28,8 @@ type point struct {
 	total float64
 }
 
-// longest is the maximum number of windows over which a rate is averaged.
-const longest = 12
+// MaxWindows is the maximum number of windows over which a rate is averaged.
+const MaxWindows = 12
 
 // Rates computes the command rate of each process, averaged over at least a window, so that
 // it does not depend on how often the counters are read.
@@ -75,7 +75,7 @@ func (r *Rates) add(process Process, reading Reading) (rate float64, known bool)
 	}
 	now := point{reading.At, *reading.Total}
 	points := slices.DeleteFunc(r.points[process], func(p point) bool {
-		return now.at.Sub(p.at) > longest*r.window || now.total < p.total
+		return now.at.Sub(p.at) > MaxWindows*r.window || now.total < p.total
 	})
 	base := -1
 	for i, p := range points {

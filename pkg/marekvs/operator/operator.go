@@ -185,7 +185,8 @@ func trim(obj any) (any, error) {
 		Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion, Labels: pod.Labels,
 		OwnerReferences: pod.OwnerReferences, CreationTimestamp: pod.CreationTimestamp, DeletionTimestamp: pod.DeletionTimestamp,
 	}}
-	kept.Status.PodIP = pod.Status.PodIP
+	kept.Spec = children.Trim(&pod.Spec)
+	kept.Status.PodIP, kept.Status.Phase = pod.Status.PodIP, pod.Status.Phase
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady {
 			kept.Status.Conditions = []corev1.PodCondition{{Type: condition.Type, Status: condition.Status}}
@@ -193,10 +194,22 @@ func trim(obj any) (any, error) {
 	}
 	for _, status := range pod.Status.ContainerStatuses {
 		kept.Status.ContainerStatuses = append(kept.Status.ContainerStatuses, corev1.ContainerStatus{
-			Name: status.Name, RestartCount: status.RestartCount, State: corev1.ContainerState{Waiting: status.State.Waiting},
+			Name: status.Name, RestartCount: status.RestartCount, State: trimState(status.State), LastTerminationState: trimState(status.LastTerminationState),
 		})
 	}
 	return kept, nil
+}
+
+// trimState keeps why a container waits, and whether it runs or has ended.
+func trimState(state corev1.ContainerState) corev1.ContainerState {
+	kept := corev1.ContainerState{Waiting: state.Waiting}
+	if state.Running != nil {
+		kept.Running = &corev1.ContainerStateRunning{}
+	}
+	if state.Terminated != nil {
+		kept.Terminated = &corev1.ContainerStateTerminated{}
+	}
+	return kept
 }
 
 // maxWarnings limits the number of different warnings that are logged.

@@ -20,14 +20,17 @@ func TestTrim(t *testing.T) {
 			Annotations: map[string]string{"large": "x"}, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "m"}},
 			OwnerReferences: []metav1.OwnerReference{{UID: "set"}},
 		},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "marekvs"}}},
+		Spec: corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{
+			Name: "marekvs", Image: "large", Env: []corev1.EnvVar{{Name: "MAREKVS_REPLICAS_N", Value: "2"}, {Name: "OTHER", Value: "large"}},
+		}}},
 		Status: corev1.PodStatus{
-			PodIP: "10.0.0.1",
+			PodIP: "10.0.0.1", Phase: corev1.PodRunning,
 			Conditions: []corev1.PodCondition{
 				{Type: corev1.PodScheduled, Status: corev1.ConditionTrue}, {Type: corev1.PodReady, Status: corev1.ConditionTrue},
 			},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "marekvs", RestartCount: 3, ImageID: "large",
-				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}},
+				State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: "large"}}}},
 		},
 	}
 	trimmed, err := trim(pod)
@@ -37,11 +40,15 @@ func TestTrim(t *testing.T) {
 			Namespace: "ns", Name: "demo-0", UID: "1", ResourceVersion: "2", Labels: map[string]string{"app": "demo"},
 			OwnerReferences: []metav1.OwnerReference{{UID: "set"}},
 		},
+		Spec: corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{
+			Name: "marekvs", Env: []corev1.EnvVar{{Name: "MAREKVS_REPLICAS_N", Value: "2"}},
+		}}},
 		Status: corev1.PodStatus{
-			PodIP:      "10.0.0.1",
+			PodIP: "10.0.0.1", Phase: corev1.PodRunning,
 			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
 			ContainerStatuses: []corev1.ContainerStatus{{Name: "marekvs", RestartCount: 3,
-				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}}}},
+				State:                corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull"}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}},
 		},
 	}, trimmed)
 }

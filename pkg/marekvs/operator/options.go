@@ -15,6 +15,8 @@ import (
 
 	"nstance.dev/operator/pkg/base/flagenv"
 	"nstance.dev/operator/pkg/controller/election"
+	"nstance.dev/operator/pkg/marekvs/children"
+	"nstance.dev/operator/pkg/marekvs/observe"
 )
 
 // EnvironmentPrefix is the prefix of the environment variables of the flags.
@@ -58,7 +60,7 @@ func DefaultOptions() *Options {
 		WatchNamespace: metav1.NamespaceAll,
 		HTTPAddress:    ":8081",
 		ClusterDomain:  "cluster.local",
-		MetricsPort:    9121,
+		MetricsPort:    children.DefaultMetricsPort,
 		ScrapeTimeout:  3 * time.Second,
 		ScrapeParallel: 128,
 		SyncPeriod:     10 * time.Second,
@@ -102,6 +104,10 @@ func (o *Options) Complete() error {
 	return err
 }
 
+// maxPeriods is how many windows of the rate may pass between two syncs: half of the time for which
+// readings are kept, so that a sync may be late.
+const maxPeriods = observe.MaxWindows / 2
+
 // Validate returns an error with every wrong option, each with the name of its flag.
 func (o *Options) Validate() error {
 	var wrong []error
@@ -134,6 +140,10 @@ func (o *Options) Validate() error {
 		if value < 0 {
 			refuse(flag, "%s must not be negative", value)
 		}
+	}
+	// A rate is the average since the newest reading that is older than the window.
+	if longest := maxPeriods * o.RateWindow; o.RateWindow > 0 && o.SyncPeriod > longest {
+		refuse("sync-period", "%s must be at most %s, %d times --rate-window, because no rate would be known", o.SyncPeriod, longest, maxPeriods)
 	}
 	o.Timing.Validate(refuse)
 	return errors.Join(wrong...)

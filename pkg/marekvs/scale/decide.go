@@ -37,6 +37,19 @@ type Decision struct {
 	Rollout Rollout
 	// Reclaim has the volumes that may be deleted.
 	Reclaim []Volume
+	// Disk is what is done about full volumes.
+	Disk Disk
+}
+
+// Disk is what an autoscaler does about full volumes.
+type Disk struct {
+	// Full is true while a volume is used to targetDiskPercent.
+	Full bool
+	// Stopped is why no node is added for it, nil if a node is added or will be.
+	Stopped *Block
+	// AtGrowth is the used share of the fullest volume when a node was last added for it, in percent;
+	// nil if the volumes were not full since.
+	AtGrowth *float64
 }
 
 // Create returns the initial and the target size of a StatefulSet that does not exist yet.
@@ -53,7 +66,10 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	removal := Removal{DiskPercent: DefaultDiskPercent}
 	decision := Decision{Target: FixedTarget(wanted.Nodes, wanted.ReplicationFactor)}
 	if autoscaler := wanted.Autoscaler; autoscaler != nil {
-		decision.Target = autoscaler.Target(o.Replicas, load)
+		now := *load
+		now.CopiesComplete = o.checkCopies(none) == nil && o.checkQuiet() == nil
+		decision.Target = autoscaler.Target(o.Replicas, &now)
+		decision.Disk = autoscaler.disk(o.Replicas, decision.Target, &now)
 		if autoscaler.DiskPercent > 0 {
 			removal.DiskPercent = autoscaler.DiskPercent
 		}
@@ -65,6 +81,9 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	switch size := decision.Step.Replicas; {
 	case size == o.Replicas:
 	case decision.Rollout.Done && decision.Rollout.Partition == o.Replicas:
+		decision.Rollout.Partition = size
+	case decision.Rollout.Halted && size > o.Replicas:
+		// The new nodes get the former revision: the present revision fails.
 		decision.Rollout.Partition = size
 	case !decision.Rollout.Done:
 		// One change at a time: the size changes first. A Pod that is added before the
@@ -97,8 +116,8 @@ type Autoscaler struct {
 	// DownStabilization is how long the size must be unchanged and the load low before a
 	// node is removed.
 	UpCooldown, DownStabilization time.Duration
-	// DiskPercent is the used share of a volume from which a node is added; 0 to ignore
-	// volumes.
+	// DiskPercent is the used share of a volume from which a node is added, as long as that helps; 0
+	// to ignore volumes.
 	DiskPercent int32
 }
 
@@ -118,6 +137,11 @@ type Load struct {
 	// DiskUsed and DiskAfterRemoval are the used share of the fullest volume in percent,
 	// now and with one node less; nil if unknown.
 	DiskUsed, DiskAfterRemoval *float64
+	// DiskAtGrowth is Disk.AtGrowth of the last decision.
+	DiskAtGrowth *float64
+	// CopiesComplete is true while no copy moves. Before, the used shares say nothing about the last
+	// node that was added.
+	CopiesComplete bool
 }
 
 // Clamp returns the allowed size that is nearest to nodes.
@@ -153,11 +177,50 @@ func (a *Autoscaler) ideal(load *Load) int32 {
 	return int32(min(math.Ceil(*load.Rate/float64(a.OpsPerNode)), math.MaxInt32))
 }
 
+// diskIdeal returns one node more than current for a full volume. One node is added at a time, each
+// only if the node before has helped: the store does not delete copies that a node no longer owns
+// (github.com/yannick/marekvs, commit defc648, docs/consistency.md:231), so that the used share may not
+// fall however many nodes are added.
 func (a *Autoscaler) diskIdeal(current int32, load *Load) int32 {
-	if a.DiskPercent > 0 && load.DiskUsed != nil && *load.DiskUsed >= float64(a.DiskPercent) {
+	if a.diskFull(load) && load.CopiesComplete && !growthFailed(load) {
 		return current + 1
 	}
 	return 0
+}
+
+func (a *Autoscaler) diskFull(load *Load) bool {
+	return a.DiskPercent > 0 && load.DiskUsed != nil && *load.DiskUsed >= float64(a.DiskPercent)
+}
+
+// diskDrop is how much the used share must have fallen since a node was added, in percent.
+const diskDrop = 1
+
+// growthFailed reports whether the fullest volume is as full as when a node was last added for it.
+func growthFailed(load *Load) bool {
+	return load.DiskAtGrowth != nil && *load.DiskUsed > *load.DiskAtGrowth-diskDrop
+}
+
+// disk returns what is done about full volumes by a decision for target nodes.
+func (a *Autoscaler) disk(current, target int32, load *Load) Disk {
+	switch {
+	case a.DiskPercent == 0:
+		return Disk{}
+	case load.DiskUsed == nil:
+		return Disk{AtGrowth: load.DiskAtGrowth}
+	case !a.diskFull(load):
+		return Disk{}
+	}
+	disk := Disk{Full: true, AtGrowth: load.DiskAtGrowth}
+	switch {
+	case target > current:
+		disk.AtGrowth = load.DiskUsed
+	case a.Clamp(current+1) <= current:
+		disk.Stopped = block(v1alpha1.ReasonDiskFull, "a volume is used to %.0f %%, and no node is added for it, because maxNodes is %d", *load.DiskUsed, a.MaxNodes)
+	case growthFailed(load):
+		disk.Stopped = block(v1alpha1.ReasonDiskFull, "a volume is used to %.0f %%, and no node is added for it until that helps: it was used to %.0f %% when a node was last added",
+			*load.DiskUsed, *load.DiskAtGrowth)
+	}
+	return disk
 }
 
 // mayRemove reports whether the load was low for the whole window, and would still be low
@@ -183,10 +246,17 @@ func Floor(replicationFactor int32) int32 { return replicationFactor + 1 }
 func FixedTarget(nodes, replicationFactor int32) int32 { return max(nodes, Floor(replicationFactor)) }
 
 // Initial returns the size for the creation of a StatefulSet. It includes the nodes of
-// existing volumes: a volume of an earlier StatefulSet may have the only copy of data.
+// existing volumes: a volume of an earlier StatefulSet may have the only copy of data. No cluster
+// ever had a volume beyond MaxNodes.
 func Initial(target int32, volumes []Volume) int32 {
 	for _, volume := range volumes {
-		target = max(target, volume.Ordinal+1)
+		if volume.Ordinal < MaxNodes {
+			target = max(target, volume.Ordinal+1)
+		}
 	}
 	return target
 }
+
+// MaxNodes is the largest size that the API server accepts
+// (docs/marekvs-api.md).
+const MaxNodes = 1000

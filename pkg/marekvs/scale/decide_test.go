@@ -65,10 +65,16 @@ func TestTarget(t *testing.T) {
 		"above the ceiling":              {nil, 12, &Load{}, 8},
 		"a floor above the ceiling":      {func(a *Autoscaler) { a.MaxNodes, a.ReplicationFactor = 3, 4 }, 3, &Load{}, 5},
 		"a volume is too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
-			&Load{DiskUsed: ptr.To(70.0)}, 4},
+			&Load{DiskUsed: ptr.To(70.0), CopiesComplete: true}, 4},
+		"a volume is too full while copies move": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
+			&Load{DiskUsed: ptr.To(90.0)}, 3},
+		"the last node has not helped": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
+			&Load{DiskUsed: ptr.To(90.0), DiskAtGrowth: ptr.To(90.5), CopiesComplete: true}, 3},
+		"the last node has helped": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
+			&Load{DiskUsed: ptr.To(80.0), DiskAtGrowth: ptr.To(81.0), CopiesComplete: true}, 4},
 		"a volume is not too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
-			&Load{DiskUsed: ptr.To(69.9)}, 3},
-		"volumes do not count": {nil, 3, &Load{DiskUsed: ptr.To(99.0)}, 3},
+			&Load{DiskUsed: ptr.To(69.9), CopiesComplete: true}, 3},
+		"volumes do not count": {nil, 3, &Load{DiskUsed: ptr.To(99.0), CopiesComplete: true}, 3},
 		"a volume would be too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 5,
 			&Load{Rate: ptr.To(1.0), Complete: true, Peak: ptr.To(1.0), DiskUsed: ptr.To(60.0), DiskAfterRemoval: ptr.To(75.0)}, 5},
 	} {
@@ -98,7 +104,7 @@ func testTargetIsWithinLimits(t *testing.T, random *rand.Rand) {
 		current := 1 + random.Int32N(15)
 		load := steady(random.Float64()*100_000, time.Duration(random.IntN(120))*time.Second)
 		load.Complete = random.IntN(2) == 0
-		load.DiskUsed = ptr.To(random.Float64() * 100)
+		load.DiskUsed, load.CopiesComplete = ptr.To(random.Float64()*100), random.IntN(2) == 0
 		target := a.Target(current, load)
 		if target != a.Clamp(target) {
 			t.Fatalf("%+v: target %d is not within the limits", a, target)
@@ -127,6 +133,7 @@ func TestSizes(t *testing.T) {
 	assert.Equal(t, int32(7), FixedTarget(7, 2))
 	assert.Equal(t, int32(8), Initial(3, []Volume{{Ordinal: 7}, {Ordinal: 0}}))
 	assert.Equal(t, int32(3), Initial(3, nil))
+	assert.Equal(t, int32(1000), Initial(3, []Volume{{Ordinal: 999}, {Ordinal: 2_000_000}}), "no cluster had the second volume")
 }
 
 // The initial sizes with and without autoscaling, and of a cluster that is created again.
@@ -147,4 +154,37 @@ func TestCreate(t *testing.T) {
 		assert.Equal(t, c.replicas, replicas, name)
 		assert.Equal(t, c.target, target, name)
 	}
+}
+
+// A full volume adds one node, however long it stays full: a node that does not help is the last.
+func TestAFullVolumeDoesNotAddNodesForEver(t *testing.T) {
+	wanted := &Wanted{Nodes: 3, ReplicationFactor: 2, Autoscaler: demo()}
+	wanted.Autoscaler.DiskPercent = 70
+	load := steady(100, time.Hour)
+	load.DiskUsed, load.DiskAfterRemoval = ptr.To(90.0), ptr.To(95.0)
+	decide := func(nodes int32) Decision {
+		decision := Decide(wanted, healthy(nodes), load, nil)
+		load.DiskAtGrowth = decision.Disk.AtGrowth
+		return decision
+	}
+	first := decide(3)
+	assert.Equal(t, int32(4), first.Step.Replicas)
+	assert.Equal(t, Disk{Full: true, AtGrowth: ptr.To(90.0)}, first.Disk)
+	for range 100 {
+		next := decide(4)
+		assert.Equal(t, int32(4), next.Step.Replicas)
+		assert.Equal(t, "DiskFull", next.Disk.Stopped.Reason)
+	}
+	load.DiskUsed = ptr.To(85.0)
+	assert.Equal(t, int32(5), decide(4).Step.Replicas, "the node has helped")
+	load.DiskUsed = nil
+	assert.Equal(t, Disk{AtGrowth: ptr.To(85.0)}, decide(5).Disk, "it is not forgotten while the volumes are unknown")
+	load.DiskUsed = ptr.To(60.0)
+	assert.Equal(t, Disk{}, decide(5).Disk)
+	load.DiskUsed = ptr.To(90.0)
+	assert.Equal(t, int32(6), decide(5).Step.Replicas, "full again")
+	load.DiskAtGrowth = nil
+	full := decide(8)
+	assert.Equal(t, int32(8), full.Step.Replicas)
+	assert.Contains(t, full.Disk.Stopped.Message, "maxNodes is 8")
 }

@@ -37,6 +37,10 @@ type Pod struct {
 	Revision string
 	// Failing is why the container does not start, empty if it starts.
 	Failing string
+	// NeverRan is true if the container has not started yet: the node is no member.
+	NeverRan bool
+	// Factor is the number of copies that the node was started with, 0 if that is not known.
+	Factor int32
 	// Sample is nil if the node does not report its metrics.
 	Sample *Sample
 	// Rounds is how many times the node has compared its copies with other nodes since the
@@ -61,12 +65,18 @@ type Observation struct {
 	Current bool
 	// Pods has all Pods of the StatefulSet, including Pods that are being deleted.
 	Pods []Pod
+	// Empty has the ordinals of nodes without data: they never ran with their volume.
+	Empty map[int32]bool
 
 	// TemplateCurrent is true when the StatefulSet has the wanted template.
 	TemplateCurrent bool
 	// Partition is the lowest ordinal that is updated to UpdateRevision
 	// (https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#partitions).
 	Partition int32
+	// OnDelete is true if the StatefulSet controller updates no Pod by itself, and a Pod that it
+	// creates gets UpdateRevision whatever its ordinal
+	// (https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#update-strategies).
+	OnDelete bool
 	// CurrentRevision and UpdateRevision are equal when every Pod was updated.
 	CurrentRevision, UpdateRevision string
 
@@ -87,22 +97,47 @@ func block(reason, format string, args ...any) *Block {
 	return &Block{Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// none is no ordinal: no Pod is ignored.
-const none int32 = -1
+// ordinals is a set of ordinals.
+type ordinals map[int32]bool
+
+// none is the empty set: no Pod is ignored.
+var none ordinals
 
 // expected returns the Pods of the present size that are not being deleted, and their
-// expected number. It ignores the ordinal except.
-func (o *Observation) expected(except int32) (pods []Pod, want int) {
+// expected number. It ignores the ordinals in except.
+func (o *Observation) expected(except ordinals) (pods []Pod, want int) {
 	for _, pod := range o.Pods {
-		if pod.Ordinal < o.Replicas && pod.Ordinal != except && !pod.Terminating {
+		if pod.Ordinal < o.Replicas && !except[pod.Ordinal] && !pod.Terminating {
 			pods = append(pods, pod)
 		}
 	}
 	want = int(o.Replicas)
-	if except >= 0 && except < o.Replicas {
-		want--
+	for ordinal := range except {
+		if ordinal < o.Replicas {
+			want--
+		}
 	}
 	return pods, want
+}
+
+// missing returns how many of the ordinals in except have no Pod.
+func (o *Observation) missing(except ordinals) int32 {
+	missing := int32(len(except))
+	for _, pod := range o.Pods {
+		if except[pod.Ordinal] {
+			missing--
+		}
+	}
+	return missing
+}
+
+// lastEmpty returns the ordinals of the last nodes, down to the first node with data.
+func (o *Observation) lastEmpty() ordinals {
+	empty := ordinals{}
+	for ordinal := o.Replicas - 1; ordinal >= 0 && o.Empty[ordinal]; ordinal-- {
+		empty[ordinal] = true
+	}
+	return empty
 }
 
 // Ready returns the number of Pods that are ready and not being deleted.
@@ -121,7 +156,13 @@ func (o *Observation) Ready() int32 {
 // are expected.
 func (o *Observation) Sampled() (sampled, want int) { return o.sampled(none) }
 
-func (o *Observation) sampled(except int32) (sampled, want int) {
+// EveryNodeSampled reports whether every node that may have data reports a valid sample.
+func (o *Observation) EveryNodeSampled() bool {
+	sampled, want := o.sampled(o.Empty)
+	return sampled >= want
+}
+
+func (o *Observation) sampled(except ordinals) (sampled, want int) {
 	pods, want := o.expected(except)
 	for _, pod := range pods {
 		if pod.Sample.valid() {
@@ -141,7 +182,7 @@ func (s *Sample) valid() bool {
 // nil unless every node reports it.
 func (o *Observation) Underreplicated() *int64 { return o.underreplicated(none) }
 
-func (o *Observation) underreplicated(except int32) *int64 {
+func (o *Observation) underreplicated(except ordinals) *int64 {
 	if sampled, want := o.sampled(except); sampled < want {
 		return nil
 	}

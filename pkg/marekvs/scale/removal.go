@@ -37,20 +37,30 @@ func Next(target int32, o *Observation, removal Removal) Step {
 	if target >= o.Replicas {
 		return Step{Replicas: target}
 	}
-	blocked := o.checkSingleCopy()
-	if blocked == nil {
-		blocked = o.checkCopies(none)
-	}
-	if blocked == nil {
-		blocked = o.checkQuiet()
-	}
-	if blocked == nil {
+	var blocked *Block
+	if empty := o.lastEmpty(); len(empty) > 0 {
+		// A node that never ran takes nothing with it, whatever keeps it from running. The other
+		// nodes have every copy without it.
+		blocked = o.checkCopies(empty)
+	} else if blocked = o.checkComplete(); blocked == nil {
 		blocked = o.checkRemoval(removal)
 	}
 	if blocked != nil {
 		return Step{Replicas: o.Replicas, Blocked: blocked}
 	}
 	return Step{Replicas: o.Replicas - 1}
+}
+
+// checkComplete returns why the nodes may lose data without the last node, nil if they do not.
+func (o *Observation) checkComplete() *Block {
+	for _, check := range []func() *Block{
+		o.checkSingleCopy, o.checkFactors, func() *Block { return o.checkCopies(none) }, o.checkQuiet,
+	} {
+		if found := check(); found != nil {
+			return found
+		}
+	}
+	return nil
 }
 
 // checkSingleCopy returns a Block if each partition has one copy. A node that is terminated sends
@@ -61,6 +71,19 @@ func (o *Observation) checkSingleCopy() *Block {
 		return nil
 	}
 	return block(v1alpha1.ReasonSingleCopy, "replicationFactor is %d, and no other node has the data of the node to remove; at least 2 is needed", o.ReplicationFactor)
+}
+
+// checkFactors returns a Block while a node keeps fewer copies than the cluster is to have. It
+// reports no more copies than it keeps.
+func (o *Observation) checkFactors() *Block {
+	pods, _ := o.expected(none)
+	for _, pod := range pods {
+		if pod.Factor > 0 && pod.Factor < o.ReplicationFactor {
+			return block(v1alpha1.ReasonRollingOut, "pod %s keeps %d of %d copies until it is updated",
+				o.podName(pod.Ordinal), pod.Factor, o.ReplicationFactor)
+		}
+	}
+	return nil
 }
 
 func (o *Observation) checkRemoval(removal Removal) *Block {
@@ -80,15 +103,21 @@ func (o *Observation) checkRemoval(removal Removal) *Block {
 // each partition with one other owner per round, which it chooses at random, and in every third round
 // also what it holds and does not own (github.com/yannick/marekvs, commit defc648,
 // crates/marekvs-repl/src/lib.rs:1464-1505).
-func (o *Observation) rounds() int64 { return max(3, 2*(int64(o.ReplicationFactor)-1)) }
+func (o *Observation) rounds() int64 {
+	factor := o.ReplicationFactor
+	for _, pod := range o.Pods {
+		factor = max(factor, pod.Factor)
+	}
+	return max(3, 2*(int64(factor)-1))
+}
 
 // checkCopies returns why the copies of the data may be incomplete, nil if they are complete. It
-// ignores the Pod with the ordinal except.
+// ignores the ordinals in except.
 //
 // The number of partitions with too few owners is not sufficient: the store counts the
 // nodes that see each other, so the number returns to 0 before data has moved.
-func (o *Observation) checkCopies(except int32) *Block {
-	for _, check := range []func(int32) *Block{o.checkMetrics, o.checkReady, o.checkStatefulSet, o.checkMembers, o.checkRepair} {
+func (o *Observation) checkCopies(except ordinals) *Block {
+	for _, check := range []func(ordinals) *Block{o.checkMetrics, o.checkReady, o.checkStatefulSet, o.checkMembers, o.checkRepair} {
 		if found := check(except); found != nil {
 			return found
 		}
@@ -96,7 +125,7 @@ func (o *Observation) checkCopies(except int32) *Block {
 	return nil
 }
 
-func (o *Observation) checkMetrics(except int32) *Block {
+func (o *Observation) checkMetrics(except ordinals) *Block {
 	under := o.underreplicated(except)
 	if under == nil {
 		sampled, want := o.sampled(except)
@@ -108,7 +137,7 @@ func (o *Observation) checkMetrics(except int32) *Block {
 	return nil
 }
 
-func (o *Observation) checkReady(except int32) *Block {
+func (o *Observation) checkReady(except ordinals) *Block {
 	pods, want := o.expected(except)
 	ready := 0
 	for _, pod := range pods {
@@ -124,37 +153,42 @@ func (o *Observation) checkReady(except int32) *Block {
 
 // checkStatefulSet returns a Block until the last removal is finished: status.readyReplicas
 // counts a Pod until it no longer exists.
-func (o *Observation) checkStatefulSet(except int32) *Block {
+func (o *Observation) checkStatefulSet(except ordinals) *Block {
 	for _, pod := range o.Pods {
 		switch {
-		case pod.Ordinal == except:
+		case except[pod.Ordinal]:
 		case pod.Terminating:
 			return block(v1alpha1.ReasonPodTerminating, "pod %s is being deleted", o.podName(pod.Ordinal))
 		case pod.Ordinal >= o.Replicas:
 			return block(v1alpha1.ReasonNotObserved, "pod %s is to be deleted", o.podName(pod.Ordinal))
 		}
 	}
-	if !o.Current || o.StatusReplicas != o.Replicas {
-		return block(v1alpha1.ReasonNotObserved, "the StatefulSet controller has created %d of %d pods", o.StatusReplicas, o.Replicas)
+	if want := o.Replicas - o.missing(except); !o.Current || o.StatusReplicas != want {
+		return block(v1alpha1.ReasonNotObserved, "the StatefulSet controller has created %d of %d pods", o.StatusReplicas, want)
 	}
 	return nil
 }
 
-func (o *Observation) checkMembers(except int32) *Block {
+func (o *Observation) checkMembers(except ordinals) *Block {
 	pods, _ := o.expected(except)
 	for _, pod := range pods {
-		if members := pod.Sample.Members; members != nil && *members != int64(o.Replicas) && except == none {
+		if members := pod.Sample.Members; members != nil && *members != int64(o.Replicas) && len(except) == 0 {
 			return block(v1alpha1.ReasonMembersDiffer, "pod %s sees %d of %d nodes", o.podName(pod.Ordinal), *members, o.Replicas)
 		}
-		if copies := pod.Sample.EffectiveReplicas; copies != nil && *copies < int64(o.ReplicationFactor) {
-			return block(v1alpha1.ReasonMembersDiffer, "pod %s sees %d of %d copies of a partition",
-				o.podName(pod.Ordinal), *copies, o.ReplicationFactor)
+		// A node reports at most as many copies as it keeps (github.com/yannick/marekvs, commit
+		// defc648, crates/marekvs-cluster/src/lib.rs:368-386): before its update, the former factor.
+		want := o.ReplicationFactor
+		if pod.Factor > 0 {
+			want = min(want, pod.Factor)
+		}
+		if copies := pod.Sample.EffectiveReplicas; copies != nil && *copies < int64(want) {
+			return block(v1alpha1.ReasonMembersDiffer, "pod %s sees %d of %d copies of a partition", o.podName(pod.Ordinal), *copies, want)
 		}
 	}
 	return nil
 }
 
-func (o *Observation) checkRepair(except int32) *Block {
+func (o *Observation) checkRepair(except ordinals) *Block {
 	pods, _ := o.expected(except)
 	for _, pod := range pods {
 		if joining := pod.Sample.Joining; joining != nil && *joining > 0 {
@@ -219,7 +253,7 @@ func Reclaimable(target int32, o *Observation, after time.Duration, volumes []Vo
 	if o.SinceRemoval < after {
 		return nil
 	}
-	if target != o.Replicas || o.rolling() || o.checkSingleCopy() != nil || o.checkCopies(none) != nil || o.checkQuiet() != nil {
+	if target != o.Replicas || o.rolling() || o.checkComplete() != nil {
 		return nil
 	}
 	var reclaimable []Volume

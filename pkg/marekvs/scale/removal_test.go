@@ -67,6 +67,7 @@ var obstacles = []struct {
 	{"a volume would be too full", "DiskFull", func(o *Observation) {
 		o.Pods[0].Sample.DiskAvailable, o.Pods[5].Sample.DiskAvailable = ptr.To(29.0), ptr.To(40.0)
 	}},
+	{"a node keeps fewer copies", "RollingOut", func(o *Observation) { o.Pods[3].Factor = 1 }},
 	{"Pods are being updated", "RollingOut", func(o *Observation) { o.UpdateRevision, o.Pods[5].Revision = "2", "2" }},
 }
 
@@ -156,4 +157,52 @@ func TestReclaimable(t *testing.T) {
 	}
 	assert.Empty(t, Decide(&Wanted{Nodes: 6}, healthy(6), &Load{}, volumes).Reclaim, "not requested")
 	assert.Len(t, Decide(&Wanted{Nodes: 6, Reclaim: true}, healthy(6), &Load{}, volumes).Reclaim, 2)
+}
+
+// Nodes that never ran have no data: a size that the cluster cannot reach can be taken back.
+func TestNodesThatNeverRanAreRemoved(t *testing.T) {
+	pending := func() *Observation {
+		o := healthy(8)
+		o.Empty = map[int32]bool{}
+		for ordinal := int32(5); ordinal < 8; ordinal++ {
+			o.Pods[ordinal].Ready, o.Pods[ordinal].Sample, o.Pods[ordinal].NeverRan = false, nil, true
+			o.Empty[ordinal] = true
+		}
+		for _, pod := range o.Pods[:5] {
+			pod.Sample.Members = ptr.To[int64](5)
+		}
+		return o
+	}
+	assert.Equal(t, Step{Replicas: 7}, Next(5, pending(), Removal{DiskPercent: 80}), "one at a time")
+	absent := pending()
+	absent.Pods, absent.StatusReplicas = absent.Pods[:6], 6
+	assert.Equal(t, Step{Replicas: 7}, Next(5, absent, Removal{DiskPercent: 80}), "a quota keeps Pods from being created")
+	single := pending()
+	single.ReplicationFactor = 1
+	assert.Equal(t, Step{Replicas: 7}, Next(5, single, Removal{DiskPercent: 80}), "no copy is lost")
+	created := pending()
+	for ordinal := range int32(5) {
+		created.Empty[ordinal], created.Pods[ordinal].Sample, created.Pods[ordinal].Ready = true, nil, false
+	}
+	assert.Equal(t, Step{Replicas: 7}, Next(3, created, Removal{}), "no node ever ran")
+
+	for name, put := range map[string]func(*Observation){
+		"the last node may have data":    func(o *Observation) { delete(o.Empty, 7) },
+		"a node with data has no sample": func(o *Observation) { o.Pods[1].Sample = nil },
+		"a node with data is not ready":  func(o *Observation) { o.Pods[4].Ready = false },
+		"partitions have too few owners": func(o *Observation) { o.Pods[4].Sample.Underreplicated = ptr.To[int64](1) },
+		"copies are compared":            func(o *Observation) { o.Pods[4].Rounds = ptr.To[int64](1) },
+		"the size was not observed":      func(o *Observation) { o.Current = false },
+		"a gap before the last nodes":    func(o *Observation) { delete(o.Empty, 6) },
+	} {
+		o := pending()
+		put(o)
+		step := Next(5, o, Removal{DiskPercent: 80})
+		assert.Equal(t, int32(8), step.Replicas, name)
+		assert.NotNil(t, step.Blocked, name)
+	}
+	assert.True(t, pending().EveryNodeSampled(), "the load of the nodes that run is known")
+	o := pending()
+	o.Pods[0].Sample = nil
+	assert.False(t, o.EveryNodeSampled())
 }

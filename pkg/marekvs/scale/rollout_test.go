@@ -86,16 +86,136 @@ func TestEachObstacleBlocksARollout(t *testing.T) {
 // A Pod of the new revision that fails halts the rollout.
 func TestAFailingPodHaltsTheRollout(t *testing.T) {
 	o := rollingOut(5, 4)
-	o.Pods[4].Ready, o.Pods[4].Failing, o.Pods[4].Sample = false, "ImagePullBackOff", nil
+	breakPod(o, 4)
 	rollout := NextRollout(o)
-	assert.Equal(t, Rollout{Partition: 4, Halted: true, Waiting: &Block{"RolloutHalted", "the updated pod demo-4 fails: ImagePullBackOff"}}, rollout)
+	assert.Equal(t, Rollout{Partition: 4, Halted: true, Waiting: &Block{"RolloutHalted", "the updated pod demo-4 fails: CrashLoopBackOff"}}, rollout)
 
-	// An update with another template begins with the failing Pod, although it is not
-	// ready.
+	// An update with another template begins with the failing Pod.
 	o.UpdateRevision, o.Partition = "3", 5
-	assert.Equal(t, Rollout{Partition: 4}, NextRollout(o))
+	rollout = NextRollout(o)
+	assert.Equal(t, []int32{4}, rollout.Replace)
+	assert.True(t, rollout.OnDelete)
+	assert.Equal(t, int32(5), rollout.Partition)
 	o.Pods[1].Ready = false
-	assert.Equal(t, int32(5), NextRollout(o).Partition, "another Pod is not ready")
+	assert.Equal(t, []int32{4}, NextRollout(o).Replace, "another Pod that is not ready does not keep it from its repair")
+}
+
+// breakPod makes the container of a Pod fail. The other nodes do not see it any more.
+func breakPod(o *Observation, broken ...int32) {
+	for _, ordinal := range broken {
+		o.Pods[ordinal].Ready, o.Pods[ordinal].Sample, o.Pods[ordinal].Failing = false, nil, "CrashLoopBackOff"
+	}
+	for _, pod := range o.Pods {
+		if pod.Sample != nil {
+			pod.Sample.Members = ptr.To(int64(len(o.Pods) - len(broken)))
+		}
+	}
+}
+
+// A Pod that does not work gets the new template at once, whatever its ordinal and the state of the
+// others: kubernetes/kubernetes#67250, kubernetes/kubernetes#60164.
+func TestPodsThatDoNotWorkAreReplacedFirst(t *testing.T) {
+	neverRan := func(o *Observation, ordinals ...int32) {
+		breakPod(o, ordinals...)
+		for _, ordinal := range ordinals {
+			o.Pods[ordinal].Failing, o.Pods[ordinal].NeverRan = "", true
+		}
+	}
+	for name, c := range map[string]struct {
+		change func(*Observation)
+		want   []int32
+	}{
+		"the Pod with the lowest ordinal":     {func(o *Observation) { breakPod(o, 0) }, []int32{0}},
+		"every Pod of a new cluster":          {func(o *Observation) { breakPod(o, 2, 0, 1) }, []int32{0, 1, 2}},
+		"Pods that no Node accepts":           {func(o *Observation) { neverRan(o, 1, 2) }, []int32{1, 2}},
+		"a Pod that is not ready for a while": {func(o *Observation) { o.Pods[0].Ready = false }, nil},
+		"a Pod that is being deleted":         {func(o *Observation) { breakPod(o, 0); o.Pods[0].Terminating = true }, nil},
+		"a Pod that is already updated":       {func(o *Observation) { o.Pods[1].Revision = "2"; breakPod(o, 1) }, nil},
+		"an updated Pod fails": {func(o *Observation) {
+			o.Pods[1].Revision = "2"
+			breakPod(o, 0, 1)
+		}, nil},
+		"an updated Pod fails, and no other Pod works": {func(o *Observation) {
+			o.Pods[1].Revision = "2"
+			breakPod(o, 0, 1, 2)
+		}, []int32{0, 2}},
+	} {
+		o := rollingOut(3, 3)
+		c.change(o)
+		rollout := NextRollout(o)
+		assert.Equal(t, c.want, rollout.Replace, name)
+		assert.Equal(t, c.want != nil, rollout.OnDelete, name)
+		assert.Equal(t, int32(3), rollout.Partition, name)
+		assert.NotNil(t, rollout.Waiting, name)
+	}
+}
+
+// While a Pod that was deleted does not exist again, it would be created from the former revision with
+// another update strategy. Then the update goes on, past the Pods that have been replaced.
+func TestAReplacedPodGetsTheNewRevision(t *testing.T) {
+	o := rollingOut(3, 3)
+	o.OnDelete, o.Partition = true, 0
+	breakPod(o, 2)
+	o.Pods[2].Terminating = true
+	rollout := NextRollout(o)
+	assert.True(t, rollout.OnDelete, "it is being deleted")
+	assert.Empty(t, rollout.Replace)
+	missing := *o
+	missing.Pods = o.Pods[:2]
+	assert.True(t, NextRollout(&missing).OnDelete, "it does not exist yet")
+	unobserved := *o
+	unobserved.Current = false
+	assert.True(t, NextRollout(&unobserved).OnDelete)
+
+	o = rollingOut(3, 2)
+	o.OnDelete, o.Partition = true, 0
+	o.Pods[2].Ready = false
+	rollout = NextRollout(o)
+	assert.Equal(t, Rollout{Partition: 2, Waiting: &Block{"NotAllReady", "2 of 3 pods ready"}}, rollout)
+	o.Pods[2].Ready = true
+	assert.Equal(t, Rollout{Partition: 1}, NextRollout(o))
+}
+
+// The update is not done while its last Pod does not work.
+func TestTheLastPodOfAnUpdateHaltsItToo(t *testing.T) {
+	o := rollingOut(3, 0)
+	breakPod(o, 0)
+	rollout := NextRollout(o)
+	assert.True(t, rollout.Halted)
+	assert.False(t, rollout.Done)
+	assert.Equal(t, int32(0), rollout.Partition)
+	o.Pods[0].Failing = ""
+	assert.Equal(t, Rollout{Waiting: &Block{"RollingOut", "pod demo-0 is being updated"}}, NextRollout(o))
+
+	// A Pod that fails later halts no update.
+	o = healthy(3)
+	breakPod(o, 0)
+	assert.Equal(t, Rollout{Done: true, Partition: 3}, NextRollout(o))
+}
+
+// Nodes report at most as many copies as they keep, so before their update they report the former
+// factor. They are updated nevertheless; a removal waits until they are.
+func TestAnotherReplicationFactorIsRolledOut(t *testing.T) {
+	for _, c := range []struct{ former, factor int32 }{{2, 3}, {3, 2}, {1, 2}} {
+		o := rollingOut(5, 5)
+		o.ReplicationFactor = c.factor
+		for i := range o.Pods {
+			o.Pods[i].Factor = c.former
+			o.Pods[i].Sample.EffectiveReplicas = ptr.To(int64(c.former))
+			o.Pods[i].Rounds, o.Pods[i].QuietRounds = ptr.To[int64](4), ptr.To[int64](4)
+		}
+		assert.Equal(t, Rollout{Partition: 4}, NextRollout(o), "from %d to %d", c.former, c.factor)
+		o.Pods[4].Factor, o.Pods[4].Revision, o.Partition = c.factor, "2", 4
+		o.Pods[4].Sample.EffectiveReplicas = ptr.To(int64(c.factor))
+		assert.Equal(t, Rollout{Partition: 3}, NextRollout(o), "from %d to %d", c.former, c.factor)
+		if c.former < c.factor {
+			blocked := Next(4, o, Removal{DiskPercent: 80}).Blocked
+			assert.Equal(t, "RollingOut", blocked.Reason)
+			assert.Contains(t, blocked.Message, "until it is updated")
+		}
+		o.Pods[0].Sample.EffectiveReplicas = ptr.To(int64(min(c.former, c.factor) - 1))
+		assert.Equal(t, "MembersDiffer", NextRollout(o).Waiting.Reason, "a copy is missing")
+	}
 }
 
 // A removal happens before an update that has not begun, and waits for an update that has
@@ -141,4 +261,24 @@ func TestGrowthDuringARollout(t *testing.T) {
 	assert.Equal(t, int32(7), decision.Rollout.Partition)
 	decision = Decide(&Wanted{Nodes: 7, ReplicationFactor: 2}, rollingOut(5, 3), &Load{}, nil)
 	assert.Equal(t, int32(3), decision.Rollout.Partition)
+}
+
+// Nodes that are added while an update is halted get the revision that works, and the former template
+// can be rolled out again.
+func TestGrowthWhileAnUpdateIsHalted(t *testing.T) {
+	o := rollingOut(5, 4)
+	breakPod(o, 4)
+	decision := Decide(&Wanted{Nodes: 8, ReplicationFactor: 2}, o, &Load{}, nil)
+	assert.Equal(t, Step{Replicas: 8}, decision.Step)
+	assert.True(t, decision.Rollout.Halted)
+	assert.Equal(t, int32(8), decision.Rollout.Partition)
+
+	grown := healthy(8)
+	grown.UpdateRevision, grown.Partition, grown.Pods[4].Revision = "2", 8, "2"
+	breakPod(grown, 4)
+	rollout := NextRollout(grown)
+	assert.True(t, rollout.Halted, "the Pod still fails")
+	assert.Equal(t, int32(8), rollout.Partition)
+	grown.CurrentRevision, grown.UpdateRevision = "1", "1"
+	assert.Equal(t, []int32{4}, NextRollout(grown).Replace, "the user goes back")
 }

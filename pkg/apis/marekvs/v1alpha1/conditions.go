@@ -45,6 +45,9 @@ const (
 	ConditionOwned = "Owned"
 	// ConditionReconciled is False when a write failed.
 	ConditionReconciled = "Reconciled"
+	// ConditionDiskPressure is True while a volume is used to targetDiskPercent. It is missing if
+	// targetDiskPercent is not set.
+	ConditionDiskPressure = "DiskPressure"
 )
 
 // Reasons of conditions and events.
@@ -72,6 +75,9 @@ const (
 	ReasonRollingOut = "RollingOut"
 	// ReasonRolloutHalted means that an updated Pod does not become ready.
 	ReasonRolloutHalted = "RolloutHalted"
+	// ReasonProgressDeadlineExceeded means that an update has made no step for
+	// progressDeadlineSeconds.
+	ReasonProgressDeadlineExceeded = "ProgressDeadlineExceeded"
 	// ReasonSingleCopy means that each partition has one copy, which a removal would lose.
 	ReasonSingleCopy = "SingleCopy"
 	// ReasonStabilizing means that the last change of the size is too recent.
@@ -97,6 +103,8 @@ const (
 	ReasonScaledDown = "ScaledDown"
 	// ReasonScaleDownUnblocked is the reason of an event.
 	ReasonScaleDownUnblocked = "ScaleDownUnblocked"
+	// ReasonPodReplaced is the reason of an event.
+	ReasonPodReplaced = "PodReplaced"
 	// ReasonVolumeReclaimed is the reason of an event.
 	ReasonVolumeReclaimed = "VolumeReclaimed"
 )

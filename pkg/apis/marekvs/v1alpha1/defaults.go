@@ -27,6 +27,7 @@ const (
 	DefaultScaleDownStabilizationSeconds int32 = 300
 	DefaultScaleUpCooldownSeconds        int32 = 60
 	DefaultReclaimAfterSeconds           int32 = 86400
+	DefaultProgressDeadlineSeconds       int32 = 600
 )
 
 // WithDefaults returns a copy of the cluster, in which each unset field of the spec that has a
@@ -40,6 +41,7 @@ func (c *MarekvsCluster) WithDefaults() *MarekvsCluster {
 	spec.Resources.CPU = cmp.Or(spec.Resources.CPU, ptr.To(resource.MustParse(DefaultCPU)))
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, ptr.To(resource.MustParse(DefaultMemory)))
 	spec.ReclaimAfterSeconds = cmp.Or(spec.ReclaimAfterSeconds, ptr.To(DefaultReclaimAfterSeconds))
+	spec.ProgressDeadlineSeconds = cmp.Or(spec.ProgressDeadlineSeconds, ptr.To(DefaultProgressDeadlineSeconds))
 	if a := spec.Autoscale; a != nil {
 		a.ScaleDownStabilizationSeconds = cmp.Or(a.ScaleDownStabilizationSeconds, ptr.To(DefaultScaleDownStabilizationSeconds))
 		a.ScaleUpCooldownSeconds = cmp.Or(a.ScaleUpCooldownSeconds, ptr.To(DefaultScaleUpCooldownSeconds))

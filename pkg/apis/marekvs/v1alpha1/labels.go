@@ -26,6 +26,9 @@ const (
 	AnnotationLastScaleUp = "marekvs.io/last-scale-up"
 	// AnnotationLastScaleDown is the time of the last removal.
 	AnnotationLastScaleDown = "marekvs.io/last-scale-down"
+	// AnnotationDiskAtGrowth of a StatefulSet is the used share of the fullest volume, in percent,
+	// when a node was last added for it.
+	AnnotationDiskAtGrowth = "marekvs.io/disk-percent-at-growth"
 	// AnnotationGossipCluster of a StatefulSet is the gossip cluster of its nodes, empty for the
 	// default of the store. It never changes: nodes with another value would not find each other.
 	AnnotationGossipCluster = "marekvs.io/gossip-cluster"

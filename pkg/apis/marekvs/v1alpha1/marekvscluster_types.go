@@ -91,6 +91,13 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=31536000
 	ReclaimAfterSeconds *int32 `json:"reclaimAfterSeconds,omitempty"`
+	// progressDeadlineSeconds is how long an updated Pod may take to become ready, and how long an
+	// update or a removal may wait for its next step before the phase is Blocked. An unset field
+	// means 600.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=86400
+	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
 	// the nodes, which it relies on. A value has at most 32768 characters.
@@ -252,7 +259,7 @@ const MaxMessage = 32768
 // +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, Owned, Reconciled.
+	// MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

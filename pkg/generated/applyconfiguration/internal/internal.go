@@ -778,6 +778,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nodes
       type:
         scalar: numeric
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
     - name: reclaimAfterSeconds
       type:
         scalar: numeric

@@ -34,6 +34,10 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// the nodes do not prove that every copy is complete: this is the time to notice lost data
 	// and to bring a node back.
 	ReclaimAfterSeconds *int32 `json:"reclaimAfterSeconds,omitempty"`
+	// progressDeadlineSeconds is how long an updated Pod may take to become ready, and how long an
+	// update or a removal may wait for its next step before the phase is Blocked. An unset field
+	// means 600.
+	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
 	// the nodes, which it relies on. A value has at most 32768 characters.
@@ -113,6 +117,14 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithReclaimPvcs(value bool) *Mare
 // If called multiple times, the ReclaimAfterSeconds field is set to the value of the last call.
 func (b *MarekvsClusterSpecApplyConfiguration) WithReclaimAfterSeconds(value int32) *MarekvsClusterSpecApplyConfiguration {
 	b.ReclaimAfterSeconds = &value
+	return b
+}
+
+// WithProgressDeadlineSeconds sets the ProgressDeadlineSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ProgressDeadlineSeconds field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithProgressDeadlineSeconds(value int32) *MarekvsClusterSpecApplyConfiguration {
+	b.ProgressDeadlineSeconds = &value
 	return b
 }
 
