@@ -216,6 +216,15 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.extraEnv.MAREKVS_AE_PARTITIONS_PER_ROUND", "1", "spec.extraEnv", unreliable},
 		{"spec.reclaimAfterSeconds", int64(0), "spec.reclaimAfterSeconds", "greater than or equal to 1"},
 		{"spec.reclaimAfterSeconds", int64(31536001), "spec.reclaimAfterSeconds", "less than or equal to 31536000"},
+		{"spec.progressDeadlineSeconds", int64(0), "spec.progressDeadlineSeconds", "greater than or equal to 1"},
+		{"spec.progressDeadlineSeconds", int64(86401), "spec.progressDeadlineSeconds", "less than or equal to 86400"},
+		{"spec.podLabels", object{"app": "x"}, "spec.podLabels", "are determined by the operator"},
+		{"spec.podLabels", object{"controller-revision-hash": "x"}, "spec.podLabels", "are determined by the operator"},
+		{"spec.priorityClassName", "A", "spec.priorityClassName", "should match"},
+		{"spec.imagePullSecrets", []any{object{"name": "a"}, object{"name": "a"}}, "spec.imagePullSecrets[1]", "Duplicate value"},
+		{"spec.imagePullSecrets", []any{object{}}, "spec.imagePullSecrets[0].name", "Required value"},
+		{"spec.envFrom", []any{object{}}, "spec.envFrom[0]", "either secretRef or configMapRef must be set"},
+		{"spec.envFrom", []any{object{"secretRef": object{"name": "a"}, "configMapRef": object{"name": "a"}}}, "spec.envFrom[0]", "either secretRef or configMapRef must be set"},
 	} {
 		t.Run(describe(c.path, c.value), func(t *testing.T) {
 			_, err := tryCreate(t, with(sample(t), c.path, c.value))
@@ -237,6 +246,10 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 		"spec.spread.hostname.whenUnsatisfiable": {"DoNotSchedule", "ScheduleAnyway"},
 		"spec.extraEnv.MAREKVS_ANYTHING_ELSE":    {"x", "", strings.Repeat("x", 32768)},
 		"spec.extraEnv":                          {object{"a.b-c_0": "x", "-": "x", "_": "x", ".a": "x"}, variables(128)},
+		"spec.podLabels":                         {object{"team": "a", "example.com/x": ""}},
+		"spec.podAnnotations":                    {object{"example.com/x": "any text"}},
+		"spec.imagePullSecrets":                  {[]any{object{"name": "a"}, object{"name": "b"}}},
+		"spec.envFrom":                           {[]any{object{"secretRef": object{"name": "a"}}, object{"prefix": "P_", "configMapRef": object{"name": "a"}}}},
 		"spec.tolerations": {[]any{
 			object{"operator": "Exists"},
 			object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)},

@@ -95,8 +95,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		// Group=marekvs.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Autoscale"):
 		return &marekvsv1alpha1.AutoscaleApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("EnvFromSource"):
+		return &marekvsv1alpha1.EnvFromSourceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("HostnameSpread"):
 		return &marekvsv1alpha1.HostnameSpreadApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("LocalReference"):
+		return &marekvsv1alpha1.LocalReferenceApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsCluster"):
 		return &marekvsv1alpha1.MarekvsClusterApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsClusterSpec"):

@@ -117,7 +117,9 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource":                          schema_pkg_apis_marekvs_v1alpha1_EnvFromSource(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.HostnameSpread":                         schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference":                         schema_pkg_apis_marekvs_v1alpha1_LocalReference(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster":                         schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterList":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref),
@@ -5166,6 +5168,42 @@ func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) co
 	}
 }
 
+func schema_pkg_apis_marekvs_v1alpha1_EnvFromSource(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "EnvFromSource is a Secret or a ConfigMap whose entries are environment variables.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"prefix": {
+						SchemaProps: spec.SchemaProps{
+							Description: "prefix is put before the name of each entry.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"secretRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "secretRef names a Secret, which must exist.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference"),
+						},
+					},
+					"configMapRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "configMapRef names a ConfigMap, which must exist.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference"),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference"},
+	}
+}
+
 func schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5181,6 +5219,27 @@ func schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref common.ReferenceCallbac
 						},
 					},
 				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_LocalReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "LocalReference names an object in the namespace of the cluster.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the name of the object.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name"},
 			},
 		},
 	}
@@ -5355,6 +5414,32 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							Format:      "int32",
 						},
 					},
+					"paused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "paused is true if the operator is to change nothing: no object is written, and no node is added, removed, updated or replaced. The status is still published, with condition Paused. The StatefulSet controller still replaces Pods that are deleted.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"envFrom": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "envFrom are Secrets and ConfigMaps whose entries are environment variables of the container. A variable of the operator or of extraEnv overrides an entry of the same name. The operator does not read them: a change updates no Pod, and entries that extraEnv must not have must not be in them either.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource"),
+									},
+								},
+							},
+						},
+					},
 					"extraEnv": {
 						SchemaProps: spec.SchemaProps{
 							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden, nor the identity, the addresses and the rounds of the nodes, which it relies on. A value has at most 32768 characters.",
@@ -5369,6 +5454,67 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 									},
 								},
 							},
+						},
+					},
+					"imagePullSecrets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "imagePullSecrets are the Secrets with which the image is pulled.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference"),
+									},
+								},
+							},
+						},
+					},
+					"podLabels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podLabels are more labels of the Pods. The labels of the operator and of the StatefulSet controller are not allowed. A change updates the Pods.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"podAnnotations": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podAnnotations are annotations of the Pods. A change updates the Pods.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"priorityClassName": {
+						SchemaProps: spec.SchemaProps{
+							Description: "priorityClassName is the PriorityClass of the Pods. An unset field means the default of the Kubernetes cluster.",
+							Type:        []string{"string"},
+							Format:      "",
 						},
 					},
 					"nodeSelector": {
@@ -5418,7 +5564,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
 	}
 }
 
@@ -5439,7 +5585,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure.",
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -185,3 +185,31 @@ func TestTheFactorOfAPod(t *testing.T) {
 	}}}, kept)
 	assert.Zero(t, FactorOf(&corev1.PodSpec{}))
 }
+
+// Fields of the Pods that the user sets. Without them the template is as before: no Pod is updated.
+func TestPodFields(t *testing.T) {
+	cluster := demo()
+	before := TemplateHash(cluster, options, "gossip")
+	cluster.Spec.ImagePullSecrets = []v1alpha1.LocalReference{{Name: "registry"}}
+	cluster.Spec.PriorityClassName = "high"
+	cluster.Spec.PodLabels = map[string]string{"team": "a", "app": "other"}
+	cluster.Spec.PodAnnotations = map[string]string{"note": "b"}
+	cluster.Spec.EnvFrom = []v1alpha1.EnvFromSource{
+		{Prefix: "P_", SecretRef: v1alpha1.LocalReference{Name: "secret"}}, {ConfigMapRef: v1alpha1.LocalReference{Name: "map"}},
+	}
+	assert.NotEqual(t, before, TemplateHash(cluster, options, "gossip"))
+	set := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{}))
+	template := set.Spec.Template
+	assert.Equal(t, "a", template.Labels["team"])
+	assert.Equal(t, "demo", template.Labels["app"], "the selector needs it")
+	assert.NotContains(t, set.Labels, "team")
+	assert.Equal(t, map[string]string{"note": "b"}, template.Annotations)
+	assert.Equal(t, []corev1.LocalObjectReference{{Name: "registry"}}, template.Spec.ImagePullSecrets)
+	assert.Equal(t, "high", template.Spec.PriorityClassName)
+	assert.Equal(t, []corev1.EnvFromSource{
+		{Prefix: "P_", SecretRef: &corev1.SecretEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "secret"}}},
+		{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "map"}}},
+	}, template.Spec.Containers[0].EnvFrom)
+	assert.Equal(t, before, TemplateHash(demo(), options, "gossip"))
+	assert.Empty(t, decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template.Annotations)
+}

@@ -190,7 +190,16 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) 
 		}
 		spec.WithTolerations(toleration)
 	}
-	return corev1ac.PodTemplateSpec().WithLabels(Labels(cluster.Name)).WithSpec(spec)
+	for _, secret := range cluster.Spec.ImagePullSecrets {
+		spec.WithImagePullSecrets(corev1ac.LocalObjectReference().WithName(secret.Name))
+	}
+	if class := cluster.Spec.PriorityClassName; class != "" {
+		spec.WithPriorityClassName(class)
+	}
+	return corev1ac.PodTemplateSpec().
+		WithAnnotations(cluster.Spec.PodAnnotations).
+		WithLabels(cluster.Spec.PodLabels).WithLabels(Labels(cluster.Name)).
+		WithSpec(spec)
 }
 
 func hostnameSpread(cluster *v1alpha1.MarekvsCluster) *corev1ac.TopologySpreadConstraintApplyConfiguration {
@@ -222,6 +231,7 @@ func container(cluster *v1alpha1.MarekvsCluster, options Options, gossip string)
 			containerPort(gossipName, gossipPort, corev1.ProtocolUDP),
 			containerPort(metricsName, options.MetricsPort, corev1.ProtocolTCP)).
 		WithEnv(environment(cluster, options, gossip)...).
+		WithEnvFrom(environmentFrom(cluster)...).
 		WithVolumeMounts(corev1ac.VolumeMount().WithName(volumeName).WithMountPath(dataDir)).
 		// A CPU limit would throttle the node and delay commands.
 		WithResources(corev1ac.ResourceRequirements().
@@ -238,6 +248,25 @@ func container(cluster *v1alpha1.MarekvsCluster, options Options, gossip string)
 
 func containerPort(name string, port int32, protocol corev1.Protocol) *corev1ac.ContainerPortApplyConfiguration {
 	return corev1ac.ContainerPort().WithName(name).WithContainerPort(port).WithProtocol(protocol)
+}
+
+// environmentFrom returns the Secrets and ConfigMaps with more variables of the container.
+func environmentFrom(cluster *v1alpha1.MarekvsCluster) []*corev1ac.EnvFromSourceApplyConfiguration {
+	var all []*corev1ac.EnvFromSourceApplyConfiguration
+	for _, source := range cluster.Spec.EnvFrom {
+		from := corev1ac.EnvFromSource()
+		if source.Prefix != "" {
+			from.WithPrefix(source.Prefix)
+		}
+		if source.SecretRef.Name != "" {
+			from.WithSecretRef(corev1ac.SecretEnvSource().WithName(source.SecretRef.Name))
+		}
+		if source.ConfigMapRef.Name != "" {
+			from.WithConfigMapRef(corev1ac.ConfigMapEnvSource().WithName(source.ConfigMapRef.Name))
+		}
+		all = append(all, from)
+	}
+	return all
 }
 
 // environment returns the variables of the container. Variables of the operator override

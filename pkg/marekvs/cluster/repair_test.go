@@ -337,3 +337,57 @@ func TestAServiceThatCannotBeWrittenStopsNothing(t *testing.T) {
 	assert.Equal(t, "True AsExpected", reason(status, v1alpha1.ConditionAvailable))
 	assert.Equal(t, "False ApplyFailed", reason(status, v1alpha1.ConditionReady))
 }
+
+// While a cluster is paused nothing is written but its status, whatever changes.
+func TestAPausedClusterIsNotChanged(t *testing.T) {
+	h := newHarness(t, reclaiming)
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Paused = true })
+	h.expect(writeStatus)
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+	assert.Equal(t, "True Paused", reason(h.cluster().Status, v1alpha1.ConditionPaused))
+	h.builtIn.Remove(serviceResource, "ns", "demo")
+	h.builtIn.Add(newClaim(7))
+	h.crash(0)
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.Image = 6, "new" })
+	before := h.set()
+	for range 100 {
+		h.pass()
+	}
+	assert.Equal(t, before.Spec, h.set().Spec)
+	for _, write := range h.writes() {
+		assert.Equal(t, writeStatus, write)
+	}
+	assert.Equal(t, v1alpha1.PhaseBlocked, h.cluster().Status.Phase)
+	assert.Equal(t, "False Paused", reason(h.cluster().Status, v1alpha1.ConditionReady))
+	assert.Equal(t, ptr.To[int32](3), h.cluster().Status.ReadyNodes, "what is known is published")
+
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Paused = false })
+	for range 60 {
+		h.pass()
+	}
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+	assert.Len(t, h.pods(), 6)
+	assert.Equal(t, "missing", reason(h.cluster().Status, v1alpha1.ConditionPaused))
+
+	created := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Paused = true })
+	created.expect(writeStatus)
+	assert.Contains(t, created.cluster().Status.Message, "spec.paused is true")
+}
+
+// A change of the size is an event, also if the status cannot be written then.
+func TestAnEventDoesNotNeedTheStatus(t *testing.T) {
+	h := newHarness(t, nil)
+	h.change(sized(4))
+	h.kinds.Fail(writeStatus, apierrors.NewInternalError(errors.New("broken")))
+	for range 3 {
+		h.show()
+		_, err := h.syncStale(t.Context())
+		require.ErrorContains(t, err, "broken")
+		h.runStatefulSet()
+	}
+	assert.Equal(t, []string{"Normal ScaledUp Scaled from 3 to 4 nodes"}, h.events())
+	h.kinds.Fail(writeStatus, nil)
+	h.settle()
+	assert.Empty(t, h.events())
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+}

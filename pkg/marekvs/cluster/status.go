@@ -38,6 +38,11 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 	status.ObservedGeneration = cluster.Generation
 	status.Selector = labels.SelectorFromSet(children.Selector(cluster.Name)).String()
 	setConditions(&status, owned(err), reconciled(err))
+	if cluster.Spec.Paused {
+		setConditions(&status, condition(v1alpha1.ConditionPaused, true, v1alpha1.ReasonPaused, "Nothing is changed, because spec.paused is true."))
+	} else {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionPaused)
+	}
 	if result.created || result.observed == nil {
 		if result.created {
 			status.Replicas, status.DesiredNodes = result.replicas, &result.decision.Target
@@ -46,6 +51,8 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.Phase, status.Message = v1alpha1.PhaseReconciling, "the StatefulSet is being created"
 		if err != nil {
 			status.Message = controller.Truncate(err.Error(), v1alpha1.MaxMessage)
+		} else if cluster.Spec.Paused {
+			status.Message = "there is no StatefulSet, and it is not created, because spec.paused is true"
 		}
 		setConditions(&status, ready(&status, v1alpha1.ReasonCreating, err))
 		return status
@@ -235,6 +242,8 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
 	resized := fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
 	switch blocked := decision.Step.Blocked; {
+	case cluster.Spec.Paused && (decision.Target != o.Replicas || !decision.Rollout.Done):
+		return v1alpha1.PhaseBlocked, v1alpha1.ReasonPaused, "the cluster does not have its spec, because spec.paused is true"
 	case blocked != nil && transitional(result):
 		return v1alpha1.PhaseScalingDown, blocked.Reason, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
 	case blocked != nil:
@@ -276,6 +285,7 @@ func publishedRate(before string, load *scale.Load) string {
 
 // publish writes the status if it changed, and records what happened as events.
 func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsCluster, result *syncResult, failure error) error {
+	c.recordWrites(cluster, result)
 	status := newStatus(cluster, result, failure)
 	if !equality.Semantic.DeepEqual(status, cluster.Status) {
 		written, err := c.Marekvs.MarekvsClusters(cluster.Namespace).ApplyStatus(ctx,
@@ -289,13 +299,14 @@ func (c *Controller) publish(ctx context.Context, cluster *v1alpha1.MarekvsClust
 		}
 		c.clusterWrites.Record(written)
 	}
-	c.record(cluster, &status, result)
+	c.recordTransitions(cluster, &status)
 	return nil
 }
 
-// record records each transition as one event. The related object makes events of the same
-// reason differ, so that they are not aggregated.
-func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.MarekvsClusterStatus, result *syncResult) {
+// recordWrites records each change of the size and each deletion as one event, whether or not the status
+// can be written afterwards. The related object makes events of the same reason differ, so that they are
+// not aggregated.
+func (c *Controller) recordWrites(cluster *v1alpha1.MarekvsCluster, result *syncResult) {
 	normal := func(related runtime.Object, reason, action, format string, args ...any) {
 		c.Recorder.Eventf(cluster, related, corev1.EventTypeNormal, reason, action, format, args...)
 	}
@@ -314,6 +325,10 @@ func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.M
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(pod, v1alpha1.ReasonPodReplaced, "RollOut", "Deleted Pod %s, which did not work, so that it gets the present template", name)
 	}
+}
+
+// recordTransitions records each transition of a condition as one event.
+func (c *Controller) recordTransitions(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.MarekvsClusterStatus) {
 	before := cluster.Status.Conditions
 	for _, kind := range []string{v1alpha1.ConditionOwned, v1alpha1.ConditionReconciled} {
 		if turned := controller.TurnedFalse(before, status.Conditions, kind); turned != nil {
@@ -335,7 +350,7 @@ func (c *Controller) record(cluster *v1alpha1.MarekvsCluster, status *v1alpha1.M
 	case now != nil && now.Status == metav1.ConditionTrue && !was:
 		controller.Warn(c.Recorder, cluster, v1alpha1.ConditionScaleDownBlocked, "Scale", now.Message)
 	case was && (now == nil || now.Status != metav1.ConditionTrue):
-		normal(nil, v1alpha1.ReasonScaleDownUnblocked, "Scale", "The removal of a node is not blocked any more")
+		c.Recorder.Eventf(cluster, nil, corev1.EventTypeNormal, v1alpha1.ReasonScaleDownUnblocked, "Scale", "The removal of a node is not blocked any more")
 	}
 }
 

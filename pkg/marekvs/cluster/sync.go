@@ -41,6 +41,12 @@ type syncResult struct {
 	scaledUp, scaledDown *metav1.Time
 }
 
+// keep records that the size is not changed.
+func (r *syncResult) keep(set *appsv1.StatefulSet) {
+	r.replicas = r.observed.Replicas
+	r.scaledUp, r.scaledDown = stamp(set.Annotations, v1alpha1.AnnotationLastScaleUp), stamp(set.Annotations, v1alpha1.AnnotationLastScaleDown)
+}
+
 // errStale is returned if the cache is older than the API server. The sync is retried.
 var errStale = errors.New("the cache is older than the API server")
 
@@ -81,13 +87,16 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*syncResult, error) {
 	result := &syncResult{}
 	// The nodes of a cluster that exists are managed although a Service cannot be written.
-	services := c.ensureServices(ctx, m, cluster)
+	var services error
+	if !cluster.Spec.Paused {
+		services = c.ensureServices(ctx, m, cluster)
+	}
 	obj, exists, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
 	if err != nil {
 		return result, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
 	}
 	if !exists {
-		if services != nil {
+		if services != nil || cluster.Spec.Paused {
 			return result, services
 		}
 		return result, c.create(ctx, m, cluster, result)
@@ -105,6 +114,11 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		wanted.Stabilization = time.Duration(seconds) * time.Second
 	}
 	result.decision = scale.Decide(wanted, result.observed, result.load, c.readVolumes(cluster))
+	if cluster.Spec.Paused {
+		m.progress.stalledFor("", c.Clock.Now())
+		result.keep(set)
+		return result, nil
+	}
 	stalledFor := m.progress.stalledFor(stepOf(result.observed, &result.decision), c.Clock.Now())
 	result.stalled = stalledFor > progressDeadline(cluster)
 	if err := c.resize(ctx, m, cluster, set, result); err != nil {
@@ -174,8 +188,7 @@ func gossipClusterOf(set *appsv1.StatefulSet) string {
 func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, result *syncResult) error {
 	now, version := c.Clock.Now(), set.ResourceVersion
 	if result.decision.Rollout.OnDelete && !result.observed.OnDelete {
-		result.replicas = result.observed.Replicas
-		result.scaledUp, result.scaledDown = stamp(set.Annotations, v1alpha1.AnnotationLastScaleUp), stamp(set.Annotations, v1alpha1.AnnotationLastScaleDown)
+		result.keep(set)
 		return c.setOnDelete(ctx, set)
 	}
 	size := children.Size{

@@ -48,6 +48,8 @@ const (
 	// ConditionDiskPressure is True while a volume is used to targetDiskPercent. It is missing if
 	// targetDiskPercent is not set.
 	ConditionDiskPressure = "DiskPressure"
+	// ConditionPaused is True while spec.paused is true. Otherwise it is missing.
+	ConditionPaused = "Paused"
 )
 
 // Reasons of conditions and events.
@@ -78,6 +80,8 @@ const (
 	// ReasonProgressDeadlineExceeded means that an update has made no step for
 	// progressDeadlineSeconds.
 	ReasonProgressDeadlineExceeded = "ProgressDeadlineExceeded"
+	// ReasonPaused means that nothing is changed, because spec.paused is true.
+	ReasonPaused = "Paused"
 	// ReasonSingleCopy means that each partition has one copy, which a removal would lose.
 	ReasonSingleCopy = "SingleCopy"
 	// ReasonStabilizing means that the last change of the size is too recent.

@@ -79,7 +79,8 @@ func TestSample(t *testing.T) {
 	assert.Equal(t, map[string]string{"RUST_LOG": "info"}, cluster.Spec.ExtraEnv)
 }
 
-// Whoever may view or edit objects of a namespace may do so with clusters, and nobody writes a status.
+// Users who may view or edit the objects of a namespace may do so with clusters. Only the operator writes
+// a status.
 func TestRolesOfUsers(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "manifests", "marekvs", "user_roles.yaml"))
 	require.NoError(t, err)

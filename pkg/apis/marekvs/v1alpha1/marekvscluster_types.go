@@ -98,6 +98,19 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=86400
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
+	// paused is true if the operator is to change nothing: no object is written, and no node is
+	// added, removed, updated or replaced. The status is still published, with condition Paused.
+	// The StatefulSet controller still replaces Pods that are deleted.
+	// +optional
+	Paused bool `json:"paused,omitempty"`
+	// envFrom are Secrets and ConfigMaps whose entries are environment variables of the container.
+	// A variable of the operator or of extraEnv overrides an entry of the same name. The operator
+	// does not read them: a change updates no Pod, and entries that extraEnv must not have must
+	// not be in them either.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=32
+	EnvFrom []EnvFromSource `json:"envFrom,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
 	// the nodes, which it relies on. A value has at most 32768 characters.
@@ -108,6 +121,29 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_CLUSTER' in self || 'MAREKVS_NODE_ID' in self || 'MAREKVS_RESP_ADDR' in self || 'MAREKVS_MESH_ADDR' in self || 'MAREKVS_GOSSIP_ADDR' in self || 'MAREKVS_AE_PARTITIONS_PER_ROUND' in self)",message="MAREKVS_CLUSTER, MAREKVS_NODE_ID, MAREKVS_RESP_ADDR, MAREKVS_MESH_ADDR, MAREKVS_GOSSIP_ADDR and MAREKVS_AE_PARTITIONS_PER_ROUND are not allowed: the identity of the nodes, their ports and their rounds of repair would not be those that the operator relies on"
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
+	// imagePullSecrets are the Secrets with which the image is pulled.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=16
+	ImagePullSecrets []LocalReference `json:"imagePullSecrets,omitempty"`
+	// podLabels are more labels of the Pods. The labels of the operator and of the StatefulSet
+	// controller are not allowed. A change updates the Pods.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	// +kubebuilder:validation:XValidation:rule="!self.exists(name, name in ['app', 'app.kubernetes.io/name', 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by', 'statefulset.kubernetes.io/pod-name', 'apps.kubernetes.io/pod-index', 'controller-revision-hash'])",message="app, app.kubernetes.io/name, app.kubernetes.io/instance, app.kubernetes.io/managed-by, statefulset.kubernetes.io/pod-name, apps.kubernetes.io/pod-index and controller-revision-hash are determined by the operator and the StatefulSet controller"
+	PodLabels map[string]string `json:"podLabels,omitempty"`
+	// podAnnotations are annotations of the Pods. A change updates the Pods.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
+	// priorityClassName is the PriorityClass of the Pods. An unset field means the default of the
+	// Kubernetes cluster.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
+	PriorityClassName string `json:"priorityClassName,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
@@ -120,6 +156,32 @@ type MarekvsClusterSpec struct {
 	// spread is how the Pods are spread.
 	// +optional
 	Spread Spread `json:"spread,omitempty,omitzero"`
+}
+
+// LocalReference names an object in the namespace of the cluster.
+type LocalReference struct {
+	// name is the name of the object.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name,omitempty"`
+}
+
+// EnvFromSource is a Secret or a ConfigMap whose entries are environment variables.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.secretRef) != has(self.configMapRef)",message="either secretRef or configMapRef must be set"
+type EnvFromSource struct {
+	// prefix is put before the name of each entry.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Prefix string `json:"prefix,omitempty"`
+	// secretRef names a Secret, which must exist.
+	// +optional
+	SecretRef LocalReference `json:"secretRef,omitempty,omitzero"`
+	// configMapRef names a ConfigMap, which must exist.
+	// +optional
+	ConfigMapRef LocalReference `json:"configMapRef,omitempty,omitzero"`
 }
 
 // Storage is the volume of a node.
@@ -259,7 +321,7 @@ const MaxMessage = 32768
 // +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure.
+	// MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

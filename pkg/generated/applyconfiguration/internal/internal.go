@@ -729,10 +729,30 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: targetOpsPerNode
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.EnvFromSource
+  map:
+    fields:
+    - name: configMapRef
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.LocalReference
+      default: {}
+    - name: prefix
+      type:
+        scalar: string
+    - name: secretRef
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.LocalReference
+      default: {}
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.HostnameSpread
   map:
     fields:
     - name: whenUnsatisfiable
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.LocalReference
+  map:
+    fields:
+    - name: name
       type:
         scalar: string
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsCluster
@@ -762,6 +782,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: autoscale
       type:
         namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
+    - name: envFrom
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.EnvFromSource
+          elementRelationship: atomic
     - name: extraEnv
       type:
         map:
@@ -770,6 +796,14 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: image
       type:
         scalar: string
+    - name: imagePullSecrets
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.LocalReference
+          elementRelationship: associative
+          keys:
+          - name
     - name: nodeSelector
       type:
         map:
@@ -778,6 +812,22 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: nodes
       type:
         scalar: numeric
+    - name: paused
+      type:
+        scalar: boolean
+    - name: podAnnotations
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: podLabels
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: priorityClassName
+      type:
+        scalar: string
     - name: progressDeadlineSeconds
       type:
         scalar: numeric

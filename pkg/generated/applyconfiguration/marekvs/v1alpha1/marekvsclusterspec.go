@@ -38,10 +38,29 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// update or a removal may wait for its next step before the phase is Blocked. An unset field
 	// means 600.
 	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
+	// paused is true if the operator is to change nothing: no object is written, and no node is
+	// added, removed, updated or replaced. The status is still published, with condition Paused.
+	// The StatefulSet controller still replaces Pods that are deleted.
+	Paused *bool `json:"paused,omitempty"`
+	// envFrom are Secrets and ConfigMaps whose entries are environment variables of the container.
+	// A variable of the operator or of extraEnv overrides an entry of the same name. The operator
+	// does not read them: a change updates no Pod, and entries that extraEnv must not have must
+	// not be in them either.
+	EnvFrom []EnvFromSourceApplyConfiguration `json:"envFrom,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
 	// the nodes, which it relies on. A value has at most 32768 characters.
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
+	// imagePullSecrets are the Secrets with which the image is pulled.
+	ImagePullSecrets []LocalReferenceApplyConfiguration `json:"imagePullSecrets,omitempty"`
+	// podLabels are more labels of the Pods. The labels of the operator and of the StatefulSet
+	// controller are not allowed. A change updates the Pods.
+	PodLabels map[string]string `json:"podLabels,omitempty"`
+	// podAnnotations are annotations of the Pods. A change updates the Pods.
+	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
+	// priorityClassName is the PriorityClass of the Pods. An unset field means the default of the
+	// Kubernetes cluster.
+	PriorityClassName *string `json:"priorityClassName,omitempty"`
 	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// tolerations are the tolerations of the Pods.
@@ -128,6 +147,27 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithProgressDeadlineSeconds(value
 	return b
 }
 
+// WithPaused sets the Paused field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Paused field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithPaused(value bool) *MarekvsClusterSpecApplyConfiguration {
+	b.Paused = &value
+	return b
+}
+
+// WithEnvFrom adds the given value to the EnvFrom field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the EnvFrom field.
+func (b *MarekvsClusterSpecApplyConfiguration) WithEnvFrom(values ...*EnvFromSourceApplyConfiguration) *MarekvsClusterSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithEnvFrom")
+		}
+		b.EnvFrom = append(b.EnvFrom, *values[i])
+	}
+	return b
+}
+
 // WithExtraEnv puts the entries into the ExtraEnv field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, the entries provided by each call will be put on the ExtraEnv field,
@@ -139,6 +179,55 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithExtraEnv(entries map[string]s
 	for k, v := range entries {
 		b.ExtraEnv[k] = v
 	}
+	return b
+}
+
+// WithImagePullSecrets adds the given value to the ImagePullSecrets field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the ImagePullSecrets field.
+func (b *MarekvsClusterSpecApplyConfiguration) WithImagePullSecrets(values ...*LocalReferenceApplyConfiguration) *MarekvsClusterSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithImagePullSecrets")
+		}
+		b.ImagePullSecrets = append(b.ImagePullSecrets, *values[i])
+	}
+	return b
+}
+
+// WithPodLabels puts the entries into the PodLabels field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, the entries provided by each call will be put on the PodLabels field,
+// overwriting an existing map entries in PodLabels field with the same key.
+func (b *MarekvsClusterSpecApplyConfiguration) WithPodLabels(entries map[string]string) *MarekvsClusterSpecApplyConfiguration {
+	if b.PodLabels == nil && len(entries) > 0 {
+		b.PodLabels = make(map[string]string, len(entries))
+	}
+	for k, v := range entries {
+		b.PodLabels[k] = v
+	}
+	return b
+}
+
+// WithPodAnnotations puts the entries into the PodAnnotations field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, the entries provided by each call will be put on the PodAnnotations field,
+// overwriting an existing map entries in PodAnnotations field with the same key.
+func (b *MarekvsClusterSpecApplyConfiguration) WithPodAnnotations(entries map[string]string) *MarekvsClusterSpecApplyConfiguration {
+	if b.PodAnnotations == nil && len(entries) > 0 {
+		b.PodAnnotations = make(map[string]string, len(entries))
+	}
+	for k, v := range entries {
+		b.PodAnnotations[k] = v
+	}
+	return b
+}
+
+// WithPriorityClassName sets the PriorityClassName field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the PriorityClassName field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithPriorityClassName(value string) *MarekvsClusterSpecApplyConfiguration {
+	b.PriorityClassName = &value
 	return b
 }
 
