@@ -70,7 +70,7 @@ func TestAWrongImageOfANewClusterIsCorrected(t *testing.T) {
 			replaced = append(replaced, event)
 		}
 	}
-	assert.Len(t, replaced, 3)
+	require.Len(t, replaced, 3)
 	assert.Equal(t, "Normal PodReplaced Deleted Pod demo-0, which did not work, so that it gets the present template", replaced[0])
 }
 
