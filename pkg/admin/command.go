@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"nstance.dev/operator/pkg/admin/clusterinit"
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/server/provider/registry"
@@ -41,8 +42,9 @@ func NewCommand() *cobra.Command {
 			newCACancelCommand(),
 			newCAStatusCommand(),
 		),
-		newFamily("cluster", "Let operators into the cluster",
+		newFamily("cluster", "Create the keys of a cluster, and let operators into it",
 			newCACommand(),
+			clusterinit.NewCommand(&initAccess{}, registry.Providers),
 			newNonceCommand(),
 			newRegisterCommand(),
 		),

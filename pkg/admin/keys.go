@@ -42,6 +42,8 @@ type secretOptions struct {
 	// provider, secretsPrefix, project and locations are fields of config.Secrets.
 	provider, secretsPrefix, project string
 	locations                        []string
+	// newCluster is the id of a cluster whose authority may not exist yet, and otherwise empty.
+	newCluster string
 }
 
 func (o *secretOptions) addFlags(flags *pflag.FlagSet) {
@@ -85,12 +87,20 @@ func (o *secretOptions) location(ctx context.Context, store storage.Store) (conf
 	if location.Provider == config.SecretsInStorage || location.Prefix != "" {
 		return location, nil
 	}
-	cluster, err := authorityName(ctx, store)
+	cluster, err := o.clusterName(ctx, store)
 	if err != nil {
 		return config.Secrets{}, fmt.Errorf("--secrets-prefix: must be given, because the id of the cluster is not known: %w", err)
 	}
 	location.Prefix = config.DefaultSecretsPrefix(location.Provider, cluster)
 	return location, nil
+}
+
+// clusterName returns the id of the cluster.
+func (o *secretOptions) clusterName(ctx context.Context, store storage.Store) (string, error) {
+	if o.newCluster != "" {
+		return o.newCluster, nil
+	}
+	return authorityName(ctx, store)
 }
 
 // authorityName returns the name of the authority, which is the id of the cluster.
@@ -157,7 +167,7 @@ func (o *keyOptions) source(ctx context.Context, store storage.Store, name strin
 	if o.keyProvider != keyProviderKMS {
 		return o.named(name), nil
 	}
-	cluster, err := authorityName(ctx, store)
+	cluster, err := o.clusterName(ctx, store)
 	if err != nil {
 		return config.KeySource{}, fmt.Errorf("the id of the cluster is not known: %w", err)
 	}

@@ -4,19 +4,25 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/user"
 	"slices"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/auditlog"
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
@@ -118,6 +124,78 @@ func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error
 		}
 	}
 	return loaded, nil
+}
+
+// initAccess is the cluster that cluster init creates.
+type initAccess struct {
+	clusterOptions
+}
+
+// AddFlags implements clusterinit.Access.
+func (a *initAccess) AddFlags(flags *pflag.FlagSet) {
+	a.addFlags(flags)
+	flags.Lookup("cluster-id").Usage = "id of the cluster (required)"
+}
+
+// Validate implements clusterinit.Access.
+func (a *initAccess) Validate() error {
+	var wrong mistakes
+	a.keyOptions.validate(&wrong)
+	a.validateTenant(&wrong)
+	a.newCluster = a.clusterID
+	return wrong.join()
+}
+
+// ClusterID implements clusterinit.Access.
+func (a *initAccess) ClusterID() string { return a.clusterID }
+
+// SecretsProvider implements clusterinit.Access.
+func (a *initAccess) SecretsProvider() string { return a.provider }
+
+// KeyFile implements clusterinit.Access.
+func (a *initAccess) KeyFile() string {
+	if a.provider != config.SecretsInStorage || a.keyProvider != keyProviderFile {
+		return ""
+	}
+	return a.key
+}
+
+// KeyPlace implements clusterinit.Access.
+func (a *initAccess) KeyPlace() string {
+	if a.provider != config.SecretsInStorage {
+		return "the secrets " + storage.AuthoritySecret + " and " + storage.NonceSecret + " in " + a.provider
+	}
+	if a.keyProvider == keyProviderKMS {
+		return "the ciphertext of the encryption key, and the key of KMS"
+	}
+	return "the encryption key, " + a.named(cmp.Or(a.key, defaultKey)).String()
+}
+
+// OpenStorage implements clusterinit.Access.
+func (a *initAccess) OpenStorage(ctx context.Context) (storage.Store, error) {
+	if a.storage == backend.File {
+		// Only this command creates the folder: any other would hide a misspelled name.
+		if err := os.Mkdir(a.bucket, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("--storage-bucket: %w", err)
+		}
+	}
+	return a.open(ctx)
+}
+
+// OpenSecrets implements clusterinit.Access.
+func (a *initAccess) OpenSecrets(ctx context.Context) (secrets.Store, error) {
+	_, opened, err := a.openStores(ctx)
+	return opened, err
+}
+
+// Nonce implements clusterinit.Access.
+func (a *initAccess) Nonce(ctx context.Context, loaded *clusterkeys.Keys, lifetime time.Duration) (string, error) {
+	return a.nonce(ctx, loaded, lifetime)
+}
+
+// AuditSecret implements clusterinit.Access.
+func (a *initAccess) AuditSecret(ctx context.Context, name string) error {
+	return a.auditSecret(ctx, audit.SetSecret, name, "command")
 }
 
 // clusterIDOf returns the id of a cluster, which is the name of its authority.
