@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/admin/clusterinit"
+	"nstance.dev/operator/pkg/admin/operatorinstall"
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/server/provider/registry"
@@ -57,7 +58,8 @@ func NewCommand() *cobra.Command {
 			newGroupScaleCommand,
 			newGroupDeleteCommand,
 		),
-		newFamily("operator", "Look at the certificates of operators and revoke them",
+		newFamily("operator", "Install an operator, look at the certificates of operators and revoke them",
+			operatorinstall.NewCommand(shardAddresses),
 			newOperatorIssueCommand(),
 			newOperatorListCommand(),
 			newOperatorRevokeCommand(),

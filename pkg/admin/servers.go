@@ -132,6 +132,19 @@ func parseServers(value string) ([]server, error) {
 	return servers, errors.Join(wrong...)
 }
 
+// shardAddresses returns the addresses of --servers by their shards.
+func shardAddresses(value string) (map[string]string, error) {
+	servers, err := parseServers(value)
+	if err != nil {
+		return nil, err
+	}
+	addresses := make(map[string]string, len(servers))
+	for _, s := range servers {
+		addresses[s.shard] = s.address
+	}
+	return addresses, nil
+}
+
 // validateAddress returns an error unless address is host:port.
 func validateAddress(address string) error {
 	host, port, err := net.SplitHostPort(address)
