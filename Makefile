@@ -174,7 +174,7 @@ $(MOTO)/installed: hack/moto-requirements.txt
 
 .PHONY: test-moto
 test-moto: $(MOTO)/installed ## Run the tests of AWS, also with moto, the AWS CLI and the models of botocore.
-	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/secrets/...
+	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/secrets/... ./pkg/admin/shardinit
 
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.

@@ -24,6 +24,7 @@ import (
 	"nstance.dev/operator/pkg/admin/clusterinit"
 	"nstance.dev/operator/pkg/admin/operatorinstall"
 	"nstance.dev/operator/pkg/admin/providercheck"
+	"nstance.dev/operator/pkg/admin/shardinit"
 	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/server/provider/registry"
 )
@@ -73,7 +74,8 @@ func NewCommand() *cobra.Command {
 			newSecretReencryptCommand(),
 			newSecretSetCommand(),
 		),
-		newFamily("shard", "Decide about a shard whose storage was lost",
+		newFamily("shard", "Write the configuration of a shard, and decide about one whose storage was lost",
+			shardinit.NewCommand(registry.Providers),
 			newShardResetGroupsCommand(),
 			newShardAcceptLossesCommand(),
 		),

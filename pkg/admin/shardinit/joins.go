@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardinit
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// How machines join Kubernetes.
+const (
+	joinKubeadm = "kubeadm"
+	joinK3s     = "k3s"
+	joinRKE2    = "rke2"
+	joinEKS     = "eks"
+	joinTalos   = "talos"
+	joinNone    = "none"
+)
+
+var joinKinds = []string{joinKubeadm, joinK3s, joinRKE2, joinEKS, joinTalos, joinNone}
+
+var providers = []string{"aws", "google", "proxmox", "qemu", "docker", "kwok"}
+
+// machines are the providers whose images are distributions with cloud-init.
+var machines = []string{"aws", "google", "proxmox", "qemu"}
+
+// supported returns an error with the reason if machines of a provider cannot join in this way.
+func supported(provider, join string) error {
+	reason := unsupported(provider, join)
+	if reason == "" {
+		return nil
+	}
+	var possible []string
+	for _, other := range joinKinds {
+		if unsupported(provider, other) == "" {
+			possible = append(possible, other)
+		}
+	}
+	return fmt.Errorf("--join: %s does not work with --provider %s, which has %s: %s", join, provider, strings.Join(possible, ", "), reason)
+}
+
+func unsupported(provider, join string) string {
+	switch {
+	case join == joinNone:
+		return ""
+	case join == joinTalos:
+		// https://www.talos.dev/latest/introduction/what-is-talos/ and
+		// https://www.talos.dev/latest/reference/configuration/v1alpha1/config/#Config.machine
+		return "Talos Linux runs no agent, which reports the health of the machine and receives secrets, and the configuration of " +
+			"its machines has secrets of the cluster, which would be in the userdata, where others can read them"
+	case provider == "kwok":
+		return "it boots no machine that could join: its Nodes are objects"
+	case join == joinEKS && provider != "aws":
+		// https://awslabs.github.io/amazon-eks-ami/nodeadm/
+		return "nodeadm of EKS reads the metadata service of EC2, and the cluster accepts roles of IAM"
+	case provider == "docker" && join != joinKubeadm:
+		return "its image nstance-node has the kubelet, and no other distribution of Kubernetes"
+	case provider == "docker" || slices.Contains(machines, provider):
+		return ""
+	}
+	return "unknown provider"
+}
