@@ -6,6 +6,7 @@ package admin_test
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -92,6 +93,26 @@ func TestShardAcceptLosses(t *testing.T) {
 		return nodes() == 4
 	})
 
-	_, err := run(t, "shard", "accept-losses", "Workers", "--shard", "A")
+	// A typo, or the wrong bucket, does not look like the cure.
+	accept := func(group, shard string) error {
+		_, err := run(t, "shard", "accept-losses", group, "--shard", shard, "--storage", "file", "--storage-bucket", s.Bucket())
+		return err
+	}
+	wantError(t, accept("worker", "us-west-2a"), "shard us-west-2a has no group default/worker; the groups of tenant default are", "workers")
+	wantError(t, accept("workers", "us-west-2b"), `--shard: the storage has no configuration, group or instance of shard "us-west-2b"; it has us-west-2a`)
+	_, err := os.Stat(filepath.Join(s.Bucket(), "accepted-losses", "us-west-2a", "default.worker.json"))
+	require.ErrorIs(t, err, os.ErrNotExist)
+	// A group that was lost is known from its instances.
+	s.Stop()
+	require.NoError(t, os.Remove(s.GroupsPath()))
+	require.NoError(t, accept("workers", "us-west-2a"))
+	// What cannot be read may have the group.
+	require.NoError(t, os.WriteFile(s.GroupsPath(), []byte("{"), 0o600))
+	wantError(t, accept("others", "us-west-2a"), "it is not known whether group default/others exists", "groups/us-west-2a.jsonc")
+	_, err = run(t, "shard", "reset-groups", "--shard", "nope", "--storage", "file", "--storage-bucket", s.Bucket())
+	wantError(t, err, `shard "nope"`)
+	require.NoFileExists(t, filepath.Join(s.Bucket(), "groups", "nope.jsonc"))
+
+	_, err = run(t, "shard", "accept-losses", "Workers", "--shard", "A")
 	wantError(t, err, "--shard", "--storage-bucket", "Workers")
 }
