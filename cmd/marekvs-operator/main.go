@@ -11,7 +11,6 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -19,6 +18,7 @@ import (
 	_ "k8s.io/component-base/logs/json/register"
 
 	"nstance.dev/operator/manifests/marekvs"
+	"nstance.dev/operator/pkg/base/programversion"
 	"nstance.dev/operator/pkg/controller/daemon"
 	"nstance.dev/operator/pkg/marekvs/operator"
 )
@@ -61,7 +61,7 @@ func command() *cobra.Command {
 			return operator.Run(cmd.Context(), options)
 		},
 	}
-	cmd.Version = version.Print(cmd.Name())
+	cmd.Version = programversion.Text(cmd.Name())
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	options.AddFlags(cmd.Flags())
 	logsapi.AddFlags(logging, cmd.Flags())

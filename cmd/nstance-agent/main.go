@@ -13,12 +13,12 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/agent"
 	"nstance.dev/operator/pkg/base/flagenv"
+	"nstance.dev/operator/pkg/base/programversion"
 )
 
 // debugVerbosity is the verbosity of the log with --debug.
@@ -64,7 +64,7 @@ Each flag can also be set by the environment variable of its name:
 			return agent.Run(command.Context(), options)
 		},
 	}
-	command.Version = version.Print(command.Name())
+	command.Version = programversion.Text(command.Name())
 	command.SetVersionTemplate("{{.Version}}\n")
 	options.AddFlags(command.Flags())
 	return command

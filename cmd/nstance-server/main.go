@@ -12,11 +12,14 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register"
 
+	"nstance.dev/operator/pkg/base/flagenv"
+	"nstance.dev/operator/pkg/base/programversion"
 	"nstance.dev/operator/pkg/server"
 
 	// The CA certificates of public services, because images do not contain them.
@@ -41,19 +44,25 @@ func newCommand() *cobra.Command {
 	const ofStorage = "-"
 	logging := logsapi.NewLoggingConfiguration()
 	command := &cobra.Command{
-		Use:   "nstance-server --shard ID --storage file|s3 --bucket NAME --cache-dir DIR",
+		Use:   "nstance-server --shard ID --storage file|gcs|s3 --bucket NAME --cache-dir DIR",
 		Short: "Keep the groups of one shard at their size",
 		Long: `Keep the groups of one shard at their size.
 
 What is durable is in an object storage that the servers of all shards share: a
-folder (--storage file) or a bucket (--storage s3, which takes endpoint, region
-and keys from the AWS_ environment variables). The configuration of the shard is
-the object config/SHARD.jsonc in it, JSON with comments. It is read again when
-it changes.`,
+folder (--storage file) or a bucket (--storage gcs, or --storage s3, which takes
+endpoint, region and keys from the AWS_ environment variables). The configuration
+of the shard is the object config/SHARD.jsonc in it, JSON with comments. It is
+read again when it changes.
+
+Each flag can also be set by an environment variable: --cache-dir by
+NSTANCE_CACHE_DIR. A flag on the command line has precedence.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PreRunE: func(command *cobra.Command, _ []string) error {
+			if err := flagenv.Set(command.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
 			if validate != "" && validate != ofStorage {
 				return nil // no storage needed
 			}
@@ -83,7 +92,7 @@ it changes.`,
 			}
 		},
 	}
-	command.Version = version.Print(command.Name())
+	command.Version = programversion.Text(command.Name())
 	command.SetVersionTemplate("{{.Version}}\n")
 	flags := command.Flags()
 	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
@@ -99,20 +108,35 @@ it changes.`,
 	_ = flags.MarkHidden("validate")
 	logsapi.AddFlags(logging, flags)
 	command.AddCommand(newValidateCommand())
+	command.SetGlobalNormalizationFunc(adminNames)
 	return command
+}
+
+// adminNames lets the flags of the storage have the names that they have in nstance-admin too.
+func adminNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	switch name {
+	case "storage-bucket":
+		name = "bucket"
+	case "storage-prefix":
+		name = "prefix"
+	}
+	return pflag.NormalizedName(name)
 }
 
 // newValidateCommand returns the command that checks a configuration.
 func newValidateCommand() *cobra.Command {
 	var options server.Options
 	command := &cobra.Command{
-		Use:   "validate [FILE | --shard ID --storage file|s3 --bucket NAME]",
+		Use:   "validate [FILE | --shard ID --storage file|gcs|s3 --bucket NAME]",
 		Short: "Check a configuration and list every mistake",
 		Long:  "Check a configuration and list every mistake: that in a file, or that of a shard in the object storage.",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(command *cobra.Command, args []string) error {
 			if len(args) == 1 {
 				return server.Validate(command.Context(), options, args[0], command.OutOrStdout())
+			}
+			if err := flagenv.Set(command.Flags(), os.LookupEnv); err != nil {
+				return err
 			}
 			for _, name := range []string{"shard", "storage", "bucket"} {
 				if command.Flag(name).Value.String() == "" {

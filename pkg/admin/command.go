@@ -7,6 +7,7 @@ package admin
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +18,6 @@ import (
 	"syscall"
 	"text/tabwriter"
 
-	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -25,6 +25,7 @@ import (
 	"nstance.dev/operator/pkg/admin/operatorinstall"
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/admin/shardinit"
+	"nstance.dev/operator/pkg/base/programversion"
 	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/server/provider/registry"
 )
@@ -86,11 +87,21 @@ func NewCommand() *cobra.Command {
 	// Messages of servers must not control the terminal.
 	root.SetOut(terminal.NewWriter(os.Stdout))
 	root.SetErr(terminal.NewWriter(os.Stderr))
-	root.Version = version.Print(root.Name())
+	root.SetGlobalNormalizationFunc(serverNames)
+	root.Version = programversion.Text(root.Name())
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	return root
+}
+
+// serverNames lets the flags of the storage have the names that they have in nstance-server too.
+func serverNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+	switch name {
+	case "bucket", "prefix":
+		name = "storage-" + name
+	}
+	return pflag.NormalizedName(name)
 }
 
 // ExitCode returns the exit code of the program for the error of a command.
@@ -134,6 +145,8 @@ func newShardFamily(use, short string, newSubcommands ...func(*shardOptions) *co
 	}
 	family := newFamily(use, short, subcommands...)
 	options.addFlags(family.PersistentFlags())
+	addFormatFlag(family.PersistentFlags())
+	family.PersistentPreRunE = checkFormat
 	return family
 }
 
@@ -188,35 +201,94 @@ func write(standardOutput io.Writer, output string, data []byte) error {
 	return nil
 }
 
-// table is printed with aligned columns.
-type table struct {
-	rows []string
+// Values of --format.
+const (
+	formatFlag  = "format"
+	formatTable = "table"
+	formatJSON  = "json"
+)
+
+// addFormatFlag adds the flag of a command that prints a table. The command must run checkFormat
+// before it does anything.
+func addFormatFlag(flags *pflag.FlagSet) {
+	flags.StringP(formatFlag, "o", formatTable, "format of the output: "+formatTable+" or "+formatJSON)
 }
 
-func newTable(columns ...string) *table {
-	t := &table{}
-	t.add(columns...)
-	return t
-}
-
-func (t *table) add(cells ...string) {
-	lines := make([]string, len(cells))
-	for i, cell := range cells {
-		lines[i] = terminal.Line(cell)
+func checkFormat(command *cobra.Command, _ []string) error {
+	format, err := command.Flags().GetString(formatFlag)
+	if err == nil && format != formatTable && format != formatJSON {
+		err = fmt.Errorf("--%s: %q is unknown, must be %s or %s", formatFlag, format, formatTable, formatJSON)
 	}
-	t.rows = append(t.rows, strings.Join(lines, "\t")+"\n")
+	return err
 }
 
-// print writes the table if it has rows besides the header.
+// table is printed with aligned columns, or as JSON.
+type table struct {
+	columns []string
+	rows    [][]string
+}
+
+func newTable(columns ...string) *table { return &table{columns: columns} }
+
+func (t *table) add(cells ...string) { t.rows = append(t.rows, cells) }
+
+// write prints the table in the format that the flag of the command selects.
+func (t *table) write(command *cobra.Command) error {
+	format, err := command.Flags().GetString(formatFlag)
+	if err != nil {
+		return err
+	}
+	if format == formatJSON {
+		return t.printJSON(command.OutOrStdout())
+	}
+	return t.print(command.OutOrStdout())
+}
+
+// print writes the table if it has rows.
 func (t *table) print(w io.Writer) error {
-	if len(t.rows) == 1 {
+	if len(t.rows) == 0 {
 		return nil
 	}
 	columns := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range t.rows {
-		if _, err := io.WriteString(columns, row); err != nil {
+	for _, row := range append([][]string{t.columns}, t.rows...) {
+		lines := make([]string, len(row))
+		for i, cell := range row {
+			lines[i] = terminal.Line(cell)
+		}
+		if _, err := io.WriteString(columns, strings.Join(lines, "\t")+"\n"); err != nil {
 			return err
 		}
 	}
 	return columns.Flush()
+}
+
+// printJSON writes a list of objects whose members are named like the columns: kubernetesCluster
+// for KUBERNETES CLUSTER. All values are text, and "-" of the table is empty.
+func (t *table) printJSON(w io.Writer) error {
+	list := make([]map[string]string, 0, len(t.rows))
+	for _, row := range t.rows {
+		object := make(map[string]string, len(row))
+		for i, cell := range row {
+			if cell == noValue {
+				cell = ""
+			}
+			object[memberName(t.columns[i])] = cell
+		}
+		list = append(list, object)
+	}
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(list)
+}
+
+// noValue is a cell without a value.
+const noValue = "-"
+
+// memberName returns the name of a column as a name of JSON.
+func memberName(column string) string {
+	words := strings.Fields(strings.ToLower(column))
+	for i := 1; i < len(words); i++ {
+		words[i] = strings.ToUpper(words[i][:1]) + words[i][1:]
+	}
+	return strings.Join(words, "")
 }

@@ -32,7 +32,7 @@ func newConfigStatusCommand(options *shardOptions) *cobra.Command {
 				}
 				rows.add(a.shard, a.value.GetEtag(), strconv.FormatInt(a.value.GetSize(), 10), modified)
 			}
-			return errors.Join(err, rows.print(command.OutOrStdout()))
+			return errors.Join(err, rows.write(command))
 		},
 	}
 }
@@ -50,7 +50,7 @@ func newConfigRefreshCommand(options *shardOptions) *cobra.Command {
 			for _, a := range replies {
 				rows.add(a.shard, strconv.FormatBool(a.value.GetUpdated()), a.value.GetPrevEtag(), a.value.GetEtag())
 			}
-			return errors.Join(err, rows.print(command.OutOrStdout()))
+			return errors.Join(err, rows.write(command))
 		},
 	}
 }

@@ -38,7 +38,7 @@ func newGroupListCommand(options *shardOptions) *cobra.Command {
 						formatSize(g.GetSize()), formatSize(g.GetActualSize()), strconv.FormatBool(g.GetIsStatic()))
 				}
 			}
-			return errors.Join(err, rows.print(command.OutOrStdout()))
+			return errors.Join(err, rows.write(command))
 		},
 	}
 }
@@ -81,7 +81,7 @@ func newGroupScaleCommand(options *shardOptions) *cobra.Command {
 				}
 				rows.add(a.shard, group, formatSize(a.value.before.GetSize()), formatSize(a.value.after.GetSize()), formatSize(a.value.after.GetActualSize()))
 			}
-			return errors.Join(err, rows.print(command.OutOrStdout()))
+			return errors.Join(err, rows.write(command))
 		},
 	}
 }
@@ -109,7 +109,7 @@ func newGroupDeleteCommand(options *shardOptions) *cobra.Command {
 				}.Log(command.Context())
 				rows.add(a.shard, group)
 			}
-			return errors.Join(err, rows.print(command.OutOrStdout()))
+			return errors.Join(err, rows.write(command))
 		},
 	}
 }

@@ -34,9 +34,10 @@ const (
 func newOperatorListCommand() *cobra.Command {
 	var options storageOptions
 	command := &cobra.Command{
-		Use:   "list --storage-bucket BUCKET",
-		Short: "List the registered operators and their certificates",
-		Args:  cobra.NoArgs,
+		Use:     "list --storage-bucket BUCKET",
+		Short:   "List the registered operators and their certificates",
+		Args:    cobra.NoArgs,
+		PreRunE: checkFormat,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var wrong mistakes
 			options.validate(&wrong)
@@ -51,10 +52,11 @@ func newOperatorListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return rows.print(command.OutOrStdout())
+			return rows.write(command)
 		},
 	}
 	options.addFlags(command.Flags())
+	addFormatFlag(command.Flags())
 	return command
 }
 

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -103,9 +104,10 @@ func readSecret(stdin io.Reader, path string) ([]byte, error) {
 func newSecretListCommand() *cobra.Command {
 	var options secretOptions
 	command := &cobra.Command{
-		Use:   "list --storage-bucket BUCKET",
-		Short: "List the names of the secrets",
-		Args:  cobra.NoArgs,
+		Use:     "list --storage-bucket BUCKET",
+		Short:   "List the names of the secrets",
+		Args:    cobra.NoArgs,
+		PreRunE: checkFormat,
 		RunE: func(command *cobra.Command, _ []string) error {
 			var wrong mistakes
 			if options.validate(&wrong); len(wrong) > 0 {
@@ -119,10 +121,16 @@ func newSecretListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, name := range names {
-				if storage.IsReservedSecret(name) {
-					continue
+			names = slices.DeleteFunc(names, storage.IsReservedSecret)
+			if command.Flag(formatFlag).Value.String() == formatJSON {
+				rows := newTable("NAME")
+				for _, name := range names {
+					rows.add(name)
 				}
+				return rows.write(command)
+			}
+			// A name a line, for scripts.
+			for _, name := range names {
 				if _, err := fmt.Fprintln(command.OutOrStdout(), name); err != nil {
 					return err
 				}
@@ -130,6 +138,7 @@ func newSecretListCommand() *cobra.Command {
 			return nil
 		},
 	}
+	addFormatFlag(command.Flags())
 	options.addFlags(command.Flags())
 	return command
 }

@@ -10,11 +10,11 @@ import (
 	"io"
 	"time"
 
-	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"nstance.dev/operator/pkg/base/programversion"
 	"nstance.dev/operator/pkg/base/terminal"
 	"nstance.dev/operator/pkg/plugin/status"
 	"nstance.dev/operator/pkg/plugin/why"
@@ -40,7 +40,7 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 		Args:          cobra.NoArgs,
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	root.Version = version.Print("kubectl-nstance")
+	root.Version = programversion.Text("kubectl-nstance")
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
