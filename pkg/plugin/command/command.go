@@ -45,7 +45,10 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	o.addFlags(root.PersistentFlags())
-	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newDashboard(o))
+	if err := root.RegisterFlagCompletionFunc("output", completeOutput); err != nil {
+		panic(err) // The flag does not exist.
+	}
+	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newDashboard(o), newVersion())
 	return root
 }
 
@@ -58,7 +61,8 @@ func newStatus(o *options) *cobra.Command {
 
   # One pool, as YAML
   kubectl nstance status workers -o yaml`,
-		Args: cobra.MaximumNArgs(1),
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: o.completeFirst(poolNames),
 		RunE: func(command *cobra.Command, args []string) error {
 			g, err := o.gatherer()
 			if err != nil {
@@ -71,13 +75,21 @@ func newStatus(o *options) *cobra.Command {
 			snapshot.Now = time.Now()
 			result := status.Build(snapshot)
 			if o.table() && len(result.Pools) == 0 {
-				_, _ = fmt.Fprintln(o.streams.ErrOut, "No pools found.")
+				_, _ = fmt.Fprintln(o.streams.ErrOut, noPools(snapshot.Namespace))
 			}
 			return o.print(result, result.Unknown, func(w io.Writer) error {
 				return status.Print(w, result, o.printing(snapshot.Now))
 			})
 		},
 	}
+}
+
+// noPools says where no pool was found.
+func noPools(namespace string) string {
+	if namespace == "" {
+		return "No pools found."
+	}
+	return fmt.Sprintf("No pools found in namespace %q. -A reads all namespaces.", namespace)
 }
 
 // first returns the first argument, empty if there are no arguments.
@@ -96,7 +108,8 @@ func newWhy(o *options) *cobra.Command {
 
 NODE is the name of a Node, the name or the instance id of an NstanceMachine, or the provider id
 of an instance or its last part.`,
-		Args: cobra.ExactArgs(1),
+		Args:              cobra.ExactArgs(1),
+		ValidArgsFunction: o.completeFirst(nodeNames),
 		RunE: func(command *cobra.Command, args []string) error {
 			g, err := o.gatherer()
 			if err != nil {
@@ -117,9 +130,10 @@ of an instance or its last part.`,
 
 func newDrainStatus(o *options) *cobra.Command {
 	return &cobra.Command{
-		Use:   "drain-status [NODE]",
-		Short: "Show the drains in progress and what blocks them",
-		Args:  cobra.MaximumNArgs(1),
+		Use:               "drain-status [NODE]",
+		Short:             "Show the drains in progress and what blocks them",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: o.completeFirst(nodeNames),
 		RunE: func(command *cobra.Command, args []string) error {
 			g, err := o.gatherer()
 			if err != nil {
@@ -134,6 +148,18 @@ func newDrainStatus(o *options) *cobra.Command {
 			return o.print(result, result.Unknown, func(w io.Writer) error {
 				return status.PrintDrains(w, result, o.printing(snapshot.Now))
 			})
+		},
+	}
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(command.OutOrStdout(), command.Root().Version)
+			return err
 		},
 	}
 }

@@ -99,7 +99,7 @@ func TestStructuredOutput(t *testing.T) {
 
 func TestNoPools(t *testing.T) {
 	got := run(t, plugintest.NewServer(t, &objects.Snapshot{}), "status")
-	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found.\n" {
+	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found in namespace \"nstance-system\". -A reads all namespaces.\n" {
 		t.Errorf("%+v", got)
 	}
 }

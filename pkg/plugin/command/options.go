@@ -6,6 +6,7 @@ package command
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/base/terminal"
@@ -47,6 +49,10 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVarP(&o.allNamespaces, "all-namespaces", "A", false, "read the objects of all namespaces")
 	flags.StringVarP(&o.output, "output", "o", "", "output format: wide, json or yaml")
 	flags.BoolVar(&o.noHeaders, "no-headers", false, "print tables without headers")
+	// As kubectl has it: client-go logs requests from 6 on.
+	verbosity := flag.NewFlagSet("", flag.ContinueOnError)
+	klog.InitFlags(verbosity)
+	flags.AddGoFlag(verbosity.Lookup("v"))
 }
 
 // validate returns an error for a value of --output that does not exist.
