@@ -4,7 +4,6 @@
 package server_test
 
 import (
-	"bytes"
 	"io"
 	"os"
 	"os/exec"
