@@ -163,7 +163,7 @@ test-standalone:
 
 .PHONY: test-nodes
 test-nodes:
-	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 30m ./machines
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 60m ./machines
 
 # moto imitates services of AWS. The models of botocore say which calls AWS accepts.
 MOTO := $(CURDIR)/.dev/moto
