@@ -158,7 +158,8 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 			w.FailLaunches(0, "", "")
 			w.DelayVisibility(0)
 		},
-		SettleSteps: 80,
+		// A launch whose result is unknown waits for the visibility of its machine, and may then be rejected.
+		SettleSteps: 160,
 		Made:        func() []string { return tags(w.Made()) },
 		Ran:         func() []string { return tags(w.Made()) },
 		Deleted: func() []string {
