@@ -179,8 +179,8 @@ func (a *Autoscaler) ideal(load *Load) int32 {
 
 // diskIdeal returns one node more than current for a full volume. One node is added at a time, each
 // only if the node before has helped: the store does not delete copies that a node no longer owns
-// (github.com/yannick/marekvs, commit defc648, docs/consistency.md:231), so that the used share may not
-// fall however many nodes are added.
+// (github.com/yannick/marekvs, commit defc648, line 231 of consistency.md in its documents), so that
+// the used share may not fall however many nodes are added.
 func (a *Autoscaler) diskIdeal(current int32, load *Load) int32 {
 	if a.diskFull(load) && load.CopiesComplete && !growthFailed(load) {
 		return current + 1
