@@ -159,13 +159,13 @@ func (f *fleet) untilFollowed() {
 	var names string
 	err := wait.PollUntilContextTimeout(f.t.Context(), 100*time.Millisecond, runtest.Timeout, true, func(context.Context) (bool, error) {
 		// Machines do not boot for longer, and operators do not use the certificate of before.
-		names = behind(f.t, f.shards[0].Server, time.Now().Add(11*time.Minute))
+		names = behind(f.t, f.shards[0].Server, time.Now().Add(11*time.Minute)) //nolint:contextcheck // it has the context of the test
 		for _, o := range f.operators {
 			if !strings.Contains(names, "operator/"+o.tenant+"/") {
 				continue
 			}
 			// A server that has loaded other authorities closes its connections.
-			if err := o.tryRenew(); status.Code(err) != codes.Unavailable {
+			if err := o.tryRenew(); status.Code(err) != codes.Unavailable { //nolint:contextcheck // as above
 				require.NoError(f.t, err)
 			}
 		}

@@ -98,7 +98,7 @@ func isLoopback(address *url.URL) bool {
 
 // VerifyIdentity verifies an identity token of the format "full".
 func (o *Options) VerifyIdentity(ctx context.Context, ownID string, identity []byte, audience string) error {
-	keys := &observedKeys{KeySet: o.identityKeys.get(cmp.Or(o.IdentityKeysURL, defaultIdentityKeys))}
+	keys := &observedKeys{KeySet: o.identityKeys.get(cmp.Or(o.IdentityKeysURL, defaultIdentityKeys))} //nolint:contextcheck // the keys serve later requests too
 	token, err := oidc.NewVerifier(issuer, keys, &oidc.Config{ClientID: audience}).Verify(ctx, string(identity))
 	switch {
 	case keys.unreadable != nil:

@@ -93,9 +93,9 @@ func TestRetriedWrites(t *testing.T) {
 	})
 	// Another writer was faster.
 	t.Run("other", func(t *testing.T) {
-		s := open(t)
-		n.FailWrite(func(w http.ResponseWriter, _ *http.Request) {
-			_, err := open(t).Create(t.Context(), "other", []byte("theirs"))
+		s, another := open(t), open(t)
+		n.FailWrite(func(w http.ResponseWriter, r *http.Request) {
+			_, err := another.Create(r.Context(), "other", []byte("theirs"))
 			assert.NoError(t, err)
 			conflict(w)
 		})
