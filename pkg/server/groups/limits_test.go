@@ -24,6 +24,9 @@ func TestTemplateOfAnotherTenant(t *testing.T) {
 	stolen := instance.GroupKey{Tenant: "other", Group: "stolen"}
 	_, _, err := s.Upsert(t.Context(), stolen, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	require.ErrorContains(t, err, `config.template: Invalid value: "worker": unknown template, known are "arm", "bare"`)
+	upsert(t, s, stolen, Change{Settings: Settings{Template: "arm", SubnetPools: []string{"open"}}, Size: 1})
+	_, _, err = s.Upsert(t.Context(), stolen, Change{Settings: Settings{Template: "worker", SubnetPools: []string{"open"}}, Size: 1})
+	require.ErrorContains(t, err, `config.template: Invalid value: "worker": unknown template`, "a group that changes its template")
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 }
 
