@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -27,7 +28,8 @@ const (
 
 // WriteTracker records the last write to each object of one resource. A sync that reads a
 // cache from before its own last write would repeat the write; with a WriteTracker it waits
-// for the cache instead.
+// for the cache instead. It must ask the WriteTracker before it reads the cache: a cache that
+// has caught up by then may not have when the object was read.
 type WriteTracker struct {
 	store cache.Store
 
@@ -58,10 +60,17 @@ func (w *WriteTracker) Record(object metav1.Object) {
 // objects named by keys. Resource versions of one resource can be compared
 // (https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions).
 func (w *WriteTracker) CaughtUp(keys ...cache.ObjectName) bool {
+	pending := w.Pending()
+	return !pending.HasAny(keys...)
+}
+
+// Pending returns the names of the objects whose last writes the cache does not have, for syncs
+// that find the names of objects only in the cache.
+func (w *WriteTracker) Pending() sets.Set[cache.ObjectName] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.last) == 0 {
-		return true
+		return nil
 	}
 	// Every write that the cache has is dropped, for other keys too: a deleted object has no
 	// later sync that would drop it.
@@ -71,10 +80,7 @@ func (w *WriteTracker) CaughtUp(keys ...cache.ObjectName) bool {
 		// A version that cannot be compared is no proof of a stale cache.
 		return err != nil || order >= 0
 	})
-	return !slices.ContainsFunc(keys, func(key cache.ObjectName) bool {
-		_, pending := w.last[key]
-		return pending
-	})
+	return sets.KeySet(w.last)
 }
 
 // Delay returns the delay of a sync for which CaughtUp is false: StaleRetry, which doubles

@@ -53,6 +53,9 @@ var errStale = errors.New("the cache is older than the API server")
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
+	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
+		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
+	}
 	obj, exists, err := c.Informers.Clusters.GetStore().GetByKey(key.String())
 	if err != nil {
 		return 0, fmt.Errorf("read MarekvsCluster %s from the cache: %w", key, err)
@@ -65,9 +68,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	cluster := obj.(*v1alpha1.MarekvsCluster).WithDefaults()
 	if cluster.DeletionTimestamp != nil {
 		return 0, nil
-	}
-	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
-		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
 	}
 	result, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
 	if errors.Is(err, errStale) || apierrors.IsConflict(err) {

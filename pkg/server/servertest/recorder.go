@@ -27,6 +27,8 @@ type Call struct {
 	Request proto.Message
 	// At is when the call arrived.
 	At time.Time
+	// Err is the error that the server has returned. A stream has none.
+	Err error
 }
 
 // Recorder records the calls that a server received.
@@ -86,16 +88,22 @@ func (r *Recorder) Upserts(group string) []*nstancev1.UpsertGroupRequest {
 	return requests
 }
 
-func (r *Recorder) record(fullMethod string, request proto.Message) {
+// record returns the index of the call.
+func (r *Recorder) record(fullMethod string, request proto.Message) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.calls = append(r.calls, Call{Method: path.Base(fullMethod), Request: request, At: time.Now()})
+	return len(r.calls) - 1
 }
 
 func (r *Recorder) recordUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	message, _ := request.(proto.Message)
-	r.record(info.FullMethod, message)
-	return handler(ctx, request)
+	n := r.record(info.FullMethod, message)
+	response, err := handler(ctx, request)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calls[n].Err = err
+	return response, err
 }
 
 func (r *Recorder) recordStream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -41,6 +42,8 @@ type apiServer struct {
 
 	// openWatches is the number of open watches of Pods.
 	openWatches atomic.Int32
+	// patches is the number of patches of Nodes.
+	patches atomic.Int64
 
 	mu sync.Mutex
 	// requests are the requests of controllers, each as verb and resource.
@@ -277,7 +280,7 @@ func (s *apiServer) reactToEviction(action clienttesting.Action) (bool, runtime.
 func (s *apiServer) reactToPatchNode(action clienttesting.Action) (bool, runtime.Object, error) {
 	patch := action.(clienttesting.PatchAction)
 	if patch.GetPatchType() == types.JSONPatchType {
-		return false, nil, nil
+		return s.patchNode(action)
 	}
 	var applied metav1.PartialObjectMetadata
 	if err := json.Unmarshal(patch.GetPatch(), &applied); err != nil {
@@ -293,7 +296,19 @@ func (s *apiServer) reactToPatchNode(action clienttesting.Action) (bool, runtime
 	if applied.ResourceVersion != "" && applied.ResourceVersion != s.node(patch.GetName()).ResourceVersion {
 		return true, nil, apierrors.NewConflict(nodes.GroupResource(), patch.GetName(), errors.New("there is a later version"))
 	}
-	return false, nil, nil
+	return s.patchNode(action)
+}
+
+// patchNode gives a patched Node a new resource version, which the tracker does not. It is higher
+// than the versions of the tracker's lists.
+func (s *apiServer) patchNode(action clienttesting.Action) (bool, runtime.Object, error) {
+	handled, patched, err := clienttesting.ObjectReaction(s.Tracker())(action)
+	if !handled || err != nil {
+		return handled, patched, err
+	}
+	node := patched.(*corev1.Node).DeepCopy()
+	node.ResourceVersion = strconv.FormatInt(1000+s.patches.Add(1), 10)
+	return true, node, s.Tracker().Update(nodes, node.DeepCopy(), "", metav1.UpdateOptions{FieldManager: "apiserver"})
 }
 
 func newNode(name string) *corev1.Node {

@@ -19,6 +19,9 @@ import (
 
 // sync carries out one step. Its write enqueues the NstanceMachine for the next step.
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	if !c.writes.CaughtUp(key) {
+		return c.writes.Delay(key), nil
+	}
 	nstanceMachine, err := controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", key)
 	if err != nil {
 		return 0, err
@@ -30,9 +33,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !nstanceMachine.DeletionTimestamp.IsZero() && !hasFinalizer(nstanceMachine) {
 		// Other controllers' finalizers block the deletion.
 		return 0, nil
-	}
-	if !c.writes.CaughtUp(key) {
-		return c.writes.Delay(key), nil
 	}
 	observed, err := c.observe(ctx, nstanceMachine)
 	if err != nil {

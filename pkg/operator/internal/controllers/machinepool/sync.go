@@ -29,6 +29,7 @@ import (
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	caughtUp := c.poolWrites.CaughtUp(key) && c.machinePoolWrites.CaughtUp(key)
 	pool, err := controller.GetCached(c.poolLister.Get, "pool", key)
 	if err != nil {
 		return 0, err
@@ -45,8 +46,11 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		// The remaining finalizers belong to other clients.
 		return 0, nil
 	}
-	if caughtUp, delay := c.caughtUp(pool); !caughtUp {
-		return delay, nil
+	if !caughtUp {
+		return max(c.poolWrites.Delay(key), c.machinePoolWrites.Delay(key)), nil
+	}
+	if groups := c.shardGroupKeys(pool); !c.shardGroupWrites.CaughtUp(groups...) {
+		return c.shardGroupWrites.Delay(groups...), nil
 	}
 	observed, err := c.observe(pool)
 	if err != nil {
@@ -143,18 +147,13 @@ func (d decision) createsShardGroup() bool {
 	return slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool { return want.uid == "" })
 }
 
-// caughtUp reports whether the caches have everything that earlier syncs of the pool
-// wrote, and when to sync again if not.
-func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) (caughtUp bool, delay time.Duration) {
-	own := cache.MetaObjectToName(pool)
+// shardGroupKeys returns the keys of the shard groups of a pool.
+func (c *Controller) shardGroupKeys(pool *v1beta1.NstanceMachinePool) []cache.ObjectName {
 	groups := make([]cache.ObjectName, len(pool.Spec.Shards))
 	for i, shard := range pool.Spec.Shards {
 		groups[i] = c.key(v1beta1.ShardGroupName(string(pool.Spec.Group), string(shard)))
 	}
-	if c.poolWrites.CaughtUp(own) && c.machinePoolWrites.CaughtUp(own) && c.shardGroupWrites.CaughtUp(groups...) {
-		return true, 0
-	}
-	return false, max(c.poolWrites.Delay(own), c.machinePoolWrites.Delay(own), c.shardGroupWrites.Delay(groups...))
+	return groups
 }
 
 // createMachinePool creates the MachinePool of a pool. Afterwards only users and the

@@ -120,12 +120,12 @@ func (c *Controller) keys() []cache.ObjectName {
 // sync writes the status of a template if the shape of its Nodes is known and has changed. A
 // shape that is not known changes nothing.
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	if !c.writes.CaughtUp(key) {
+		return c.writes.Delay(key), nil
+	}
 	template, err := controller.GetCached(c.lister.Get, "NstanceMachineTemplate", key)
 	if err != nil || template == nil {
 		return 0, err
-	}
-	if !c.writes.CaughtUp(key) {
-		return c.writes.Delay(key), nil
 	}
 	shape := c.shapeOf(template)
 	if shape == nil {

@@ -21,6 +21,9 @@ import (
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	if !c.writes.CaughtUp(key) {
+		return c.writes.Delay(key), nil
+	}
 	object, err := controller.GetCached(c.lister.Get, "shard group", key)
 	if err != nil {
 		return 0, err
@@ -29,10 +32,6 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.forget(key)
 		return 0, nil
 	}
-	if !c.writes.CaughtUp(key) {
-		return c.writes.Delay(key), nil
-	}
-
 	observed, err := c.observe(object)
 	if err != nil {
 		return 0, err
