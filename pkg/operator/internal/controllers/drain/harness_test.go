@@ -59,9 +59,32 @@ type harness struct {
 	addresses []string
 	// incomplete starts the controller before its caches are complete.
 	incomplete bool
+	// beforeVersion is called when the controller reads how new its cache of Nodes is, nil for
+	// nothing.
+	beforeVersion func()
 
 	// delayAcknowledgement is called during each acknowledgement, with the shard.
 	delayAcknowledgement func(shard string)
+}
+
+// hookedInformer calls a function before its store returns its resource version.
+type hookedInformer struct {
+	cache.SharedIndexInformer
+	beforeVersion func()
+}
+
+type hookedStore struct {
+	cache.Store
+	beforeVersion func()
+}
+
+func (i hookedInformer) GetStore() cache.Store {
+	return hookedStore{i.SharedIndexInformer.GetStore(), i.beforeVersion}
+}
+
+func (s hookedStore) LastStoreSyncResourceVersion() string {
+	s.beforeVersion()
+	return s.Store.LastStoreSyncResourceVersion()
 }
 
 // newHarness starts a controller with objects on the API server.
@@ -88,6 +111,9 @@ func (h *harness) start() {
 	h.registry = prometheus.NewRegistry()
 	h.fakes.Metrics = h.registry
 	h.fakes.Informers.Nodes = factory.Core().V1().Nodes().Informer()
+	if h.beforeVersion != nil {
+		h.fakes.Informers.Nodes = hookedInformer{h.fakes.Informers.Nodes, h.beforeVersion}
+	}
 	h.fakes.Informers.VolumeAttachments = factory.Storage().V1().VolumeAttachments().Informer()
 	c, err := New(h.fakes.Dependencies)
 	require.NoError(h.t, err)

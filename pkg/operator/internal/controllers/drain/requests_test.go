@@ -6,12 +6,16 @@ package drain
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/operator/shard"
@@ -69,6 +73,40 @@ func TestRequestsOfManyDrainsAtOnce(t *testing.T) {
 			t.Errorf("other requests: %q", others)
 		}
 		t.Logf("%.1f requests for each drain of %d Pods, %d of them of DaemonSets, after %s", float64(total)/notices, podsEach+agentsEach, agentsEach, time.Since(start))
+	})
+}
+
+// The cache of Nodes gets the cordon while a sync finds out whether it has it: what the sync has read
+// before that is the Node without the cordon.
+func TestACacheThatCatchesUpDuringASyncRepeatsNoWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
+		h.rejectEviction = func(string) error { return errBudget }
+		h.stop()
+		catchUp := make(chan struct{})
+		h.PrependWatchReactor("nodes", func(action clienttesting.Action) (bool, watch.Interface, error) {
+			events, err := h.Tracker().Watch(nodes, "", action.(clienttesting.WatchActionImpl).ListOptions)
+			if err != nil {
+				return true, nil, err
+			}
+			return true, watch.Filter(events, func(event watch.Event) (watch.Event, bool) {
+				<-catchUp
+				return event, true
+			}), nil
+		})
+		var once sync.Once
+		h.beforeVersion = func() {
+			once.Do(func() { close(catchUp) })
+			time.Sleep(time.Millisecond)
+		}
+		h.start()
+		h.announce("n1", time.Now().Add(time.Hour))
+		synctest.Wait()
+		require.Equal(t, 1, h.count("patch nodes"), "writes")
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Minute)
+		assert.Equal(t, 1, h.count("patch nodes"), "writes")
+		<-catchUp
 	})
 }
 
