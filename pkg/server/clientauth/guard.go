@@ -176,8 +176,8 @@ func (g *Guard) checkConnection(c *connection, start int64) {
 		if errors.Is(state.value.Check(c.certificate, now.Add(interval+margin)), registration.ErrReplaced) {
 			g.close(c, reconnect("the client certificate was replaced"), reconnectDelay)
 		}
-	case state.read <= start && !errors.Is(err, registration.ErrExpired):
-		// The certificate may be newer than the record.
+	case state.read <= start:
+		// The certificate may be newer than the record. If it has expired, expire closes the connection.
 	case errors.Is(err, registration.ErrReplaced):
 		g.close(c, reconnect(err.Error()), reconnectDelay)
 	default:

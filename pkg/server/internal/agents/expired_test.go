@@ -136,3 +136,36 @@ func TestAnExpiredCertificateRestoresNoRegistration(t *testing.T) {
 	require.ErrorIs(t, err, registration.ErrInvalidNonce)
 	require.ErrorContains(t, err, "the registration of instance "+id+" was lost")
 }
+
+// replacedMeanwhile are instances whose next registration finds that the key was replaced since the
+// instance was read.
+type replacedMeanwhile struct {
+	Instances
+	keyPEM string
+}
+
+func (r replacedMeanwhile) Register(ctx context.Context, id string, next func(*instance.Registration) (instance.Registration, error)) error {
+	return r.Instances.Register(ctx, id, func(present *instance.Registration) (instance.Registration, error) {
+		replaced := *present
+		replaced.PublicKeyPEM = r.keyPEM
+		return next(&replaced)
+	})
+}
+
+// TestAnExpiredCertificateDoesNotBringBackItsKey: the agent has renewed its certificate, and replaced
+// its key, while the server that got the expired certificate was about to renew that.
+func TestAnExpiredCertificateDoesNotBringBackItsKey(t *testing.T) {
+	r, id := newRegistrar(t)
+	key, keyPEM := newKey(t, 1)
+	_, err := r.Register(t.Context(), Request{Token: newNonce(t, id), PublicKeyPEM: keyPEM})
+	require.NoError(t, err)
+	before, _ := r.Instances.Get(id)
+	_, nextPEM := newKey(t, 2)
+	r.Instances = replacedMeanwhile{r.Instances, string(nextPEM)}
+	client := pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}
+	_, err = r.Register(t.Context(), Request{PublicKeyPEM: keyPEM, Expired: signExpired(t, r.Authority, client, key)})
+	require.ErrorIs(t, err, registration.ErrInvalidNonce)
+	require.ErrorIs(t, err, instancestore.ErrOtherKey)
+	after, _ := r.Instances.Get(id)
+	assert.Equal(t, before.Registration, after.Registration)
+}
