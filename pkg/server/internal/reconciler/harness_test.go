@@ -76,6 +76,8 @@ type server struct {
 	cloud   *cloud
 	// withAgents is true if instances run agents.
 	withAgents bool
+	// losses are the losses that are accepted in later terms, nil to limit none.
+	losses *acceptedLosses
 	// targets knows the targets of load balancers; it may be nil.
 	targets Targets
 	// log collects the log lines of the next term; nil for the log of the process.
@@ -166,6 +168,9 @@ func (s *server) lead() {
 		Targets:    s.targets,
 	})
 	reconciler := s.reconciler
+	if s.losses != nil {
+		reconciler.Losses = s.losses
+	}
 	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.reportFailure) })
 	synctest.Wait()
 	require.NoError(s.t, reconciler.Adopt(ctx))

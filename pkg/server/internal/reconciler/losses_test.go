@@ -84,6 +84,37 @@ func TestInstancesThatHaveEndedAreReplaced(t *testing.T) {
 	})
 }
 
+// TestAZoneThatIsReclaimedWhileNoServerLeads: the next leader replaces all spot instances, with the
+// cache of its machine or without it, and terminates nothing that runs.
+func TestAZoneThatIsReclaimedWhileNoServerLeads(t *testing.T) {
+	for _, cached := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := start(t, newConfig())
+			healthy, spot := s.run(otherKey, 3), s.run(workersKey, 10)
+			s.stop()
+			if !cached {
+				s.loseCache()
+			}
+			s.cloud.end("the service has terminated the instance: Spot instance termination", spot...)
+			s.pass(2 * time.Hour)
+			s.losses = new(acceptedLosses)
+			s.lead()
+			s.settle()
+			assert.Equal(t, 10, s.creations(), "cached: %t", cached)
+			assert.Len(t, s.failures, 10, "each end is reported once")
+			s.pass(time.Hour)
+			s.settle()
+			running := s.cloud.ids(workersKey)
+			assert.Len(t, running, 10)
+			for _, id := range spot {
+				assert.NotContains(t, running, id)
+			}
+			assert.ElementsMatch(t, healthy, s.cloud.ids(otherKey))
+			assert.Zero(t, s.creations(), "later creations")
+		})
+	}
+}
+
 // TestADrainedInstanceThatEnds needs no report: the drain was because of that.
 func TestADrainedInstanceThatEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
