@@ -32,6 +32,9 @@ const (
 	// Until then it patches the event if it is recorded again, and the operator has no
 	// permission to patch events.
 	eventPeriod = 15 * time.Minute
+	// sweepPeriod is how often expired entries are dropped. A search at each event would make a
+	// burst of events, such as at an outage of all shards, take a time that grows with its square.
+	sweepPeriod = time.Minute
 	// maxNormal is how many events of type Normal an object gets with one reason and one
 	// related object in that time. The recorder treats them as different events, because the
 	// resource version of the object is part of them.
@@ -87,7 +90,7 @@ func Record(recorder events.EventRecorder, object runtime.Object, reason, action
 // related object, and at most maxNormal per object, reason and related object, because each
 // has its own content.
 func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
-	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject][]occurrence{}}
+	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject][]occurrence{}, parts: map[subject]int{}}
 }
 
 // subject identifies equal events. Warnings are equal whatever they are related to; events of
@@ -97,11 +100,19 @@ type subject struct {
 	eventtype, reason, related, part string
 }
 
+// whole returns the subject without its part.
+func (s subject) whole() subject {
+	s.part = ""
+	return s
+}
+
 // occurrence is an event that was recorded about a subject.
 type occurrence struct {
 	resourceVersion string
 	at              time.Time
 }
+
+func (o occurrence) expired(now time.Time) bool { return now.Sub(o.at) >= eventPeriod }
 
 type limitedRecorder struct {
 	events.EventRecorder
@@ -109,6 +120,10 @@ type limitedRecorder struct {
 
 	mu   sync.Mutex
 	last map[subject][]occurrence
+	// parts is the number of parts in last, by the subject without its part.
+	parts map[subject]int
+	// swept is when expired entries were dropped.
+	swept time.Time
 }
 
 // Eventf implements events.EventRecorder.
@@ -134,14 +149,19 @@ func (r *limitedRecorder) allow(about subject, resourceVersion string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock.Now()
-	// Expired entries are dropped here, so that the size is bounded by the events of
-	// one period.
-	expired := func(o occurrence) bool { return now.Sub(o.at) >= eventPeriod }
-	maps.DeleteFunc(r.last, func(_ subject, last []occurrence) bool { return expired(last[len(last)-1]) })
-	if about.part != "" && r.last[about] == nil && r.parts(about) >= maxParts {
-		about.part = ""
+	if now.Sub(r.swept) >= sweepPeriod {
+		r.sweep(now)
 	}
-	last := slices.DeleteFunc(r.last[about], expired)
+	last, known := r.last[about]
+	if about.part != "" && !known {
+		if r.parts[about.whole()] >= maxParts {
+			about.part = ""
+			last = r.last[about]
+		} else {
+			r.parts[about.whole()]++
+		}
+	}
+	last = slices.DeleteFunc(last, func(o occurrence) bool { return o.expired(now) })
 	switch {
 	case about.eventtype != corev1.EventTypeNormal && len(last) > 0, len(last) >= maxNormal,
 		slices.ContainsFunc(last, func(o occurrence) bool { return o.resourceVersion == resourceVersion }):
@@ -152,13 +172,17 @@ func (r *limitedRecorder) allow(about subject, resourceVersion string) bool {
 	return true
 }
 
-// parts returns how many parts of an object have events of a reason. The caller holds mu.
-func (r *limitedRecorder) parts(about subject) int {
-	count := 0
-	for other := range r.last {
-		if other.uid == about.uid && other.reason == about.reason && other.part != "" {
-			count++
+// sweep drops expired entries, so that their number is bounded by the events of eventPeriod and
+// sweepPeriod. The caller holds mu.
+func (r *limitedRecorder) sweep(now time.Time) {
+	r.swept = now
+	maps.DeleteFunc(r.last, func(about subject, last []occurrence) bool {
+		dropped := last[len(last)-1].expired(now)
+		if dropped && about.part != "" {
+			if r.parts[about.whole()]--; r.parts[about.whole()] == 0 {
+				delete(r.parts, about.whole())
+			}
 		}
-	}
-	return count
+		return dropped
+	})
 }

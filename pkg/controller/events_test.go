@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -104,6 +105,8 @@ func TestLimitEvents(t *testing.T) {
 	if got := take(); got != 1 {
 		t.Errorf("recorded %d events after the period, want 1", got)
 	}
+	clock.SetTime(clock.Now().Add(sweepPeriod))
+	Warn(recorder, configMap, "ProviderError", "Provide", "out of capacity")
 	if got := len(recorder.(*limitedRecorder).last); got != 1 {
 		t.Errorf("%d events are remembered, want only those of the last period: 1", got)
 	}
@@ -114,15 +117,20 @@ func TestLimitEvents(t *testing.T) {
 // bounded.
 func TestWarningsAboutPartsDoNotHideEachOther(t *testing.T) {
 	recorded := events.NewFakeRecorder(10 * maxParts)
-	recorder := LimitEvents(recorded, clocktesting.NewFakePassiveClock(time.Now()))
+	clock := clocktesting.NewFakePassiveClock(time.Now())
+	recorder := LimitEvents(recorded, clock)
 	configMap := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "shards"}}
-	for range 2 {
-		for part := range 3 * maxParts {
-			WarnAbout(recorder, configMap, strconv.Itoa(part), "ShardError", "Watch", "failed")
+	for periods := range 3 {
+		for range 2 {
+			for part := range 3 * maxParts {
+				WarnAbout(recorder, configMap, fmt.Sprint(periods, part), "ShardError", "Watch", "failed")
+			}
+			Warn(recorder, configMap, "Other", "Watch", "failed")
 		}
-		Warn(recorder, configMap, "Other", "Watch", "failed")
+		assert.Len(t, recorded.Events, (maxParts+2)*(periods+1), "one of each part, one of all further parts, and the other reason")
+		clock.SetTime(clock.Now().Add(eventPeriod))
 	}
-	assert.Len(t, recorded.Events, maxParts+2, "one of each part, one of all further parts, and the other reason")
+	assert.Len(t, recorder.(*limitedRecorder).parts, 1)
 }
 
 func TestLimitNormalEvents(t *testing.T) {
