@@ -6,6 +6,7 @@ package importer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,6 +22,10 @@ import (
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	if key.Name == allGroups {
+		// While a shard is not known, no group is imported. When it is, this is called again.
+		if slices.ContainsFunc(c.shards.Shards(), func(id string) bool { return !c.isKnown(id) }) {
+			return 0, nil
+		}
 		for _, key := range c.keys() {
 			c.queue.Add(key)
 		}
@@ -77,9 +82,14 @@ func (c *Controller) observe(group string) (observation, error) {
 	return observed, nil
 }
 
-func (c *Controller) observeShard(id, key string) (shardState, error) {
+// isKnown reports whether the cache has all groups of a shard that can be reached.
+func (c *Controller) isKnown(id string) bool {
 	reachable, _ := c.groups.Reachable(id)
-	state := shardState{id: id, known: reachable && c.groups.HasSynced(id)}
+	return reachable && c.groups.HasSynced(id)
+}
+
+func (c *Controller) observeShard(id, key string) (shardState, error) {
+	state := shardState{id: id, known: c.isKnown(id)}
 	if group, ok := c.groups.Get(id, key); ok {
 		state.group = &group
 	}

@@ -389,6 +389,20 @@ func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
 		time.Sleep(2 * settleTime)
 		synctest.Wait()
 		assert.Equal(t, 2*count, groups.listed)
+
+		// While one of them cannot be reached, nothing can be imported.
+		setReachable := func(reachable bool) {
+			h.Fake.Update(func() { h.Fake.ByID["shard-7"].Reachable = reachable })
+			for id := range shards {
+				h.Fake.NotifyShard(id)
+			}
+			time.Sleep(2 * settleTime)
+			synctest.Wait()
+		}
+		setReachable(false)
+		assert.Equal(t, 2*count, groups.listed)
+		setReachable(true)
+		assert.Equal(t, 3*count, groups.listed)
 	})
 }
 
