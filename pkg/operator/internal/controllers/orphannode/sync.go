@@ -121,17 +121,23 @@ func (c *Controller) confirm(ctx context.Context, node *corev1.Node, p proof) (t
 		c.set(node.Name, p)
 		return listPeriod, nil
 	}
-	// Another attempt begins again. It is not made at once: without the right to delete Nodes all
-	// attempts fail.
+	// Another attempt begins again. It is made at once only if another client has changed the Node
+	// meanwhile: without the right to delete Nodes all attempts fail.
 	c.forget(node.Name)
-	if err := c.remove(ctx, node, p.shard); err != nil {
+	err := c.remove(ctx, node, p.shard)
+	switch {
+	case apierrors.IsConflict(err):
+		klog.FromContext(ctx).V(2).Info("Node of a terminated instance has changed, and is not deleted yet", "node", node.Name)
+		return listPeriod, nil
+	case err != nil:
 		klog.FromContext(ctx).Error(err, "Node of a terminated instance was not deleted", "node", node.Name, "shard", p.shard)
 	}
 	return recheckPeriod, nil
 }
 
 // remove deletes a Node if the API server confirms that it is unchanged and belongs to no object
-// of Cluster API, which deletes Nodes itself.
+// of Cluster API, which deletes Nodes itself. The error is a conflict if the Node was changed
+// meanwhile.
 func (c *Controller) remove(ctx context.Context, cached *corev1.Node, shardID string) error {
 	logger := klog.FromContext(ctx)
 	node, err := c.readNode(ctx, cached.Name)
@@ -155,9 +161,6 @@ func (c *Controller) remove(ctx context.Context, cached *corev1.Node, shardID st
 	})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
-	case apierrors.IsConflict(err):
-		logger.V(2).Info("Node of a terminated instance has changed, and is not deleted", "node", node.Name)
 		return nil
 	case err != nil:
 		return fmt.Errorf("delete Node %s of a terminated instance: %w", node.Name, err)
