@@ -5,7 +5,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"maps"
+	"net"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -18,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/agents/agenthealth"
@@ -150,4 +153,48 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{},
 		&loadbalancers.Syncer{}, &agenthealth.Tracker{}, new(leaderNetwork).metric())
 	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server-reference.md")))
+}
+
+// TestAdvertisedHost: a server never tells its clients an address that it has guessed.
+func TestAdvertisedHost(t *testing.T) {
+	failed := errors.New("address family not supported by protocol")
+	wildcard := config.Addresses{HealthAddr: ":1", ElectionAddr: ":2", RegistrationAddr: ":3", OperatorAddr: ":4", AgentAddr: ":5"}
+	all := func(host string) config.Addresses {
+		return config.Addresses{HealthAddr: host + ":1", ElectionAddr: host + ":2", RegistrationAddr: host + ":3", OperatorAddr: host + ":4", AgentAddr: host + ":5"}
+	}
+	for name, test := range map[string]struct {
+		host  string
+		shard config.Shard
+		bind  config.Addresses
+		list  []string
+		err   error
+		want  config.Addresses
+	}{
+		"the first global address":                           {bind: wildcard, list: []string{"127.0.0.1/8", "fe80::1/64", "10.0.0.7/24", "10.0.0.8/24"}, want: all("10.0.0.7")},
+		"a machine with only loopback addresses":             {bind: wildcard, list: []string{"127.0.0.1/8"}, want: all("127.0.0.1")},
+		"the host of a flag":                                 {host: "10.1.1.1", bind: wildcard, err: failed, want: all("10.1.1.1")},
+		"hosts of the configuration":                         {shard: config.Shard{Advertise: all("10.2.2.2")}, bind: wildcard, err: failed, want: all("10.2.2.2")},
+		"hosts that are bound":                               {bind: all("10.3.3.3"), err: failed, want: all("10.3.3.3")},
+		"addresses that cannot be listed, and are not named": {bind: wildcard, err: failed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			list := func() ([]net.Addr, error) {
+				var addresses []net.Addr
+				for _, text := range test.list {
+					ip, network, err := net.ParseCIDR(text)
+					require.NoError(t, err)
+					addresses = append(addresses, &net.IPNet{IP: ip, Mask: network.Mask})
+				}
+				return addresses, test.err
+			}
+			got, err := (&Server{Host: test.host}).advertised(&test.shard, test.bind, list)
+			assert.Equal(t, test.want, got)
+			if test.want == (config.Addresses{}) {
+				require.ErrorIs(t, err, failed)
+				require.ErrorContains(t, err, "allow AF_NETLINK")
+				return
+			}
+			require.NoError(t, err)
+		})
+	}
 }

@@ -4,6 +4,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -253,19 +254,28 @@ func withHost(addresses config.Addresses, host string, leaderNetwork bool) confi
 	return addresses
 }
 
-// machineHost returns the first global unicast address of the machine, or the loopback
-// address if it has no such address.
-func machineHost() string {
-	addresses, err := net.InterfaceAddrs()
+// loopbackHost is advertised by a server on a machine without other addresses.
+const loopbackHost = "127.0.0.1"
+
+// advertised returns the addresses at which others reach the server. A host that neither the
+// configuration nor the flags name is the first global unicast address of the machine, or the
+// loopback address if list, which lists them, has none. Clients would not reach a server that does not know its address, so
+// that is an error.
+func (s *Server) advertised(shard *config.Shard, bind config.Addresses, list func() ([]net.Addr, error)) (config.Addresses, error) {
+	advertise := shard.Advertised(bind, cmp.Or(s.Host, loopbackHost))
+	if s.Host != "" || advertise == shard.Advertised(bind, "") {
+		return advertise, nil
+	}
+	addresses, err := list()
 	if err != nil {
-		return "127.0.0.1"
+		return config.Addresses{}, fmt.Errorf("list the addresses of the machine, the first of which clients need (name it in the configuration, or allow AF_NETLINK if a unit of systemd restricts address families): %w", err)
 	}
 	for _, address := range addresses {
 		if network, ok := address.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
-			return network.IP.String()
+			return shard.Advertised(bind, network.IP.String()), nil
 		}
 	}
-	return "127.0.0.1"
+	return advertise, nil
 }
 
 // isLoopback reports whether a host is the machine itself.

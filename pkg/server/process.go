@@ -4,10 +4,10 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -112,6 +112,10 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	logWarnings(klog.FromContext(ctx), c)
 	bind := withHost(c.Shard.Bind, s.Host, c.Shard.LeaderNetwork != nil)
+	advertise, err := s.advertised(&c.Shard, bind, net.InterfaceAddrs)
+	if err != nil {
+		return nil, err
+	}
 	sh := &shared{
 		shard:           s.Shard,
 		cacheDir:        s.CacheDir,
@@ -120,7 +124,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		readConfig:      s.readConfig,
 		readConfigTicks: s.ReadConfig,
 		readAccepted:    s.readAccepted,
-		advertise:       c.Shard.Advertised(bind, cmp.Or(s.Host, machineHost())),
+		advertise:       advertise,
 		registry:        prometheus.NewRegistry(),
 	}
 	sh.inForce.Store(c)

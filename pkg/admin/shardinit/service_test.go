@@ -37,6 +37,27 @@ func TestUnitRunsTheServerOfTheShard(t *testing.T) {
 	}
 }
 
+// TestUnitIsAsStrictAsTheManifest: both have the same settings, apart from what names the shard, its
+// files and its user. The server of docker runs as root, and the machines of qemu are its children.
+func TestUnitIsAsStrictAsTheManifest(t *testing.T) {
+	manifest, err := os.ReadFile("../../../manifests/server/nstance-server.service")
+	require.NoError(t, err)
+	own := regexp.MustCompile(`^(#|Description=|EnvironmentFile=|ExecStart=|StateDirectory=)`)
+	for provider, except := range map[string]*regexp.Regexp{
+		"aws": regexp.MustCompile("^User="), "google": regexp.MustCompile("^User="), "proxmox": regexp.MustCompile("^User="), "kwok": regexp.MustCompile("^User="),
+		"docker": regexp.MustCompile("^(User|After|CapabilityBoundingSet)="),
+		"qemu":   regexp.MustCompile("^(User|CapabilityBoundingSet|Protect.*|Private.*|NoNewPrivileges|Restrict.*|RemoveIPC|LockPersonality|MemoryDenyWriteExecute|SystemCall.*)="),
+	} {
+		folder, _ := written(t, provider, "none")
+		unit := strings.Split(read(t, folder, "nstance-server.service"), "\n")
+		for line := range strings.Lines(string(manifest)) {
+			if line = strings.TrimSuffix(line, "\n"); !own.MatchString(line) && !except.MatchString(line) {
+				assert.Contains(t, unit, line, provider)
+			}
+		}
+	}
+}
+
 // TestInstallationOfTheServer runs install.sh in a folder as the root of the machine.
 func TestInstallationOfTheServer(t *testing.T) {
 	folder, _ := written(t, "proxmox", "k3s", "--storage", "file", "--storage-bucket", "/srv/bucket")
