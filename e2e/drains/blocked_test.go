@@ -101,18 +101,56 @@ func TestBlockedDrains(t *testing.T) {
 	expectOneEvent(t, released)
 }
 
+// createStuckPod creates a group of one instance, and on its Node a Pod that a budget protects.
+func createStuckPod(t *testing.T, shard, group string) *corev1.Pod {
+	t.Helper()
+	stuck := newPod(group, "pod", createGroup(t, shard, group, 1)[0])
+	env.CreateNamespace(t, group)
+	env.CreatePods(t, timeout, stuck)
+	protect(t, group, stuck.Name)
+	return stuck
+}
+
 // A drain that a budget never allows times out, and evictions are retried until then.
 func TestDrainTimesOut(t *testing.T) {
 	t.Parallel()
 	const name = "stuck"
-	stuck := newPod(name, "pod", createGroup(t, impatientShard, name, 1)[0])
-	env.CreateNamespace(t, name)
-	env.CreatePods(t, timeout, stuck)
-	protect(t, name, stuck.Name)
+	stuck := createStuckPod(t, impatientShard, name)
 	env.Scale(t, name, 0)
-	expectTimedOut(t, stuck)
+	expectTimedOut(t, impatientShard, stuck)
 	untilEventNames(t, stuck)
 	expectOneEvent(t, stuck)
+}
+
+// A pool can have a shorter drain timeout than its shard, and none above the limit of the shard's
+// configuration.
+func TestDrainTimeoutOfAPool(t *testing.T) {
+	t.Parallel()
+	const name = "hasty"
+	stuck := createStuckPod(t, steadyShard, name)
+	setDrainTimeout := func(timeout time.Duration) {
+		t.Helper()
+		_, err := env.PatchNstanceMachinePool(t.Context(), name, fmt.Sprintf(`{"spec":{"drainTimeoutSeconds":%d}}`, int(timeout.Seconds())))
+		require.NoError(t, err)
+	}
+
+	setDrainTimeout(25 * time.Hour)
+	testcluster.Eventually(t, timeout, "the server rejects it", func(ctx context.Context) error {
+		return poolIs(ctx, name, v1beta1.ReasonConfigRejected)
+	})
+	setDrainTimeout(shortDrainTimeout)
+	testcluster.Eventually(t, timeout, "the drain timeout is in force", func(ctx context.Context) error {
+		group, err := env.ShardGroup(ctx, name, steadyShard)
+		if err != nil {
+			return err
+		}
+		if config := group.Status.Config; config == nil || config.DrainTimeoutSeconds != int32(shortDrainTimeout.Seconds()) {
+			return fmt.Errorf("config %+v", config)
+		}
+		return nil
+	})
+	env.Scale(t, name, 0)
+	expectTimedOut(t, steadyShard, stuck)
 }
 
 // untilEventNames waits until an event reports that a Pod blocks a drain.
@@ -191,13 +229,13 @@ func expectEvictedWhenAllowed(t *testing.T, from controlplane.Position, pod *cor
 	t.Errorf("the Pod was not evicted:%s", testcluster.Describe(requests))
 }
 
-// expectTimedOut expects that the drain of a Pod's Node takes until its deadline,
+// expectTimedOut expects that the drain of a Pod's Node takes shortDrainTimeout,
 // and that the eviction was retried all the time, at most once a second.
-func expectTimedOut(t *testing.T, pod *corev1.Pod) {
+func expectTimedOut(t *testing.T, shard string, pod *corev1.Pod) {
 	t.Helper()
 	var d drain
 	testcluster.Eventually(t, timeout, "the instance is deleted", func(context.Context) error {
-		if d, _ = env.drains[impatientShard].ofInstance(pod.Spec.NodeName); d.Deleted.IsZero() {
+		if d, _ = env.drains[shard].ofInstance(pod.Spec.NodeName); d.Deleted.IsZero() {
 			return fmt.Errorf("drain %+v", d)
 		}
 		return nil

@@ -3139,6 +3139,13 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCall
 							},
 						},
 					},
+					"drainTimeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainTimeoutSeconds is the drain timeout in force, in seconds. It is not set if instances are not drained, or if the server does not report it.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 			},
 		},
@@ -3269,6 +3276,13 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 									},
 								},
 							},
+						},
+					},
+					"drainTimeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainTimeoutSeconds is how long an instance may take to drain before its shard terminates it, in seconds, as far as the server allows it. An unset field means the drain timeout of the server's configuration. A change replaces no instance, and does not change a drain that has begun.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},
@@ -3952,6 +3966,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 									},
 								},
 							},
+						},
+					},
+					"drainTimeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainTimeoutSeconds is how long an instance may take to drain before its shard terminates it, in seconds, as far as the server allows it. An unset field means the drain timeout of the server's configuration. A change replaces no instance, and does not change a drain that has begun.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"machineMode": {
@@ -4769,6 +4790,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 									},
 								},
 							},
+						},
+					},
+					"drainTimeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainTimeoutSeconds is how long an instance may take to drain before its shard terminates it, in seconds, as far as the server allows it. An unset field means the drain timeout of the server's configuration. A change replaces no instance, and does not change a drain that has begun.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 					"removeFirst": {

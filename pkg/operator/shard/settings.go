@@ -25,6 +25,8 @@ type GroupSettings struct {
 	Vars map[string]string
 	// LoadBalancers are keys of load balancers of the server.
 	LoadBalancers []string
+	// DrainTimeoutSeconds is how long an instance may take to drain.
+	DrainTimeoutSeconds int32
 }
 
 // Equal reports whether two settings are equal. A nil list or map equals an empty one.
@@ -33,7 +35,8 @@ func (s GroupSettings) Equal(other GroupSettings) bool {
 		s.InstanceType == other.InstanceType &&
 		slices.Equal(s.Subnets, other.Subnets) &&
 		maps.Equal(s.Vars, other.Vars) &&
-		slices.Equal(s.LoadBalancers, other.LoadBalancers)
+		slices.Equal(s.LoadBalancers, other.LoadBalancers) &&
+		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds
 }
 
 // settingsMessage is implemented by the messages that have the fields of GroupSettings:
@@ -44,6 +47,7 @@ type settingsMessage interface {
 	GetSubnets() []string
 	GetVars() map[string]string
 	GetLoadBalancers() []string
+	GetDrainTimeoutSeconds() int32
 }
 
 // SettingsOf returns the settings of a message. Slices and maps are shared with it.
@@ -54,7 +58,8 @@ func SettingsOf(message settingsMessage) GroupSettings {
 		Subnets:      message.GetSubnets(),
 		Vars:         message.GetVars(),
 
-		LoadBalancers: message.GetLoadBalancers(),
+		LoadBalancers:       message.GetLoadBalancers(),
+		DrainTimeoutSeconds: message.GetDrainTimeoutSeconds(),
 	}
 }
 
@@ -66,7 +71,8 @@ func (s GroupSettings) Config() *nstancev1.GroupConfig {
 		Subnets:      s.Subnets,
 		Vars:         s.Vars,
 
-		LoadBalancers: s.LoadBalancers,
+		LoadBalancers:       s.LoadBalancers,
+		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
 	}
 }
 

@@ -27,6 +27,10 @@ const maxOnDemand = 10000
 // OnDemandPeriod is the period of Shard.MaxOnDemandPerHour.
 const OnDemandPeriod = time.Hour
 
+// dynamicDrainTimeout is the longest drain timeout that operators may set for a dynamic group without
+// a limit.
+const dynamicDrainTimeout = 24 * time.Hour
+
 // Limits bound what operators may set for a static group.
 type Limits struct {
 	// MinSize is the smallest size, nil for the default: 1 if the configuration gives the group
@@ -51,6 +55,9 @@ type SettingLimits struct {
 	SubnetPools []string
 	// LoadBalancers match the keys of load balancers. Groups without the list allow none.
 	LoadBalancers []string
+	// DrainTimeout is the longest drain timeout, nil if it is missing. Operators may set no drain
+	// timeout if it is 0, which is the default of a static group.
+	DrainTimeout *time.Duration
 	// OnDemand is whether operators may create on-demand instances in the group. The default
 	// is false for a static group: its instances are what the cluster cannot do without, such as
 	// its control plane. It is true for a dynamic group.
@@ -71,6 +78,7 @@ func readTemplateLimits(o *jsonc.Object) SettingLimits {
 func readSettingLimits(o *jsonc.Object) SettingLimits {
 	limits := SettingLimits{
 		Vars: o.Strings("vars"), InstanceTypes: o.Strings("instance_types"), SubnetPools: o.Strings("subnet_pools"), LoadBalancers: o.Strings("load_balancers"),
+		DrainTimeout: o.OptionalDuration("drain_timeout"),
 	}
 	if o.Has("on_demand") {
 		limits.OnDemand = ptr.To(o.Bool("on_demand", false))
@@ -101,10 +109,10 @@ var everything = []string{"*"}
 func (c *Config) SettingLimits(tenant, name, template string) SettingLimits {
 	group, static := c.Groups[tenant][name]
 	layers := []SettingLimits{group.Limits.SettingLimits, c.Templates[template].Limits, {
-		Vars: everything, InstanceTypes: everything, SubnetPools: everything, LoadBalancers: []string{}, OnDemand: ptr.To(!static),
+		Vars: everything, InstanceTypes: everything, SubnetPools: everything, LoadBalancers: []string{}, DrainTimeout: ptr.To(dynamicDrainTimeout), OnDemand: ptr.To(!static),
 	}}
 	if static {
-		layers[2].Vars = []string{}
+		layers[2].Vars, layers[2].DrainTimeout = []string{}, new(time.Duration(0))
 	}
 	var limits SettingLimits
 	for _, layer := range layers {
@@ -112,6 +120,7 @@ func (c *Config) SettingLimits(tenant, name, template string) SettingLimits {
 		limits.InstanceTypes = orList(limits.InstanceTypes, layer.InstanceTypes)
 		limits.SubnetPools = orList(limits.SubnetPools, layer.SubnetPools)
 		limits.LoadBalancers = orList(limits.LoadBalancers, layer.LoadBalancers)
+		limits.DrainTimeout = cmp.Or(limits.DrainTimeout, layer.DrainTimeout)
 		limits.OnDemand = cmp.Or(limits.OnDemand, layer.OnDemand)
 	}
 	return limits

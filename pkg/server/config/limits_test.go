@@ -5,6 +5,7 @@ package config
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -40,25 +41,26 @@ func TestSettingLimits(t *testing.T) {
 		Templates: map[string]Template{
 			"free": {},
 			"narrow": {Limits: SettingLimits{
-				Vars: []string{"team-*"}, InstanceTypes: []string{"m7i.*"}, SubnetPools: []string{}, LoadBalancers: []string{"team-*"}, OnDemand: new(true),
+				Vars: []string{"team-*"}, InstanceTypes: []string{"m7i.*"}, SubnetPools: []string{}, LoadBalancers: []string{"team-*"}, DrainTimeout: new(time.Hour), OnDemand: new(true),
 			}},
 		},
 		Groups: map[string]map[string]Group{"default": {
 			"free":   {Template: "free"},
 			"narrow": {Template: "narrow"},
-			"own":    {Template: "narrow", Limits: Limits{SettingLimits: SettingLimits{Vars: []string{}, InstanceTypes: []string{"*"}, OnDemand: new(false)}}},
+			"own":    {Template: "narrow", Limits: Limits{SettingLimits: SettingLimits{Vars: []string{}, InstanceTypes: []string{"*"}, DrainTimeout: new(time.Duration(0)), OnDemand: new(false)}}},
 		}},
 	}
 	all, none := []string{"*"}, []string{}
+	day, never := new(24*time.Hour), new(time.Duration(0))
 	narrow := c.Templates["narrow"].Limits
 	for _, tc := range []struct {
 		group, template string
 		want            SettingLimits
 	}{
-		{"free", "free", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, OnDemand: new(false)}},
+		{"free", "free", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, DrainTimeout: never, OnDemand: new(false)}},
 		{"narrow", "narrow", narrow},
-		{"own", "narrow", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: none, LoadBalancers: []string{"team-*"}, OnDemand: new(false)}},
-		{"dynamic", "free", SettingLimits{Vars: all, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, OnDemand: new(true)}},
+		{"own", "narrow", SettingLimits{Vars: none, InstanceTypes: all, SubnetPools: none, LoadBalancers: []string{"team-*"}, DrainTimeout: never, OnDemand: new(false)}},
+		{"dynamic", "free", SettingLimits{Vars: all, InstanceTypes: all, SubnetPools: all, LoadBalancers: none, DrainTimeout: day, OnDemand: new(true)}},
 		{"dynamic", "narrow", narrow},
 	} {
 		assert.Equal(t, tc.want, c.SettingLimits("default", tc.group, tc.template), "%s of %s", tc.group, tc.template)

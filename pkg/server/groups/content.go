@@ -102,7 +102,8 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, instance_type, vars and load_balancers.
+// static group has only size, remove_first, instance_type, vars, load_balancers and
+// drain_timeout_seconds.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
@@ -113,7 +114,7 @@ type stored struct {
 	// change removes settings that it leaves out.
 	Declared *Settings `json:"declared,omitempty"`
 	// Args and DrainTimeout are the settings of a formerly static group that the configuration has
-	// dropped. Operators cannot set them.
+	// dropped. Operators cannot set them; DrainTimeoutSeconds overrides DrainTimeout.
 	Args         map[string]any   `json:"args,omitempty"`
 	DrainTimeout *metav1.Duration `json:"drain_timeout,omitempty"`
 	// WhenDropped is set for a static group. It replaces this value when the configuration

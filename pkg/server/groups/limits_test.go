@@ -5,6 +5,7 @@ package groups
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -134,4 +135,68 @@ func TestLoadBalancersOfAnotherTemplate(t *testing.T) {
 	require.ErrorContains(t, err, `config.load_balancers[0]: Forbidden: "web" is not allowed`)
 	require.ErrorContains(t, err, `must contain "api"`)
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "other", LoadBalancers: []string{"api"}}, Size: 1})
+}
+
+// TestLimitsOfDrainTimeouts: an operator sets no longer drain timeout than the configuration allows,
+// and without a limit none for a static group.
+func TestLimitsOfDrainTimeouts(t *testing.T) {
+	const none = `config.drain_timeout_seconds: Forbidden: the server's configuration does not allow to set it (limits.drain_timeout)`
+	hour := new(time.Hour)
+	for _, tc := range []struct {
+		name    string
+		key     instance.GroupKey
+		limit   *time.Duration
+		seconds int32
+		want    string
+	}{
+		{"a dynamic group without a limit", dynamic, nil, 86400, ""},
+		{"above the default limit", dynamic, nil, 86401, `config.drain_timeout_seconds: Invalid value: 86401: must be at most 24h0m0s (limits.drain_timeout of the server's configuration)`},
+		{"the limit of a dynamic group", dynamic, hour, 3600, ""},
+		{"above the limit of a dynamic group", dynamic, hour, 3601, "config.drain_timeout_seconds: Invalid value: 3601: must be at most 1h0m0s"},
+		{"a dynamic group that may have none", dynamic, new(time.Duration(0)), 1, none},
+		{"a static group without a limit", main, nil, 59, none},
+		{"what the configuration says", main, nil, 60, ""},
+		{"a static group with a limit", main, hour, 3600, ""},
+		{"above the limit of a static group", main, hour, 3601, "config.drain_timeout_seconds: Invalid value: 3601: must be at most 1h0m0s"},
+		{"a negative number", dynamic, nil, -1, "config.drain_timeout_seconds: Invalid value: -1: must not be negative"},
+		{"the largest number", dynamic, nil, 1<<31 - 1, "config.drain_timeout_seconds: Invalid value: 2147483647: must be at most 24h0m0s"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newConfig()
+			worker := c.Templates["worker"]
+			worker.Limits.DrainTimeout = tc.limit
+			c.Templates["worker"] = worker
+			s := openWith(t, newStorage(t), c)
+			if tc.key == dynamic {
+				upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
+			}
+			before := snapshot(t, s)
+			_, _, err := s.Upsert(t.Context(), tc.key, Change{Settings: Settings{DrainTimeoutSeconds: tc.seconds}, Size: 1})
+			if tc.want != "" {
+				require.ErrorContains(t, err, tc.want)
+				assert.Equal(t, before, snapshot(t, s))
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, time.Duration(tc.seconds)*time.Second, get(t, s, tc.key).DrainTimeout)
+		})
+	}
+}
+
+// TestALowerLimitOfDrainTimeouts: a group keeps the drain timeout that it has, and an operator that
+// sends it again is not rejected.
+func TestALowerLimitOfDrainTimeouts(t *testing.T) {
+	s := open(t, newStorage(t))
+	change := Change{Settings: Settings{Template: "worker", DrainTimeoutSeconds: 7200}, Size: 1}
+	upsert(t, s, dynamic, change)
+	next := newConfig()
+	worker := next.Templates["worker"]
+	worker.Limits.DrainTimeout = new(time.Hour)
+	next.Templates["worker"] = worker
+	reconfigure(t, s, next)
+	change.Size = 2
+	assert.Equal(t, 2*time.Hour, upsert(t, s, dynamic, change).DrainTimeout)
+	change.DrainTimeoutSeconds = 7199
+	_, _, err := s.Upsert(t.Context(), dynamic, change)
+	require.ErrorContains(t, err, "must be at most 1h0m0s")
 }

@@ -6,9 +6,12 @@ package groups
 import (
 	"cmp"
 	"maps"
+	"math"
 	"slices"
+	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -27,6 +30,9 @@ type Settings struct {
 	// empty list, which no operator can send, is none. It differs from nil, which means the list of
 	// the template.
 	LoadBalancers []string `json:"load_balancers,omitzero"`
+	// DrainTimeoutSeconds is the drain timeout that an operator has set. Group.DrainTimeout is the
+	// timeout in force.
+	DrainTimeoutSeconds int32 `json:"drain_timeout_seconds,omitempty"`
 }
 
 // SettingsOf returns the settings of a request.
@@ -37,7 +43,8 @@ func SettingsOf(config *nstancev1.GroupConfig) Settings {
 		SubnetPools:  config.GetSubnets(),
 		Vars:         config.GetVars(),
 
-		LoadBalancers: config.GetLoadBalancers(),
+		LoadBalancers:       config.GetLoadBalancers(),
+		DrainTimeoutSeconds: config.GetDrainTimeoutSeconds(),
 	}
 }
 
@@ -59,7 +66,8 @@ func SettingsMessage(s Settings) *nstancev1.GroupSettings {
 		Subnets:      s.SubnetPools,
 		Vars:         s.Vars,
 
-		LoadBalancers: s.LoadBalancers,
+		LoadBalancers:       s.LoadBalancers,
+		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
 	}
 }
 
@@ -71,6 +79,7 @@ func ReportSettings(status *nstancev1.GroupStatus, g *Group) {
 	status.InstanceType = g.InstanceType
 	status.Subnets = g.SubnetPools
 	status.LoadBalancers = g.LoadBalancers
+	status.DrainTimeoutSeconds = g.reportedDrainTimeout()
 	status.KnownSettings = knownSettings
 	if len(g.Vars) > 0 {
 		status.Vars = make(map[string]string, len(g.Vars))
@@ -103,6 +112,7 @@ func (s Settings) merge(change Settings) Settings {
 	if change.LoadBalancers != nil {
 		s.LoadBalancers = change.LoadBalancers
 	}
+	s.DrainTimeoutSeconds = cmp.Or(change.DrainTimeoutSeconds, s.DrainTimeoutSeconds)
 	s.Vars = mergeMaps(s.Vars, change.Vars)
 	return s
 }
@@ -120,6 +130,9 @@ func (s Settings) without(declared, next Settings) Settings {
 	}
 	if len(declared.LoadBalancers) > 0 && len(next.LoadBalancers) == 0 {
 		s.LoadBalancers = nil
+	}
+	if declared.DrainTimeoutSeconds != 0 && next.DrainTimeoutSeconds == 0 {
+		s.DrainTimeoutSeconds = 0
 	}
 	vars := map[string]string{}
 	for name, value := range s.Vars {
@@ -186,11 +199,21 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	group.Args = config.MergeArgs(c.Defaults.Args, template.Args, own.Args)
 	group.Files = mergeMaps(c.Defaults.Files, template.Files)
 	group.Userdata = cmp.Or(template.Userdata, c.Defaults.Userdata)
-	group.DrainTimeout = c.Shard.DefaultDrainTimeout
-	if own.DrainTimeout != nil {
-		group.DrainTimeout = *own.DrainTimeout
+	group.DrainTimeout = ptr.Deref(own.DrainTimeout, c.Shard.DefaultDrainTimeout)
+	if group.DrainTimeoutSeconds > 0 {
+		group.DrainTimeout = time.Duration(group.DrainTimeoutSeconds) * time.Second
 	}
 	return group, group.setHashes()
+}
+
+// reportedDrainTimeout returns the drain timeout in force, in seconds: the configuration may have a
+// part of a second, which is rounded up, and more seconds than the protocol has.
+func (g *Group) reportedDrainTimeout() int32 {
+	seconds := g.DrainTimeout / time.Second
+	if g.DrainTimeout%time.Second != 0 {
+		seconds++
+	}
+	return cmp.Or(g.DrainTimeoutSeconds, int32(min(seconds, math.MaxInt32)))
 }
 
 // operatorVars returns the vars that an operator has set. Those in Vars may include vars of the

@@ -5,6 +5,7 @@ package groups
 
 import (
 	"errors"
+	"math"
 	"reflect"
 	"testing"
 	"time"
@@ -439,6 +440,48 @@ func TestLoadBalancersThatAnOperatorSet(t *testing.T) {
 	assert.Equal(t, []string{"api"}, get(t, s, fixed).LoadBalancers, "after a restart")
 	upsert(t, s, fixed, Change{Size: 1, Declarative: true})
 	assert.Equal(t, []string{"web"}, get(t, s, fixed).LoadBalancers)
+}
+
+// TestDrainTimeoutThatAnOperatorSet: it stays when the configuration drops the group, and when it is
+// withdrawn, the drain timeout of the configuration applies again. It replaces no instance.
+func TestDrainTimeoutThatAnOperatorSet(t *testing.T) {
+	allowed := func(c *config.Config) *config.Config {
+		worker := c.Templates["worker"]
+		worker.Limits.DrainTimeout = new(time.Hour)
+		c.Templates["worker"] = worker
+		return c
+	}
+	dropped := allowed(newConfigWith(nil))
+	store := newStorage(t)
+	s := openWith(t, store, allowed(newConfig()))
+	before := get(t, s, main)
+	upsert(t, s, main, Change{Settings: Settings{DrainTimeoutSeconds: 1800}, Size: 3, Declarative: true})
+	check := func(what string, want time.Duration) {
+		t.Helper()
+		group := get(t, s, main)
+		assert.Equal(t, want, group.DrainTimeout, what)
+		assert.Equal(t, before.InfraConfigHash, group.InfraConfigHash, what)
+		assert.Equal(t, before.RuntimeConfigHash, group.RuntimeConfigHash, what)
+		assert.NotEqual(t, before.ETag, group.ETag, what)
+	}
+	check("set", 30*time.Minute)
+	require.NoError(t, s.Reconfigure(t.Context(), dropped))
+	check("dropped", 30*time.Minute)
+	s = openWith(t, store, dropped)
+	check("after a restart", 30*time.Minute)
+	upsert(t, s, main, Change{Size: 3, Declarative: true})
+	check("withdrawn", time.Minute)
+}
+
+// TestReportedDrainTimeout: what an operator may send again is reported, and 0 is no drain.
+func TestReportedDrainTimeout(t *testing.T) {
+	for timeout, want := range map[time.Duration]int32{
+		0: 0, 1: 1, time.Second: 1, time.Second + 1: 2, 5 * time.Minute: 300, math.MaxInt64: math.MaxInt32,
+	} {
+		var status nstancev1.GroupStatus
+		ReportSettings(&status, &Group{DrainTimeout: timeout})
+		assert.Equal(t, want, status.GetDrainTimeoutSeconds(), timeout)
+	}
 }
 
 // A change of the load balancers is a change of the group that replaces no instance.

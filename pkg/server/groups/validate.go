@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 	"unicode"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -106,6 +107,7 @@ func validateSettings(c *config.Config, change Change, before, after *Group) fie
 		loadBalancers = c.Templates[after.Template].LoadBalancers
 	}
 	problems = append(problems, ValidateLoadBalancers(c, configPath.Child("load_balancers"), limits.LoadBalancers, loadBalancers, change.LoadBalancers)...)
+	problems = append(problems, validateDrainTimeout(*limits.DrainTimeout, before, change.DrainTimeoutSeconds)...)
 	return append(problems, ValidateVarChanges(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
 }
 
@@ -137,6 +139,22 @@ func ValidateLoadBalancers(c *config.Config, path *field.Path, allowed, had, key
 		}
 	}
 	return problems
+}
+
+// validateDrainTimeout checks the drain timeout that an operator sets. before is nil for a new group.
+func validateDrainTimeout(limit time.Duration, before *Group, seconds int32) field.ErrorList {
+	path := configPath.Child("drain_timeout_seconds")
+	switch {
+	case seconds == 0 || before != nil && seconds == before.reportedDrainTimeout():
+		return nil
+	case seconds < 0:
+		return field.ErrorList{field.Invalid(path, seconds, "must not be negative")}
+	case limit == 0:
+		return field.ErrorList{field.Forbidden(path, "the server's configuration does not allow to set it (limits.drain_timeout)")}
+	case time.Duration(seconds)*time.Second > limit:
+		return field.ErrorList{field.Invalid(path, seconds, fmt.Sprintf("must be at most %s (limits.drain_timeout of the server's configuration)", limit))}
+	}
+	return nil
 }
 
 // ValidateVarChanges checks the vars that an operator adds to the vars that a group had: patterns of
@@ -199,6 +217,9 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	}
 	problems = append(problems, validateRemoveFirst(path.Child("remove_first"), override.RemoveFirst)...)
 	problems = append(problems, validateRevision(path.Child("revision"), override.Revision)...)
+	if seconds := override.DrainTimeoutSeconds; seconds < 0 {
+		problems = append(problems, field.Invalid(path.Child("drain_timeout_seconds"), seconds, "must not be negative"))
+	}
 	if !group.Static {
 		problems = append(problems, validateStoredDynamic(c, path, override)...)
 	}

@@ -644,8 +644,11 @@ type GroupConfig struct {
 	// Extension: keys of the server's load balancers; empty keeps those of the
 	// configuration. Servers that do not know it use those of the configuration.
 	LoadBalancers []string `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Extension: how long an instance may take to drain before it is terminated, in seconds; 0
+	// keeps the time of the configuration. Servers that do not know it use that time.
+	DrainTimeoutSeconds int32 `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *GroupConfig) Reset() {
@@ -725,6 +728,13 @@ func (x *GroupConfig) GetLoadBalancers() []string {
 		return x.LoadBalancers
 	}
 	return nil
+}
+
+func (x *GroupConfig) GetDrainTimeoutSeconds() int32 {
+	if x != nil {
+		return x.DrainTimeoutSeconds
+	}
+	return 0
 }
 
 type ListGroupsResponse struct {
@@ -821,8 +831,11 @@ type GroupStatus struct {
 	// Extension: keys of the load balancers in force. Missing from servers that do not
 	// know it.
 	LoadBalancers []string `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Extension: the drain timeout in force, in seconds, rounded up; 0 if instances are not
+	// drained, and from servers that do not know it.
+	DrainTimeoutSeconds int32 `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *GroupStatus) Reset() {
@@ -1000,6 +1013,13 @@ func (x *GroupStatus) GetLoadBalancers() []string {
 		return x.LoadBalancers
 	}
 	return nil
+}
+
+func (x *GroupStatus) GetDrainTimeoutSeconds() int32 {
+	if x != nil {
+		return x.DrainTimeoutSeconds
+	}
+	return 0
 }
 
 // GroupLimits bound what operators may set for a group.
@@ -1223,14 +1243,15 @@ func (x *ManagedInstance) GetCreatedAt() *timestamppb.Timestamp {
 
 // GroupSettings is a GroupConfig without size and args.
 type GroupSettings struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Template      string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
-	InstanceType  string                 `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
-	Subnets       []string               `protobuf:"bytes,4,rep,name=subnets,proto3" json:"subnets,omitempty"`
-	Vars          map[string]string      `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	LoadBalancers []string               `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state               protoimpl.MessageState `protogen:"open.v1"`
+	Template            string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	InstanceType        string                 `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	Subnets             []string               `protobuf:"bytes,4,rep,name=subnets,proto3" json:"subnets,omitempty"`
+	Vars                map[string]string      `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	LoadBalancers       []string               `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
+	DrainTimeoutSeconds int32                  `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
 }
 
 func (x *GroupSettings) Reset() {
@@ -1296,6 +1317,13 @@ func (x *GroupSettings) GetLoadBalancers() []string {
 		return x.LoadBalancers
 	}
 	return nil
+}
+
+func (x *GroupSettings) GetDrainTimeoutSeconds() int32 {
+	if x != nil {
+		return x.DrainTimeoutSeconds
+	}
+	return 0
 }
 
 // NodeShape is the expected shape of a group's Nodes. Unknown fields are empty.
@@ -2636,7 +2664,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x03R\n" +
-	"generation\"\x84\x03\n" +
+	"generation\"\xb9\x03\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
@@ -2644,7 +2672,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\asubnets\x18\x04 \x03(\tR\asubnets\x125\n" +
 	"\x04vars\x18\x05 \x03(\v2!.nstance.v1.GroupConfig.VarsEntryR\x04vars\x125\n" +
 	"\x04args\x18\x06 \x03(\v2!.nstance.v1.GroupConfig.ArgsEntryR\x04args\x12&\n" +
-	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
@@ -2652,7 +2681,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xd8\x06\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x8d\a\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2676,7 +2705,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x120\n" +
 	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x12&\n" +
 	"\x0eknown_settings\x18\xf4\a \x01(\x05R\rknownSettings\x12&\n" +
-	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"(\n" +
@@ -2693,13 +2723,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"providerId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
 	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x84\x02\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xb9\x02\n" +
 	"\rGroupSettings\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
 	"\asubnets\x18\x04 \x03(\tR\asubnets\x127\n" +
 	"\x04vars\x18\x05 \x03(\v2#.nstance.v1.GroupSettings.VarsEntryR\x04vars\x12&\n" +
-	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x1a7\n" +
+	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x02\n" +

@@ -322,6 +322,13 @@ type GroupSettings struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="loadBalancers must not contain a load balancer twice"
 	LoadBalancers []Identifier `json:"loadBalancers,omitempty"`
+	// drainTimeoutSeconds is how long an instance may take to drain before its shard terminates it,
+	// in seconds, as far as the server allows it. An unset field means the drain timeout of the
+	// server's configuration. A change replaces no instance, and does not change a drain that has
+	// begun.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	DrainTimeoutSeconds int32 `json:"drainTimeoutSeconds,omitempty"`
 }
 
 // Limits of a GroupConfig and of the fields of a pool's status that are copied from it. What a
@@ -362,6 +369,11 @@ type GroupConfig struct {
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:items:MaxLength=253
 	LoadBalancers []string `json:"loadBalancers,omitempty"`
+	// drainTimeoutSeconds is the drain timeout in force, in seconds. It is not set if instances are
+	// not drained, or if the server does not report it.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	DrainTimeoutSeconds int32 `json:"drainTimeoutSeconds,omitempty"`
 }
 
 // ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a

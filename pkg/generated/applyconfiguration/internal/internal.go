@@ -99,6 +99,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
   map:
     fields:
+    - name: drainTimeoutSeconds
+      type:
+        scalar: numeric
     - name: instanceType
       type:
         scalar: string
@@ -298,6 +301,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: deletionPolicy
       type:
         scalar: string
+    - name: drainTimeoutSeconds
+      type:
+        scalar: numeric
     - name: group
       type:
         scalar: string
@@ -562,6 +568,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: deletionPolicy
       type:
         scalar: string
+    - name: drainTimeoutSeconds
+      type:
+        scalar: numeric
     - name: group
       type:
         scalar: string

@@ -18,6 +18,8 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 		Template:     spec.Template,
 		InstanceType: spec.InstanceType,
 		Vars:         spec.Vars,
+
+		DrainTimeoutSeconds: spec.DrainTimeoutSeconds,
 	}
 	for _, id := range spec.Subnets {
 		settings.Subnets = append(settings.Subnets, string(id))
@@ -34,6 +36,8 @@ func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 		Template:     settings.Template,
 		InstanceType: settings.InstanceType,
 		Vars:         maps.Clone(settings.Vars),
+
+		DrainTimeoutSeconds: settings.DrainTimeoutSeconds,
 	}
 	for _, id := range settings.Subnets {
 		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
@@ -55,7 +59,8 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 	return (settings.InstanceType == "" || settings.InstanceType == effective.InstanceType) &&
 		(settings.Template == "" || settings.Template == effective.Template) &&
 		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets)) &&
-		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers))
+		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers)) &&
+		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds)
 }
 
 // ReportedConfig returns the settings in effect for the status of a shard group, within the
@@ -65,6 +70,8 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 		Template:     controller.Truncate(effective.Template, v1beta1.MaxReportedLength),
 		InstanceType: controller.Truncate(effective.InstanceType, v1beta1.MaxReportedLength),
 		Vars:         maps.Clone(effective.Vars),
+
+		DrainTimeoutSeconds: max(effective.DrainTimeoutSeconds, 0),
 	}
 	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))

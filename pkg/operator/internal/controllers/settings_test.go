@@ -38,6 +38,7 @@ func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 		assert.LessOrEqual(t, utf8.RuneCountInString(value), v1beta1.MaxReportedLength)
 		assert.True(t, strings.HasPrefix(value, "xxx"))
 	}
+	assert.Zero(t, ReportedConfig(shard.GroupSettings{DrainTimeoutSeconds: -1}).DrainTimeoutSeconds)
 }
 
 // The definition allows no empty strings.

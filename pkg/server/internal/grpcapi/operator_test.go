@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -40,7 +41,7 @@ func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 	want := &nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "m7i.large",
 		Subnets: []string{"default"}, Vars: map[string]string{"a": "b"}, Declared: &nstancev1.GroupSettings{}, Etag: got.Etag,
-		KnownSettings: 1021, Revision: &nstancev1.Revision{},
+		KnownSettings: 1022, Revision: &nstancev1.Revision{},
 	}
 	if !proto.Equal(got, want) || got.Etag == "" {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -106,6 +107,35 @@ func TestStatusCodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOperatorsSetTheDrainTimeout: instances drain for as long as the operator has set, also those of
+// a group that is deleted, and the drain timeout in force is reported.
+func TestOperatorsSetTheDrainTimeout(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{DrainTimeout: "1h"})
+	operator := server.Operator("default")
+	groups, instances := watch(t, operator), watchInstances(t, operator)
+	got, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+	require.NoError(t, err)
+	assert.EqualValues(t, 3600, got.GetDrainTimeoutSeconds())
+	got, err = upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Size: 2, DrainTimeoutSeconds: 7200})
+	require.NoError(t, err)
+	assert.EqualValues(t, 7200, got.GetDrainTimeoutSeconds())
+	reach(t, groups, "UPSERT workers 2/2")
+	_, err = upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Size: 2, DrainTimeoutSeconds: 86401})
+	wantCode(t, "a drain timeout above the limit", err, codes.InvalidArgument)
+
+	drains := func(what string) {
+		t.Helper()
+		notice := until(t, instances, "pending_deletion")
+		assert.Equal(t, 2*time.Hour, notice.DeleteAt.AsTime().Sub(notice.UnhealthyAt.AsTime()), what)
+	}
+	_, err = upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Size: 1})
+	require.NoError(t, err)
+	drains("an instance of the group")
+	_, err = operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+	require.NoError(t, err)
+	drains("an instance of the deleted group")
 }
 
 // TestFailedWriteIsUnavailable because an operator would not retry after Internal.

@@ -20,6 +20,9 @@ type GroupConfigApplyConfiguration struct {
 	Vars map[string]string `json:"vars,omitempty"`
 	// loadBalancers are the load balancers in force.
 	LoadBalancers []string `json:"loadBalancers,omitempty"`
+	// drainTimeoutSeconds is the drain timeout in force, in seconds. It is not set if instances are
+	// not drained, or if the server does not report it.
+	DrainTimeoutSeconds *int32 `json:"drainTimeoutSeconds,omitempty"`
 }
 
 // GroupConfigApplyConfiguration constructs a declarative configuration of the GroupConfig type for use with
@@ -75,5 +78,13 @@ func (b *GroupConfigApplyConfiguration) WithLoadBalancers(values ...string) *Gro
 	for i := range values {
 		b.LoadBalancers = append(b.LoadBalancers, values[i])
 	}
+	return b
+}
+
+// WithDrainTimeoutSeconds sets the DrainTimeoutSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
+func (b *GroupConfigApplyConfiguration) WithDrainTimeoutSeconds(value int32) *GroupConfigApplyConfiguration {
+	b.DrainTimeoutSeconds = &value
 	return b
 }

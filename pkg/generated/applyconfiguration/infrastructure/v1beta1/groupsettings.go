@@ -31,6 +31,11 @@ type GroupSettingsApplyConfiguration struct {
 	// instances are registered, if the server allows them. They override the configuration's. An
 	// unset field means the load balancers of the configuration. A change replaces no instance.
 	LoadBalancers []infrastructurev1beta1.Identifier `json:"loadBalancers,omitempty"`
+	// drainTimeoutSeconds is how long an instance may take to drain before its shard terminates it,
+	// in seconds, as far as the server allows it. An unset field means the drain timeout of the
+	// server's configuration. A change replaces no instance, and does not change a drain that has
+	// begun.
+	DrainTimeoutSeconds *int32 `json:"drainTimeoutSeconds,omitempty"`
 }
 
 // GroupSettingsApplyConfiguration constructs a declarative configuration of the GroupSettings type for use with
@@ -86,5 +91,13 @@ func (b *GroupSettingsApplyConfiguration) WithLoadBalancers(values ...infrastruc
 	for i := range values {
 		b.LoadBalancers = append(b.LoadBalancers, values[i])
 	}
+	return b
+}
+
+// WithDrainTimeoutSeconds sets the DrainTimeoutSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
+func (b *GroupSettingsApplyConfiguration) WithDrainTimeoutSeconds(value int32) *GroupSettingsApplyConfiguration {
+	b.DrainTimeoutSeconds = &value
 	return b
 }

@@ -115,6 +115,14 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithLoadBalancers(values ...i
 	return b
 }
 
+// WithDrainTimeoutSeconds sets the DrainTimeoutSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithDrainTimeoutSeconds(value int32) *NstanceMachinePoolSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.DrainTimeoutSeconds = &value
+	return b
+}
+
 // WithMachineMode sets the MachineMode field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the MachineMode field is set to the value of the last call.

@@ -121,6 +121,14 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithLoadBalancers(values ...in
 	return b
 }
 
+// WithDrainTimeoutSeconds sets the DrainTimeoutSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithDrainTimeoutSeconds(value int32) *NstanceShardGroupSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.DrainTimeoutSeconds = &value
+	return b
+}
+
 // WithRemoveFirst adds the given value to the RemoveFirst field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the RemoveFirst field.

@@ -247,7 +247,7 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 	s := newServed(t, 0, false)
 	s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" })
 	s.change(func(g *v1beta1.NstanceShardGroup) {
-		g.Spec.LoadBalancers, g.Spec.Vars = []v1beta1.Identifier{"web"}, map[string]string{"a": "1"}
+		g.Spec.LoadBalancers, g.Spec.DrainTimeoutSeconds, g.Spec.Vars = []v1beta1.Identifier{"web"}, 600, map[string]string{"a": "1"}
 	})
 	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
 	for range 3 {
@@ -256,7 +256,7 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Len(t, s.server.Upserts("workers"), 2, "one call for each of 2 specs")
-	const message = `the server of shard "a" does not know loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
+	const message = `the server of shard "a" does not know drainTimeoutSeconds, loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
 	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+message)
 	require.Contains(t, s.conditions(), "Ready=False UnsupportedByServer: "+message)
 }
@@ -265,10 +265,10 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
-	config.RemoveFirst, config.Revision, config.Replaces, config.LoadBalancers = nil, nil, nil, nil
+	config.RemoveFirst, config.Revision, config.Replaces, config.LoadBalancers, config.DrainTimeoutSeconds = nil, nil, nil, nil, 0
 	group, err := p.Client.UpsertGroup(ctx, id, key, config)
 	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
-	group.LoadBalancers, group.KnownSettings = nil, 0
+	group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
 	return group, err
 }
 
@@ -284,7 +284,7 @@ type plainClient struct {
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
 		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
-		group.LoadBalancers, group.KnownSettings = nil, 0
+		group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
 	}
 }
 
