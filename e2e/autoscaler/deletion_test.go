@@ -9,11 +9,14 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
@@ -21,6 +24,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // A Machine that a user deletes is replaced in the same shard, and its Pods are
@@ -42,6 +46,57 @@ func TestMachineIsDeleted(t *testing.T) {
 	expectInstances(t, name, after)
 	expectNodeChanges(t, from, name, 1, machine)
 	expectDrained(t, from, name, machine)
+}
+
+// The shard and Cluster API drain the Node of an instance that the autoscaler removes, both at once.
+// Neither evicts a Pod that may complete, and the instance is deleted when the Pod has completed.
+func TestNoDrainEvictsAPodThatMayComplete(t *testing.T) {
+	t.Parallel()
+	const name = "completing"
+	watchOperator(t)
+	group := createPool(t, name, 3)
+	shardID := shardIDs[0]
+	node := untilRunning(t, name, 3).on(shardID)[0]
+	runPod(t, name, node)
+	patch := func(patch string, subresources ...string) {
+		t.Helper()
+		_, err := env.Kube.CoreV1().Pods(metav1.NamespaceDefault).Patch(t.Context(), podOn(name, node), mergePatch, []byte(patch), metav1.PatchOptions{}, subresources...)
+		require.NoError(t, err)
+	}
+	patch(fmt.Sprintf(`{"metadata":{"labels":{%q:"wait-completed"}}}`, clusterv1.PodDrainLabel))
+
+	from := env.AuditEnd(t)
+	require.NoError(t, group.deleteNodes(t.Context(), nodesNamed(t, node)...))
+	testcluster.Eventually(t, timeout, "both drains wait for the Pod", func(ctx context.Context) error {
+		shardGroup, err := env.ShardGroup(ctx, name, shardID)
+		if err != nil {
+			return err
+		}
+		machine, err := env.Machines().Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(
+			waitsFor(shardGroup.Status.Conditions, v1beta1.ConditionDrainsProgressing, podOn(name, node)),
+			waitsFor(machine.Status.Conditions, clusterv1.MachineDeletingCondition, podOn(name, node)),
+		)
+	})
+	patch(`{"status":{"phase":"Succeeded"}}`, "status")
+	untilMachinesDeleted(t, node)
+	untilRunning(t, name, 2)
+	expectNodeChanges(t, from, name, 0, node)
+	assert.Empty(t, changesSince(t, from, func(w controlplane.Write) bool {
+		return w.Resource == "pods" && w.Subresource == "eviction" && w.Name == podOn(name, node)
+	}), "evictions")
+}
+
+// waitsFor succeeds if a condition is True and names a Pod.
+func waitsFor(conditions []metav1.Condition, kind, pod string) error {
+	condition := meta.FindStatusCondition(conditions, kind)
+	if condition == nil || condition.Status != metav1.ConditionTrue || !strings.Contains(condition.Message, pod) {
+		return fmt.Errorf("%s is %+v", kind, condition)
+	}
+	return nil
 }
 
 // When the replicas are lowered at the moment when a Machine is deleted, that Machine
