@@ -10,9 +10,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -173,6 +175,16 @@ func NstanceMachineOf(machine *clusterv1.Machine) string {
 		return ""
 	}
 	return ref.Name
+}
+
+// MachineLabels returns the labels that the Machine of an instance of a MachinePool has, or would have
+// (https://github.com/kubernetes-sigs/cluster-api/blob/v1.14.2/core/reconcilers/machinepool/machinepool_controller_phases.go).
+func MachineLabels(machinePool *clusterv1.MachinePool) labels.Set {
+	machine := labels.Set{}
+	maps.Copy(machine, machinePool.Spec.Template.Labels)
+	machine[clusterv1.MachinePoolNameLabel] = LabelValue(machinePool.Name)
+	machine[clusterv1.ClusterNameLabel] = machinePool.Spec.ClusterName
+	return machine
 }
 
 // LabelValue returns the value of Cluster API's labels for an object with a name: the

@@ -290,8 +290,8 @@ func (g *Gatherer) Drains(ctx context.Context, node string) (*objects.Snapshot, 
 	return s, nil
 }
 
-// readDrains reads the Pods, their budgets and the volumes of the Nodes that are being drained,
-// and nothing if no Node is being drained.
+// readDrains reads the Pods, their budgets, the volumes and the MachineDrainRules of the Nodes that
+// are being drained, and nothing if no Node is being drained.
 func (g *Gatherer) readDrains(ctx context.Context, s *objects.Snapshot) {
 	nodes := status.DrainedNodes(s)
 	if len(nodes) == 0 {
@@ -299,6 +299,7 @@ func (g *Gatherer) readDrains(ctx context.Context, s *objects.Snapshot) {
 	}
 	var reads sync.WaitGroup
 	reads.Go(func() { s.Attachments = g.attachments(ctx) })
+	reads.Go(func() { g.readDrainRules(ctx, s) })
 	reads.Go(func() {
 		s.Pods = each(nodes, func(node string) objects.Read[corev1.Pod] { return g.podsOn(ctx, node) })
 		s.Budgets = each(namespaces(s.Pods), func(namespace string) objects.Read[policyv1.PodDisruptionBudget] {
@@ -306,6 +307,25 @@ func (g *Gatherer) readDrains(ctx context.Context, s *objects.Snapshot) {
 		})
 	})
 	reads.Wait()
+	if slices.ContainsFunc(s.DrainRules.Items, selectsNamespaces) {
+		s.PodNamespaces = each(namespaces(s.Pods), func(name string) objects.Read[corev1.Namespace] { return g.podNamespace(ctx, name) })
+	}
+}
+
+// readDrainRules reads the MachineDrainRules and the objects of Cluster API that they select.
+func (g *Gatherer) readDrainRules(ctx context.Context, s *objects.Snapshot) {
+	s.DrainRules = g.drainRules(ctx)
+	if len(s.DrainRules.Items) == 0 {
+		return
+	}
+	s.CAPIClusters = g.capiClusters(ctx)
+	if len(s.MachinePools.Items) == 0 && s.MachinePools.Unknown == "" {
+		s.MachinePools = g.machinePools(ctx)
+	}
+}
+
+func selectsNamespaces(rule clusterv1.MachineDrainRule) bool {
+	return slices.ContainsFunc(rule.Spec.Pods, func(pods clusterv1.MachineDrainRulePodSelector) bool { return pods.NamespaceSelector != nil })
 }
 
 // namespaces returns the namespaces of Pods, sorted.

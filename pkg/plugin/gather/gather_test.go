@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/gather"
@@ -44,7 +46,7 @@ func drained() *objects.Snapshot {
 
 // The most expensive reads are made only for Nodes of the pool that are being drained.
 func TestStatusReadsPodsOfDrainingNodesOnly(t *testing.T) {
-	expensive := []string{"pods", "poddisruptionbudgets", "volumeattachments"}
+	expensive := []string{"pods", "poddisruptionbudgets", "volumeattachments", "machinedrainrules"}
 	server := plugintest.NewServer(t, plugintest.AtRest())
 	_, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
 	require.NoError(t, err)
@@ -80,6 +82,38 @@ func TestStatusReadsPodsOfDrainingNodesOnly(t *testing.T) {
 	}
 }
 
+// The drain of a Node depends on rules, and these on labels of Machines, Clusters and namespaces. An
+// older Cluster API has no rules.
+func TestDrainRulesAreReadWithWhatTheySelect(t *testing.T) {
+	s := drained()
+	skip := clusterv1.MachineDrainRuleDrainConfig{Behavior: clusterv1.MachineDrainRuleDrainBehaviorSkip}
+	ofTeam := &metav1.LabelSelector{MatchLabels: map[string]string{"team": "infra"}}
+	s.PodNamespaces = map[string]objects.Read[corev1.Namespace]{
+		"web": {Items: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: ofTeam.MatchLabels}}}},
+	}
+	plugintest.AddDrainRule(s, "agents", skip, "web-0", &metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: plugintest.Pool}}, ofTeam)
+	server := plugintest.NewServer(t, s)
+	drains := func() status.DrainStatus {
+		read, err := newGatherer(t, server).Drains(t.Context(), "a1")
+		require.NoError(t, err)
+		read.Now = plugintest.Now
+		return status.BuildDrains(read)
+	}
+	built := drains()
+	require.Empty(t, built.Unknown)
+	require.Equal(t, status.DrainDone, built.Drains[0].State, "the Pod is skipped")
+	for _, resource := range []string{"machinedrainrules", "namespaces", "machinepools", "clusters"} {
+		server.Forbidden = []string{resource}
+		built = drains()
+		require.NotEmpty(t, built.Unknown, resource)
+		require.Equal(t, status.DrainBlocked, built.Drains[0].State, "the budget of the Pod is known without %s", resource)
+	}
+	server.Forbidden, server.Missing = nil, []string{"machinedrainrules"}
+	built = drains()
+	require.Empty(t, built.Unknown)
+	require.Equal(t, status.DrainBlocked, built.Drains[0].State)
+}
+
 func TestEveryPageIsRead(t *testing.T) {
 	for name, expire := range map[string]string{"": "", "the list expires": "nodes"} {
 		t.Run(name, func(t *testing.T) {
@@ -97,7 +131,7 @@ func TestEveryPageIsRead(t *testing.T) {
 // Each resource that may not be read is named, and never empty.
 func TestForbiddenResourcesAreUnknown(t *testing.T) {
 	for _, resource := range []string{
-		"nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments",
+		"nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments", "machinedrainrules",
 	} {
 		t.Run(resource, func(t *testing.T) {
 			server := plugintest.NewServer(t, drained())

@@ -184,6 +184,39 @@ func (g *Gatherer) attachments(ctx context.Context) objects.Read[storagev1.Volum
 		})
 }
 
+// drainRules reads the MachineDrainRules. Without the kind, which an older Cluster API lacks, there are
+// none.
+func (g *Gatherer) drainRules(ctx context.Context) objects.Read[clusterv1.MachineDrainRule] {
+	return list(ctx, "machinedrainrules", metav1.ListOptions{},
+		func(ctx context.Context, o metav1.ListOptions) ([]clusterv1.MachineDrainRule, string, error) {
+			l, err := g.capi.MachineDrainRules(g.namespace).List(ctx, o)
+			switch {
+			case apierrors.IsNotFound(err):
+				return nil, "", nil
+			case err != nil:
+				return nil, "", err
+			}
+			return l.Items, l.Continue, nil
+		})
+}
+
+func (g *Gatherer) capiClusters(ctx context.Context) objects.Read[clusterv1.Cluster] {
+	return list(ctx, "clusters", metav1.ListOptions{},
+		func(ctx context.Context, o metav1.ListOptions) ([]clusterv1.Cluster, string, error) {
+			l, err := g.capi.Clusters(g.namespace).List(ctx, o)
+			if err != nil {
+				return nil, "", err
+			}
+			return l.Items, l.Continue, nil
+		})
+}
+
+// podNamespace reads a namespace of Pods.
+func (g *Gatherer) podNamespace(ctx context.Context, name string) objects.Read[corev1.Namespace] {
+	namespace, err := g.nodes.CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+	return readOf("namespaces", namespace, err)
+}
+
 // events lists events in a namespace, by a field selector.
 func events(ctx context.Context, client kubernetes.Interface, namespace, selector string) objects.Read[eventsv1.Event] {
 	return list(ctx, "events", metav1.ListOptions{FieldSelector: selector},

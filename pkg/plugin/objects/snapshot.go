@@ -67,6 +67,12 @@ type Snapshot struct {
 	// has the PodDisruptionBudgets of the namespaces of these Pods, by namespace.
 	Pods    map[string]Read[corev1.Pod]
 	Budgets map[string]Read[policyv1.PodDisruptionBudget]
+	// DrainRules are the MachineDrainRules, CAPIClusters the Clusters that they may select, and
+	// PodNamespaces the namespaces of these Pods by name, if a rule selects namespaces. They are
+	// read if a Node is being drained.
+	DrainRules    Read[clusterv1.MachineDrainRule]
+	CAPIClusters  Read[clusterv1.Cluster]
+	PodNamespaces map[string]Read[corev1.Namespace]
 	// Requesting has the Pods that have requested a machine. A Pod that was not found has no
 	// item.
 	Requesting map[types.NamespacedName]Read[corev1.Pod]
@@ -96,7 +102,10 @@ func (s *Snapshot) Unknown() []string {
 	all := []string{
 		s.Pools.Unknown, s.MachinePools.Unknown, s.ShardGroups.Unknown, s.NstanceMachines.Unknown,
 		s.Machines.Unknown, s.PoolEvents.Unknown, s.Clusters.Unknown, s.Nodes.Unknown, s.NodeEvents.Unknown, s.Attachments.Unknown,
-		s.RecentEvents.Unknown, s.RecentNodeEvents.Unknown,
+		s.RecentEvents.Unknown, s.RecentNodeEvents.Unknown, s.DrainRules.Unknown, s.CAPIClusters.Unknown,
+	}
+	for _, read := range s.PodNamespaces {
+		all = append(all, read.Unknown)
 	}
 	for _, read := range s.Pods {
 		all = append(all, read.Unknown)

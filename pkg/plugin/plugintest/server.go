@@ -27,6 +27,8 @@ type Server struct {
 	URL string
 	// Forbidden are resources that may not be read.
 	Forbidden []string
+	// Missing are resources that the server does not have.
+	Missing []string
 	// Expire has the second page of a list of this resource fail once.
 	Expire   string
 	PageSize int
@@ -51,6 +53,7 @@ type object struct {
 var kinds = map[string]string{
 	"nstancemachinepools": v1beta1.PoolKind, "nstanceshardgroups": "NstanceShardGroup", "nstancemachines": v1beta1.MachineKind,
 	"nstanceclusters": "NstanceCluster", "machinepools": "MachinePool", "machines": "Machine", "nodes": "Node", "pods": "Pod",
+	"machinedrainrules": "MachineDrainRule", "clusters": "Cluster", "namespaces": "Namespace",
 	"poddisruptionbudgets": "PodDisruptionBudget", "volumeattachments": "VolumeAttachment", "events": "Event",
 }
 
@@ -65,6 +68,11 @@ func NewServer(t *testing.T, s *objects.Snapshot) *Server {
 	add(t, server, "nodes", s.Nodes.Items)
 	add(t, server, "volumeattachments", s.Attachments.Items)
 	add(t, server, "events", s.NodeEvents.Items)
+	add(t, server, "machinedrainrules", s.DrainRules.Items)
+	add(t, server, "clusters", s.CAPIClusters.Items)
+	for _, read := range s.PodNamespaces {
+		add(t, server, "namespaces", read.Items)
+	}
 	for _, read := range s.Pods {
 		add(t, server, "pods", read.Items)
 	}
@@ -118,6 +126,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case slices.Contains(s.Forbidden, request.Resource):
 		fail(w, http.StatusForbidden, metav1.StatusReasonForbidden)
+		return
+	case slices.Contains(s.Missing, request.Resource):
+		fail(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
 	case expired:
 		fail(w, http.StatusGone, metav1.StatusReasonExpired)

@@ -213,6 +213,17 @@ func AddBudget(s *objects.Snapshot, name, pod string, allowed int32) {
 	s.Budgets["web"] = read
 }
 
+// AddDrainRule adds a MachineDrainRule for the Pods with a label app. It selects the machines and the
+// namespaces of selectors; nil selects all.
+func AddDrainRule(s *objects.Snapshot, name string, drain clusterv1.MachineDrainRuleDrainConfig, app string, machines, namespaces *metav1.LabelSelector) {
+	rule := clusterv1.MachineDrainRule{ObjectMeta: named(name, "rule-"+name), Spec: clusterv1.MachineDrainRuleSpec{Drain: drain}}
+	rule.Spec.Machines = []clusterv1.MachineDrainRuleMachineSelector{{Selector: machines}}
+	rule.Spec.Pods = []clusterv1.MachineDrainRulePodSelector{{
+		Selector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}}, NamespaceSelector: namespaces,
+	}}
+	s.DrainRules.Items = append(s.DrainRules.Items, rule)
+}
+
 // AddVolume attaches a volume to a Node.
 func AddVolume(s *objects.Snapshot, node, volume string) {
 	s.Attachments.Items = append(s.Attachments.Items, storagev1.VolumeAttachment{

@@ -91,7 +91,11 @@ type Pod struct {
 	// TerminatesAt is when the grace period of a Pod that is being deleted is over.
 	TerminatesAt time.Time `json:"terminatesAt,omitzero"`
 	Finalizers   []string  `json:"finalizers,omitempty"`
-	// MayComplete names the label or the annotation because of which the Pod is not evicted
+	// Order puts Pods in order: a Pod is evicted when no Pod of a lower order is left. Rule names the
+	// label, the annotation or the MachineDrainRule of the Pod, "" without any (docs/drains.md#rules).
+	Order int32  `json:"order,omitempty"`
+	Rule  string `json:"rule,omitempty"`
+	// MayComplete names the rule because of which the Pod is not evicted
 	// while there is time (docs/drains.md#rules), "" if it is evicted.
 	MayComplete string `json:"mayComplete,omitempty"`
 	// Blockers are the reasons that block the Pod, empty if its next eviction may succeed.

@@ -30,6 +30,17 @@ func drained() *objects.Snapshot {
 	return s
 }
 
+// skip, inOrder and selects are parts of MachineDrainRules.
+var skip = clusterv1.MachineDrainRuleDrainConfig{Behavior: clusterv1.MachineDrainRuleDrainBehaviorSkip}
+
+func inOrder(order int32) clusterv1.MachineDrainRuleDrainConfig {
+	return clusterv1.MachineDrainRuleDrainConfig{Behavior: clusterv1.MachineDrainRuleDrainBehaviorDrain, Order: &order}
+}
+
+func selects(key, value string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
+}
+
 // drainCases are snapshots by the name of their golden file, and the state of the drain of a1.
 var drainCases = map[string]struct {
 	snapshot func() *objects.Snapshot
@@ -89,6 +100,57 @@ var drainCases = map[string]struct {
 			"Node a1: waits for Pod web/batch to complete, at the latest until 2026-01-02T03:06:00Z (label cluster.x-k8s.io/drain) and for 1 more; Node a10: waits for another")
 		return s
 	}, status.DrainRunning},
+	"machine-drain-rules": {func() *objects.Snapshot {
+		s := drained()
+		// The pool has no Machines.
+		ofPool, ofOther := selects(clusterv1.MachinePoolNameLabel, plugintest.Pool), selects(clusterv1.MachinePoolNameLabel, "other")
+		wait := clusterv1.MachineDrainRuleDrainConfig{Behavior: clusterv1.MachineDrainRuleDrainBehaviorWaitCompleted}
+		plugintest.AddDrainRule(s, "last", inOrder(10), "storage", ofPool, nil)
+		plugintest.AddDrainRule(s, "other", inOrder(20), "web-0", ofOther, nil)
+		plugintest.AddDrainRule(s, "agents", skip, "agent", nil, selects("team", "infra"))
+		plugintest.AddDrainRule(s, "batch", wait, "batch", nil, nil)
+		s.PodNamespaces = map[string]objects.Read[corev1.Namespace]{
+			"web": {Items: []corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "web", Labels: map[string]string{"team": "infra"}}}}},
+		}
+		for _, name := range []string{"agent", "batch", "storage", "web-0"} {
+			plugintest.AddPod(s, "a1", name, nil)
+		}
+		return s
+	}, status.DrainRunning},
+	"machine-drain-rules-of-a-machine": {func() *objects.Snapshot {
+		s := drained()
+		_, machine := plugintest.AddMachines(s, "a", "a1")
+		machine.Labels = map[string]string{"tier": "gpu"}
+		machine.Spec.ClusterName, machine.Spec.ProviderID = "dev", plugintest.ProviderID("a", "a1")
+		s.CAPIClusters.Items = []clusterv1.Cluster{{ObjectMeta: metav1.ObjectMeta{
+			Namespace: plugintest.Namespace, Name: "dev", Labels: map[string]string{"env": "test"},
+		}}}
+		plugintest.AddDrainRule(s, "by-machine", inOrder(1), "batch", selects("tier", "gpu"), nil)
+		plugintest.AddDrainRule(s, "by-cluster", inOrder(2), "storage", nil, nil)
+		s.DrainRules.Items[1].Spec.Machines[0].ClusterSelector = selects("env", "test")
+		// It is in another namespace.
+		plugintest.AddDrainRule(s, "foreign", skip, "web-0", nil, nil)
+		s.DrainRules.Items[2].Namespace = "other"
+		for _, name := range []string{"batch", "storage", "web-0"} {
+			plugintest.AddPod(s, "a1", name, nil)
+		}
+		return s
+	}, status.DrainRunning},
+	// Without the namespace of the pool it is not known which rules count.
+	"machine-drain-rules-groups-forbidden": {func() *objects.Snapshot {
+		s := drained()
+		s.ShardGroups = objects.Unread[v1beta1.NstanceShardGroup]("forbidden to list nstanceshardgroups")
+		plugintest.AddDrainRule(s, "first", inOrder(-1), "web-0", nil, nil)
+		plugintest.AddPod(s, "a1", "web-0", nil)
+		return s
+	}, status.DrainUnknown},
+	"machine-drain-rules-forbidden": {func() *objects.Snapshot {
+		s := drained()
+		s.DrainRules = objects.Unread[clusterv1.MachineDrainRule]("forbidden to list machinedrainrules")
+		plugintest.AddPod(s, "a1", "batch", func(pod *corev1.Pod) { pod.Labels[clusterv1.PodDrainLabel] = "wait-completed" })
+		plugintest.AddPod(s, "a1", "web-0", nil)
+		return s
+	}, status.DrainUnknown},
 	"empty": {drained, status.DrainDone},
 	"no-reason": {func() *objects.Snapshot {
 		s := plugintest.AtRest()

@@ -140,6 +140,9 @@ func (p *Pod) Text(options PrintOptions) string {
 		}
 		states = append(states, text)
 	}
+	if p.Order != 0 {
+		states = append(states, fmt.Sprintf("is evicted in order %d, %s", p.Order, p.Rule))
+	}
 	if p.MayComplete != "" {
 		states = append(states, "may complete before it is evicted, "+p.MayComplete)
 	}

@@ -28,40 +28,36 @@ const terminationDelay = 15 * time.Second
 func (d *Drain) addPods(s *objects.Snapshot, node *corev1.Node) {
 	read := s.PodsOn(node.Name)
 	d.PodsUnknown = read.Unknown
+	rules := d.rulesOf(s, node)
 	for i := range read.Items {
 		pod := &read.Items[i]
-		if d.stays(pod) {
+		rule, unknown := rules.of(pod)
+		if rule.Behavior == drainrule.Skip || stays(pod) {
 			d.Staying++
 			continue
 		}
-		d.Pods = append(d.Pods, d.leaving(s, pod))
+		left := leaving(s, pod, rule)
+		if len(left.Blockers) == 0 && left.Unknown == "" {
+			left.Unknown = unknown
+		}
+		d.Pods = append(d.Pods, left)
 	}
 	slices.SortFunc(d.Pods, func(a, b Pod) int {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 }
 
-// stays reports whether a Pod does not have to leave (docs/drains.md#steps).
-func (d *Drain) stays(pod *corev1.Pod) bool {
+// stays reports whether a Pod does not have to leave, whatever its rule is (docs/drains.md#steps).
+func stays(pod *corev1.Pod) bool {
 	controller := metav1.GetControllerOfNoCopy(pod)
 	_, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return mirror || controller != nil && controller.Kind == "DaemonSet" ||
-		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed ||
-		d.rule(pod).Behavior == drainrule.Skip
-}
-
-// rule returns the rule of a Pod by its label and its annotation. MachineDrainRules are not read.
-func (d *Drain) rule(pod *corev1.Pod) drainrule.Rule {
-	if !slices.Contains(d.By, ByShard) {
-		// Cluster API does not know the annotation.
-		pod = &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: pod.Labels}}
-	}
-	return drainrule.Of(pod, nil, drainrule.Rules{})
+		pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
 // leaving returns a Pod that has to leave, with the reasons that block it.
-func (d *Drain) leaving(s *objects.Snapshot, pod *corev1.Pod) Pod {
-	left := Pod{Namespace: pod.Namespace, Name: pod.Name}
+func leaving(s *objects.Snapshot, pod *corev1.Pod, rule drainrule.Rule) Pod {
+	left := Pod{Namespace: pod.Namespace, Name: pod.Name, Order: rule.Order, Rule: rule.Source}
 	if pod.DeletionTimestamp != nil {
 		// Finalizers do not block a drain once the containers have exited.
 		left.TerminatesAt, left.Finalizers = pod.DeletionTimestamp.Time, pod.Finalizers
@@ -70,7 +66,7 @@ func (d *Drain) leaving(s *objects.Snapshot, pod *corev1.Pod) Pod {
 		}
 		return left
 	}
-	if rule := d.rule(pod); rule.Behavior == drainrule.WaitCompleted {
+	if rule.Behavior == drainrule.WaitCompleted {
 		left.MayComplete = rule.Source
 		return left
 	}

@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -111,13 +110,7 @@ func (r *DrainRules) machineLabels(group, providerID string) labels.Set {
 	if len(machinePools) == 0 {
 		return nil
 	}
-	first := slices.MinFunc(machinePools, func(a, b *clusterv1.MachinePool) int { return cmp.Compare(a.Name, b.Name) })
-	// https://github.com/kubernetes-sigs/cluster-api/blob/v1.14.2/core/reconcilers/machinepool/machinepool_controller_phases.go
-	machine := labels.Set{}
-	maps.Copy(machine, first.Spec.Template.Labels)
-	machine[clusterv1.MachinePoolNameLabel] = capi.LabelValue(first.Name)
-	machine[clusterv1.ClusterNameLabel] = first.Spec.ClusterName
-	return machine
+	return capi.MachineLabels(slices.MinFunc(machinePools, func(a, b *clusterv1.MachinePool) int { return cmp.Compare(a.Name, b.Name) }))
 }
 
 func (r *DrainRules) clusterLabels() labels.Set {
