@@ -72,7 +72,7 @@ func resize(t *testing.T, name, body string) error {
 // A size can be changed with kubectl scale, and a shrink never has two Pods ending at once.
 func TestFixedSize(t *testing.T) {
 	t.Parallel()
-	create(t, "fixed", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2, ReclaimPvcs: true, ReclaimAfterSeconds: ptr.To[int32](1)})
+	create(t, "fixed", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2, ReclaimPvcs: true, ReclaimAfterSeconds: 1})
 	until(t, "fixed", "6 nodes", healthy(6))
 	require.NoError(t, resize(t, "fixed", `{"spec": {"replicas": 3}}`))
 	until(t, "fixed", "3 nodes", healthy(3))

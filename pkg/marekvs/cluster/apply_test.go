@@ -248,7 +248,7 @@ func TestAStatefulSetOfOthersIsLeftAlone(t *testing.T) {
 		},
 	} {
 		h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) {
-			c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, ptr.To[int32](1)
+			c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, 1
 		})
 		set := &appsv1.StatefulSet{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo"},

@@ -149,7 +149,7 @@ func (c *Controller) scrape(ctx context.Context, set *appsv1.StatefulSet, pods [
 }
 
 func progressDeadline(cluster *v1alpha1.MarekvsCluster) time.Duration {
-	return time.Duration(*cluster.Spec.ProgressDeadlineSeconds) * time.Second
+	return time.Duration(cluster.Spec.ProgressDeadlineSeconds) * time.Second
 }
 
 func describe(pod *corev1.Pod, ordinal int32) scale.Pod {

@@ -142,7 +142,7 @@ func TestAPodThatWorksAgainIsNotReplaced(t *testing.T) {
 
 // Why an update waits is published, and after the deadline it is blocked.
 func TestAnUpdateThatWaitsSaysWhy(t *testing.T) {
-	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.ProgressDeadlineSeconds = ptr.To[int32](300) })
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.ProgressDeadlineSeconds = 300 })
 	h.under = 7
 	h.change(imaged("new"))
 	h.settle()

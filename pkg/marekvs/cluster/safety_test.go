@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
@@ -19,11 +18,11 @@ import (
 // Claims are kept for the time that the user sets, a day by default, whatever the nodes report.
 func TestClaimsAreKeptForATime(t *testing.T) {
 	for name, c := range map[string]struct {
-		seconds *int32
+		seconds int32
 		kept    time.Duration
 	}{
-		"an hour":     {ptr.To[int32](3600), time.Hour},
-		"the default": {nil, 24 * time.Hour},
+		"an hour":     {3600, time.Hour},
+		"the default": {0, 24 * time.Hour},
 	} {
 		h := newHarness(t, reclaiming)
 		h.change(func(cluster *v1alpha1.MarekvsCluster) {

@@ -260,7 +260,7 @@ func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
 func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 	spec := &cluster.Spec
 	wanted := &scale.Wanted{Nodes: spec.Nodes, ReplicationFactor: spec.ReplicationFactor, Reclaim: spec.ReclaimPvcs,
-		ReclaimAfter: time.Duration(*spec.ReclaimAfterSeconds) * time.Second}
+		ReclaimAfter: time.Duration(spec.ReclaimAfterSeconds) * time.Second}
 	if a := spec.Autoscale; a != nil {
 		wanted.Autoscaler = &scale.Autoscaler{
 			MinNodes: a.MinNodes, MaxNodes: a.MaxNodes, ReplicationFactor: spec.ReplicationFactor,

@@ -212,7 +212,7 @@ func TestAClaimIsDeletedOnlyAsItWasRead(t *testing.T) {
 func TestAClusterBeginsWithItsVolumes(t *testing.T) {
 	h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) {
 		autoscaled(c)
-		c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, ptr.To[int32](1)
+		c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = true, 1
 	})
 	for ordinal := range int32(8) {
 		h.builtIn.Add(newClaim(ordinal))
@@ -401,7 +401,7 @@ func TestASyncHasADeadline(t *testing.T) {
 
 // reclaiming sets 4 nodes, and that claims of removed nodes are deleted.
 func reclaiming(c *v1alpha1.MarekvsCluster) {
-	c.Spec.Nodes, c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = 4, true, ptr.To[int32](1)
+	c.Spec.Nodes, c.Spec.ReclaimPvcs, c.Spec.ReclaimAfterSeconds = 4, true, 1
 }
 
 // untilReclaimable removes node 3, and passes until its claim may be deleted in the next sync,

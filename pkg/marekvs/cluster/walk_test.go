@@ -338,7 +338,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				t.Parallel()
 				w := newWalk(t, seed, func(random *rand.Rand, c *v1alpha1.MarekvsCluster) {
 					c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
-					c.Spec.ReclaimAfterSeconds = ptr.To[int32](60)
+					c.Spec.ReclaimAfterSeconds = 60
 					if random.IntN(2) == 0 {
 						autoscaled(c)
 						c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int32](60)

@@ -40,8 +40,8 @@ func (c *MarekvsCluster) WithDefaults() *MarekvsCluster {
 	spec.Storage.Size = cmp.Or(spec.Storage.Size, ptr.To(resource.MustParse(DefaultStorageSize)))
 	spec.Resources.CPU = cmp.Or(spec.Resources.CPU, ptr.To(resource.MustParse(DefaultCPU)))
 	spec.Resources.Memory = cmp.Or(spec.Resources.Memory, ptr.To(resource.MustParse(DefaultMemory)))
-	spec.ReclaimAfterSeconds = cmp.Or(spec.ReclaimAfterSeconds, ptr.To(DefaultReclaimAfterSeconds))
-	spec.ProgressDeadlineSeconds = cmp.Or(spec.ProgressDeadlineSeconds, ptr.To(DefaultProgressDeadlineSeconds))
+	spec.ReclaimAfterSeconds = cmp.Or(spec.ReclaimAfterSeconds, DefaultReclaimAfterSeconds)
+	spec.ProgressDeadlineSeconds = cmp.Or(spec.ProgressDeadlineSeconds, DefaultProgressDeadlineSeconds)
 	if a := spec.Autoscale; a != nil {
 		a.ScaleDownStabilizationSeconds = cmp.Or(a.ScaleDownStabilizationSeconds, ptr.To(DefaultScaleDownStabilizationSeconds))
 		a.ScaleUpCooldownSeconds = cmp.Or(a.ScaleUpCooldownSeconds, ptr.To(DefaultScaleUpCooldownSeconds))

@@ -22,7 +22,7 @@ func TestWithDefaults(t *testing.T) {
 			MarekvsClusterSpec{},
 			MarekvsClusterSpec{
 				Nodes: 3, ReplicationFactor: 2, Storage: Storage{Size: quantity("10Gi")},
-				Resources: Resources{CPU: quantity("500m"), Memory: quantity("1Gi")}, ReclaimAfterSeconds: ptr.To[int32](86400), ProgressDeadlineSeconds: ptr.To[int32](600),
+				Resources: Resources{CPU: quantity("500m"), Memory: quantity("1Gi")}, ReclaimAfterSeconds: 86400, ProgressDeadlineSeconds: 600,
 			},
 		},
 		"an autoscaler": {
@@ -30,7 +30,7 @@ func TestWithDefaults(t *testing.T) {
 			MarekvsClusterSpec{
 				Nodes: 3, ReplicationFactor: 2, Storage: Storage{Size: quantity("10Gi")},
 				Resources: Resources{CPU: quantity("500m"), Memory: quantity("1Gi")},
-				Autoscale: &Autoscale{MinNodes: 3, ScaleDownStabilizationSeconds: ptr.To[int32](300), ScaleUpCooldownSeconds: ptr.To[int32](60)}, ReclaimAfterSeconds: ptr.To[int32](86400), ProgressDeadlineSeconds: ptr.To[int32](600),
+				Autoscale: &Autoscale{MinNodes: 3, ScaleDownStabilizationSeconds: ptr.To[int32](300), ScaleUpCooldownSeconds: ptr.To[int32](60)}, ReclaimAfterSeconds: 86400, ProgressDeadlineSeconds: 600,
 			},
 		},
 		"a part is set": {
@@ -42,19 +42,19 @@ func TestWithDefaults(t *testing.T) {
 			MarekvsClusterSpec{
 				Nodes: 3, ReplicationFactor: 2, Storage: Storage{Size: quantity("10Gi"), ClassName: "local-nvme"},
 				Resources: Resources{CPU: quantity("500m"), Memory: quantity("2Gi")},
-				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](0), ScaleUpCooldownSeconds: ptr.To[int32](60)}, ReclaimAfterSeconds: ptr.To[int32](86400), ProgressDeadlineSeconds: ptr.To[int32](600),
+				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](0), ScaleUpCooldownSeconds: ptr.To[int32](60)}, ReclaimAfterSeconds: 86400, ProgressDeadlineSeconds: 600,
 			},
 		},
 		"everything is set": {
 			MarekvsClusterSpec{
 				Nodes: 4, ReplicationFactor: 1, Storage: Storage{Size: quantity("1Gi")},
 				Resources: Resources{CPU: quantity("1"), Memory: quantity("3Gi")},
-				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](1), ScaleUpCooldownSeconds: ptr.To[int32](0)}, ReclaimAfterSeconds: ptr.To[int32](1), ProgressDeadlineSeconds: ptr.To[int32](2),
+				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](1), ScaleUpCooldownSeconds: ptr.To[int32](0)}, ReclaimAfterSeconds: 1, ProgressDeadlineSeconds: 2,
 			},
 			MarekvsClusterSpec{
 				Nodes: 4, ReplicationFactor: 1, Storage: Storage{Size: quantity("1Gi")},
 				Resources: Resources{CPU: quantity("1"), Memory: quantity("3Gi")},
-				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](1), ScaleUpCooldownSeconds: ptr.To[int32](0)}, ReclaimAfterSeconds: ptr.To[int32](1), ProgressDeadlineSeconds: ptr.To[int32](2),
+				Autoscale: &Autoscale{ScaleDownStabilizationSeconds: ptr.To[int32](1), ScaleUpCooldownSeconds: ptr.To[int32](0)}, ReclaimAfterSeconds: 1, ProgressDeadlineSeconds: 2,
 			},
 		},
 	} {

@@ -90,14 +90,14 @@ type MarekvsClusterSpec struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=31536000
-	ReclaimAfterSeconds *int32 `json:"reclaimAfterSeconds,omitempty"`
+	ReclaimAfterSeconds int32 `json:"reclaimAfterSeconds,omitempty"`
 	// progressDeadlineSeconds is how long an updated Pod may take to become ready, and how long an
 	// update or a removal may wait for its next step before the phase is Blocked. An unset field
 	// means 600.
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=86400
-	ProgressDeadlineSeconds *int32 `json:"progressDeadlineSeconds,omitempty"`
+	ProgressDeadlineSeconds int32 `json:"progressDeadlineSeconds,omitempty"`
 	// paused is true if the operator is to change nothing: no object is written, and no node is
 	// added, removed, updated or replaced. The status is still published, with condition Paused.
 	// The StatefulSet controller still replaces Pods that are deleted.

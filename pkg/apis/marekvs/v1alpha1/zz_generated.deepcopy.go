@@ -160,16 +160,6 @@ func (in *MarekvsClusterSpec) DeepCopyInto(out *MarekvsClusterSpec) {
 		*out = new(Autoscale)
 		(*in).DeepCopyInto(*out)
 	}
-	if in.ReclaimAfterSeconds != nil {
-		in, out := &in.ReclaimAfterSeconds, &out.ReclaimAfterSeconds
-		*out = new(int32)
-		**out = **in
-	}
-	if in.ProgressDeadlineSeconds != nil {
-		in, out := &in.ProgressDeadlineSeconds, &out.ProgressDeadlineSeconds
-		*out = new(int32)
-		**out = **in
-	}
 	if in.EnvFrom != nil {
 		in, out := &in.EnvFrom, &out.EnvFrom
 		*out = make([]EnvFromSource, len(*in))
