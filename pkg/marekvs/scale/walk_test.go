@@ -26,18 +26,27 @@ type walk struct {
 	settle                  time.Duration
 	memory                  *memory
 	lastScaled, lastRemoved int
+	// image is the template that the spec wants.
+	image string
 	// late is a decision that is written some seconds after it was taken.
-	late           *scale.Decision
-	lateGeneration int
-	lateIn         int
+	late   *taken
+	lateIn int
 
-	removals, reclaimed int
+	removals, reclaimed, updates int
+}
+
+// taken is a decision, with the generation and the image that it was taken for.
+type taken struct {
+	scale.Decision
+
+	generation int
+	image      string
 }
 
 func newWalk(seed uint64) *walk {
 	random := rand.New(rand.NewPCG(seed, 5))
-	factor := 2 + random.Int32N(2)
-	w := &walk{Model: storetest.NewFactor(random, 4+random.Int32N(4), int(factor)), memory: newMemory()}
+	factor := 1 + random.Int32N(3)
+	w := &walk{Model: storetest.NewFactor(random, 4+random.Int32N(4), int(factor)), memory: newMemory(), image: "1"}
 	w.Volumes.CopySteps = []int{1, 5, 15, 40}[random.IntN(4)]
 	w.settle = []time.Duration{0, 30 * time.Second}[random.IntN(2)]
 	w.wanted = scale.Wanted{Nodes: 3 + random.Int32N(5), ReplicationFactor: factor,
@@ -64,6 +73,10 @@ func (w *walk) disturb() {
 		w.Rate = float64(w.IntN(40_000))
 	case 6, 7:
 		w.wanted.Nodes = 3 + w.Int32N(5)
+	case 8:
+		w.image = strconv.Itoa(w.Second)
+	case 9:
+		w.Drain(60)
 	}
 }
 
@@ -72,7 +85,7 @@ func (w *walk) pass(disturbed bool) {
 	window := time.Minute
 	sinceScale := time.Duration(w.Second-w.lastScaled) * time.Second
 	o, load, volumes := w.observe(w.memory, window, sinceScale)
-	decision := scale.Decide(&w.wanted, o, load, volumes)
+	next := &taken{scale.Decide(&w.wanted, o, load, volumes), w.Generation, w.image}
 	delay := 0
 	if disturbed {
 		delay = w.IntN(12)
@@ -80,21 +93,25 @@ func (w *walk) pass(disturbed bool) {
 	switch {
 	case delay == 11: // the write fails
 	case delay > 5:
-		w.late, w.lateGeneration, w.lateIn = &decision, w.Generation, delay
+		w.late, w.lateIn = next, delay
 	default:
-		w.write(&decision, w.Generation)
+		w.write(next)
 	}
 }
 
 // write writes a decision unless the StatefulSet has changed since it was taken.
-func (w *walk) write(decision *scale.Decision, generation int) {
-	if generation != w.Generation {
+func (w *walk) write(decision *taken) {
+	if decision.generation != w.Generation {
 		return
 	}
 	for _, v := range decision.Reclaim {
 		w.DeleteVolume(v.Ordinal)
 		w.reclaimed++
 	}
+	if w.Update.Template != decision.image {
+		w.updates++
+	}
+	w.Roll(decision.image, decision.Rollout.Partition, decision.Rollout.OnDelete)
 	if decision.Step.Replicas == w.Replicas {
 		return
 	}
@@ -113,7 +130,7 @@ func (w *walk) run(seconds int, disturbed bool) {
 		}
 		if w.late != nil {
 			if w.lateIn--; w.lateIn <= 0 {
-				w.write(w.late, w.lateGeneration)
+				w.write(w.late)
 				w.late = nil
 			}
 		}
@@ -125,19 +142,24 @@ func (w *walk) run(seconds int, disturbed bool) {
 
 // target returns the expected size at the end.
 func (w *walk) target() int32 {
-	if w.wanted.Autoscaler == nil {
-		return scale.FixedTarget(w.wanted.Nodes, w.wanted.ReplicationFactor)
+	switch target := scale.FixedTarget(w.wanted.Nodes, w.wanted.ReplicationFactor); {
+	case w.wanted.Autoscaler != nil:
+	case w.wanted.ReplicationFactor == 1:
+		return max(target, w.Replicas) // no node is ever removed
+	default:
+		return target
 	}
 	// The lowest size that removals may reach at constant load.
 	size := w.wanted.Autoscaler.Clamp(int32((w.Rate + 4999) / 5000))
 	return max(size, w.Replicas)
 }
 
-// The nodes change at random: load, lost metrics, evictions, restarts of the operator, writes
-// that fail or are late, and changes of the spec. No partition ever loses its last copy, no
-// volume of a node is deleted, and in the end the cluster has its size.
+// The nodes change at random: load, lost metrics, evictions, drains, restarts of the operator, writes
+// that fail or are late, and changes of the spec, which also update the Pods. Partitions take up to 40
+// seconds to copy, with 1 to 3 copies of each. No partition ever loses its last copy, no volume of a
+// node is deleted, and in the end the cluster has its size and its template.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
-	removals, reclaimed := 0, 0
+	removals, reclaimed, updates := 0, 0, 0
 	seeds := tier.Seeds(t, 200)
 	for _, seed := range seeds {
 		w := newWalk(seed)
@@ -152,7 +174,15 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		if w.Replicas != w.target() || len(w.Online()) != int(w.Replicas) {
 			t.Fatalf("the walk with seed %d ends with %d nodes, %d of them online, want %d", seed, w.Replicas, len(w.Online()), w.target())
 		}
-		if w.wanted.Autoscaler != nil {
+		for _, n := range w.Pods {
+			if n.Revision != w.image {
+				t.Fatalf("the walk with seed %d ends with template %s of node %d, want %s", seed, n.Revision, n.Ordinal, w.image)
+			}
+		}
+		if w.wanted.ReplicationFactor == 1 && w.removals+w.reclaimed > 0 {
+			t.Fatalf("the walk with seed %d removes %d nodes and %d volumes with a single copy", seed, w.removals, w.reclaimed)
+		}
+		if w.wanted.Autoscaler != nil && w.wanted.ReplicationFactor > 1 {
 			per := w.Rate / float64(max(w.Replicas-1, 1))
 			if w.Replicas > w.wanted.Autoscaler.Clamp(0) && per < 0.6*5000 {
 				t.Fatalf("the walk with seed %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
@@ -160,10 +190,11 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		}
 		removals += w.removals
 		reclaimed += w.reclaimed
+		updates += w.updates
 	}
-	t.Logf("%d removals, %d volumes reclaimed", removals, reclaimed)
-	if len(seeds) > 1 && (removals < 500 || reclaimed < 100) {
-		t.Errorf("only %d removals and %d reclaimed volumes", removals, reclaimed)
+	t.Logf("%d removals, %d volumes reclaimed, %d updates", removals, reclaimed, updates)
+	if len(seeds) > 1 && (removals < 250 || reclaimed < 100 || updates < 500) {
+		t.Errorf("only %d removals, %d reclaimed volumes and %d updates", removals, reclaimed, updates)
 	}
 }
 
@@ -219,12 +250,13 @@ func newMemory() *memory {
 func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale.Observation, *scale.Load, []scale.Volume) {
 	o := &scale.Observation{
 		Name: "demo", ReplicationFactor: w.wanted.ReplicationFactor, Replicas: w.Replicas, StatusReplicas: int32(len(w.Pods)), Current: w.Observed == w.Generation,
-		TemplateCurrent: true, CurrentRevision: "1", UpdateRevision: "1",
+		TemplateCurrent: w.Update.Template == w.image, CurrentRevision: w.Update.CurrentRevision, UpdateRevision: w.Update.UpdateRevision,
+		Partition: w.Update.Partition, OnDelete: w.Update.OnDelete,
 	}
 	o.Settle, o.SinceRemoval = w.settle, time.Duration(w.Second-w.lastRemoved)*time.Second
 	readings, known := map[observe.Process]observe.Reading{}, map[int32]observe.Node{}
 	for _, n := range w.Pods {
-		pod := scale.Pod{Ordinal: n.Ordinal, Ready: n.Ready(), Terminating: n.Terminating, Revision: "1"}
+		pod := scale.Pod{Ordinal: n.Ordinal, Ready: n.Ready(), Terminating: n.Terminating, Revision: n.Revision, Factor: int32(n.Factor)}
 		process := observe.Process{Pod: types.UID(strconv.Itoa(n.UID))}
 		seen := observe.Node{Process: process, Terminating: n.Terminating}
 		reading := observe.Reading{At: w.Now()}

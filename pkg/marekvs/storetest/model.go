@@ -38,6 +38,8 @@ type Model struct {
 	// generation that its controller has observed.
 	Replicas             int32
 	Generation, Observed int
+	// Update is the part of the spec and the status that is about updates of the Pods.
+	Update Update
 	// Problems describes lost data and forbidden changes.
 	Problems []string
 	// MostTerminating is the maximum number of Pods that were being deleted at the same
@@ -45,6 +47,8 @@ type Model struct {
 	MostTerminating int
 
 	created int
+	// draining is the number of seconds for which a Kubernetes Node is drained.
+	draining int
 }
 
 // New returns a cluster whose nodes are ready and have every copy, with Copies copies of each
@@ -53,7 +57,7 @@ func New(random *rand.Rand, size int32) *Model { return NewFactor(random, size, 
 
 // NewFactor returns a cluster as New does, with another number of copies.
 func NewFactor(random *rand.Rand, size int32, factor int) *Model {
-	m := &Model{Rand: random, Volumes: NewData(random, factor), Replicas: size, Rate: 10_000}
+	m := &Model{Rand: random, Volumes: NewData(random, factor), Replicas: size, Rate: 10_000, Update: newUpdate(size)}
 	for ordinal := range size {
 		m.create(ordinal).readyIn = 0
 	}
@@ -64,6 +68,7 @@ func NewFactor(random *rand.Rand, size int32, factor int) *Model {
 func (m *Model) create(ordinal int32) *Node {
 	m.created++
 	n := &Node{UID: m.created, Ordinal: ordinal, Factor: m.Volumes.Factor, readyIn: 2 + m.IntN(5), fresh: 2, roundIn: 5 + m.IntN(3)}
+	n.Revision = m.Update.revisionOf(ordinal)
 	m.Pods = append(m.Pods, n)
 	m.Volumes.Open(n)
 	return n
@@ -94,6 +99,10 @@ func (m *Model) Tick() {
 	if m.IntN(3) == 0 {
 		m.runStatefulSetController()
 	}
+	if m.draining > 0 {
+		m.draining--
+		m.Evict()
+	}
 	if online := m.Online(); !m.Idle && m.Second%writeEvery == 0 {
 		m.Volumes.Write(m.IntN(Partitions), online)
 	}
@@ -120,7 +129,7 @@ func (m *Model) Tick() {
 }
 
 func (m *Model) runStatefulSetController() {
-	m.Observed = m.Generation
+	m.Observed, m.Update.UpdateRevision = m.Generation, m.Update.Template
 	for _, n := range m.Pods {
 		if n.Ordinal >= m.Replicas {
 			m.terminate(n)
@@ -131,6 +140,7 @@ func (m *Model) runStatefulSetController() {
 			m.create(ordinal)
 		}
 	}
+	m.updatePods()
 }
 
 func (m *Model) terminate(n *Node) {
@@ -160,6 +170,13 @@ func (m *Model) Evict() {
 		m.terminate(m.Pods[m.IntN(len(m.Pods))])
 	}
 }
+
+// Drain deletes the Pods of a Kubernetes Node that is drained, one after another, each as soon as the
+// PodDisruptionBudget allows it. It ends after some seconds.
+func (m *Model) Drain(seconds int) { m.draining = seconds }
+
+// DeletePod deletes a Pod whatever the PodDisruptionBudget. Its volume stays.
+func (m *Model) DeletePod(n *Node) { m.terminate(n) }
 
 // DeleteVolume deletes a volume, which must not belong to a node.
 func (m *Model) DeleteVolume(ordinal int32) {

@@ -15,6 +15,8 @@ type Node struct {
 	UID         int
 	Ordinal     int32
 	Terminating bool
+	// Revision is the revision of the template that the Pod was created from.
+	Revision string
 	// Factor is the number of copies that the node was started with.
 	Factor int
 	// Silent is the number of seconds for which the node will not report metrics.
