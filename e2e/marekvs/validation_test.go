@@ -197,6 +197,14 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.tolerations", []any{object{"effect": ""}}, "spec.tolerations[0].effect", "Unsupported value"},
 		{"spec.tolerations", []any{object{"key": strings.Repeat("x", 318)}}, "spec.tolerations[0].key", "may not be more than 317"},
 		{"spec.tolerations", []any{object{"value": strings.Repeat("x", 64)}}, "spec.tolerations[0].value", "may not be more than 63"},
+		{"spec.affinity", object{}, "spec.affinity", "at least 1 properties"},
+		{"spec.affinity.nodeAffinity", object{}, "spec.affinity.nodeAffinity", "at least 1 properties"},
+		{"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", object{"nodeSelectorTerms": []any{}}, "nodeSelectorTerms", "at least 1 items"},
+		{"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", nodesWith(object{"key": "a", "operator": "In"}), "matchExpressions[0]", "values must have at least one value"},
+		{"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", nodesWith(object{"key": "a", "operator": "Gt", "values": []any{"1", "2"}}), "matchExpressions[0]", "exactly one with Gt and Lt"},
+		{"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution", nodesWith(object{"key": "a", "operator": "Exists", "values": []any{"1"}}), "matchExpressions[0]", "none with Exists"},
+		{"spec.affinity.podAffinity.requiredDuringSchedulingIgnoredDuringExecution", []any{object{}}, "topologyKey", "Required value"},
+		{"spec.affinity.podAntiAffinity.preferredDuringSchedulingIgnoredDuringExecution", []any{object{"weight": int64(101), "podAffinityTerm": object{"topologyKey": "a"}}}, "weight", "less than or equal to 100"},
 		{"spec.extraEnv", object{"A B": "x"}, "spec.extraEnv", badName},
 		{"spec.extraEnv", object{"A=B": "x"}, "spec.extraEnv", badName},
 		{"spec.extraEnv", object{"": "x"}, "spec.extraEnv", badName},
@@ -250,6 +258,14 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 		"spec.podAnnotations":                    {object{"example.com/x": "any text"}},
 		"spec.imagePullSecrets":                  {[]any{object{"name": "a"}, object{"name": "b"}}},
 		"spec.envFrom":                           {[]any{object{"secretRef": object{"name": "a"}}, object{"prefix": "P_", "configMapRef": object{"name": "a"}}}},
+		"spec.affinity": {
+			object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": nodesWith(
+				object{"key": "a", "operator": "In", "values": []any{"1", ""}}, object{"key": "a", "operator": "Exists"}, object{"key": "a", "operator": "Lt", "values": []any{"1"}},
+			)}},
+			object{"podAntiAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": []any{
+				object{"topologyKey": "kubernetes.io/hostname", "labelSelector": object{"matchLabels": object{"app": "demo"}}, "namespaceSelector": object{}},
+			}}},
+		},
 		"spec.tolerations": {[]any{
 			object{"operator": "Exists"},
 			object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)},
@@ -264,6 +280,11 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 			})
 		}
 	}
+}
+
+// nodesWith selects Nodes for which all expressions are true.
+func nodesWith(expressions ...any) object {
+	return object{"nodeSelectorTerms": []any{object{"matchExpressions": expressions}}}
 }
 
 // variables returns a number of environment variables.
@@ -354,7 +375,8 @@ func TestTypedClientWritesAClusterBack(t *testing.T) {
 		"spec.autoscale.targetDiskPercent":       int64(80),
 		"spec.spread.hostname.whenUnsatisfiable": "DoNotSchedule",
 		"spec.nodeSelector":                      object{"disk": "nvme"},
-		"spec.tolerations":                       []any{object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)}},
+		"spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution": nodesWith(object{"key": "a", "operator": "In", "values": []any{"1"}}),
+		"spec.tolerations": []any{object{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": int64(1)}},
 	} {
 		with(cluster, path, value)
 	}

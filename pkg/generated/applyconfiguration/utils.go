@@ -93,6 +93,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.TemplateMetadataApplyConfiguration{}
 
 		// Group=marekvs.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("Affinity"):
+		return &marekvsv1alpha1.AffinityApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Autoscale"):
 		return &marekvsv1alpha1.AutoscaleApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("EnvFromSource"):
@@ -107,6 +109,22 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &marekvsv1alpha1.MarekvsClusterSpecApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsClusterStatus"):
 		return &marekvsv1alpha1.MarekvsClusterStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeAffinity"):
+		return &marekvsv1alpha1.NodeAffinityApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelector"):
+		return &marekvsv1alpha1.NodeSelectorApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelectorRequirement"):
+		return &marekvsv1alpha1.NodeSelectorRequirementApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("NodeSelectorTerm"):
+		return &marekvsv1alpha1.NodeSelectorTermApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodAffinity"):
+		return &marekvsv1alpha1.PodAffinityApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PodAffinityTerm"):
+		return &marekvsv1alpha1.PodAffinityTermApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PreferredNodes"):
+		return &marekvsv1alpha1.PreferredNodesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("PreferredPods"):
+		return &marekvsv1alpha1.PreferredPodsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Resources"):
 		return &marekvsv1alpha1.ResourcesApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Spread"):

@@ -116,6 +116,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity":                               schema_pkg_apis_marekvs_v1alpha1_Affinity(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource":                          schema_pkg_apis_marekvs_v1alpha1_EnvFromSource(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.HostnameSpread":                         schema_pkg_apis_marekvs_v1alpha1_HostnameSpread(ref),
@@ -124,6 +125,14 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterList":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus":                   schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeAffinity":                           schema_pkg_apis_marekvs_v1alpha1_NodeAffinity(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelector":                           schema_pkg_apis_marekvs_v1alpha1_NodeSelector(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorRequirement":                schema_pkg_apis_marekvs_v1alpha1_NodeSelectorRequirement(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorTerm":                       schema_pkg_apis_marekvs_v1alpha1_NodeSelectorTerm(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinity":                            schema_pkg_apis_marekvs_v1alpha1_PodAffinity(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinityTerm":                        schema_pkg_apis_marekvs_v1alpha1_PodAffinityTerm(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredNodes":                         schema_pkg_apis_marekvs_v1alpha1_PreferredNodes(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredPods":                          schema_pkg_apis_marekvs_v1alpha1_PreferredPods(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources":                              schema_pkg_apis_marekvs_v1alpha1_Resources(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread":                                 schema_pkg_apis_marekvs_v1alpha1_Spread(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage":                                schema_pkg_apis_marekvs_v1alpha1_Storage(ref),
@@ -5140,6 +5149,42 @@ func schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref common.Referenc
 	}
 }
 
+func schema_pkg_apis_marekvs_v1alpha1_Affinity(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Affinity restricts the Kubernetes Nodes of the Pods, or prefers some. Its fields have the names and meanings of Kubernetes (https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#affinity-and-anti-affinity).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"nodeAffinity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeAffinity chooses Nodes by their labels.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeAffinity"),
+						},
+					},
+					"podAffinity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podAffinity chooses Nodes near the Pods that its terms select.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinity"),
+						},
+					},
+					"podAntiAffinity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podAntiAffinity chooses Nodes away from the Pods that its terms select.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinity"),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeAffinity", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinity"},
+	}
+}
+
 func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5580,6 +5625,13 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"affinity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "affinity restricts the Kubernetes Nodes that the Pods may run on, or prefers some. A change updates the Pods.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity"),
+						},
+					},
 					"spread": {
 						SchemaProps: spec.SchemaProps{
 							Description: "spread is how the Pods are spread.",
@@ -5592,7 +5644,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
 	}
 }
 
@@ -5705,6 +5757,333 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 		},
 		Dependencies: []string{
 			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_NodeAffinity(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeAffinity chooses Nodes by their labels.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requiredDuringSchedulingIgnoredDuringExecution": {
+						SchemaProps: spec.SchemaProps{
+							Description: "requiredDuringSchedulingIgnoredDuringExecution must be true of the Node of a Pod.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelector"),
+						},
+					},
+					"preferredDuringSchedulingIgnoredDuringExecution": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "preferredDuringSchedulingIgnoredDuringExecution are preferences, each with a weight.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredNodes"),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelector", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredNodes"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_NodeSelector(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeSelector selects Nodes for which one of its terms is true.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"nodeSelectorTerms": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeSelectorTerms are the terms.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorTerm"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"nodeSelectorTerms"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorTerm"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_NodeSelectorRequirement(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeSelectorRequirement is a condition on a label of a Node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "key is the label.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"operator": {
+						SchemaProps: spec.SchemaProps{
+							Description: "operator compares the label with the values.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"values": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "values are the values.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"key", "operator"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_NodeSelectorTerm(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeSelectorTerm selects Nodes for which all expressions are true.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"matchExpressions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "matchExpressions are conditions on the labels of a Node.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorRequirement"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"matchExpressions"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorRequirement"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_PodAffinity(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PodAffinity chooses Nodes by the Pods that run there.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"requiredDuringSchedulingIgnoredDuringExecution": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "requiredDuringSchedulingIgnoredDuringExecution are terms that must all be true of the Node of a Pod.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinityTerm"),
+									},
+								},
+							},
+						},
+					},
+					"preferredDuringSchedulingIgnoredDuringExecution": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "preferredDuringSchedulingIgnoredDuringExecution are preferences, each with a weight.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredPods"),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinityTerm", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredPods"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_PodAffinityTerm(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PodAffinityTerm selects Pods, and the Nodes around them.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labelSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "labelSelector selects Pods by their labels. An unset field selects no Pod.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"namespaces": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "namespaces are the namespaces of the Pods. Without namespaces and namespaceSelector, they are in the namespace of the cluster.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"namespaceSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "namespaceSelector selects more namespaces by their labels; {} selects all namespaces.",
+							Ref:         ref(v1.LabelSelector{}.OpenAPIModelName()),
+						},
+					},
+					"topologyKey": {
+						SchemaProps: spec.SchemaProps{
+							Description: "topologyKey is the label of Nodes whose value is equal for Nodes that are near each other.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"topologyKey"},
+			},
+		},
+		Dependencies: []string{
+			v1.LabelSelector{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_PreferredNodes(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreferredNodes is a preference for some Nodes.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "weight is added to the score of the Nodes.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"preference": {
+						SchemaProps: spec.SchemaProps{
+							Description: "preference selects the Nodes.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorTerm"),
+						},
+					},
+				},
+				Required: []string{"weight", "preference"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.NodeSelectorTerm"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_PreferredPods(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "PreferredPods is a preference for Nodes near some Pods, or away from them.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"weight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "weight is added to the score of the Nodes.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"podAffinityTerm": {
+						SchemaProps: spec.SchemaProps{
+							Description: "podAffinityTerm selects the Pods.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinityTerm"),
+						},
+					},
+				},
+				Required: []string{"weight", "podAffinityTerm"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PodAffinityTerm"},
 	}
 }
 

@@ -213,3 +213,54 @@ func TestPodFields(t *testing.T) {
 	assert.Equal(t, before, TemplateHash(demo(), options, "gossip"))
 	assert.Empty(t, decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template.Annotations)
 }
+
+// The hash is in the annotations of existing StatefulSets. Another hash for the same spec would update the
+// Pods of every cluster that exists.
+func TestAnExistingClusterIsNotUpdated(t *testing.T) {
+	assert.Equal(t, "12vzkizpoq8f0", TemplateHash(demo(), options, "gossip"))
+}
+
+// The affinity has the fields of Kubernetes, and a change of it updates the Pods.
+func TestAffinity(t *testing.T) {
+	cluster := demo()
+	before := TemplateHash(cluster, options, "gossip")
+	cluster.Spec.Affinity = v1alpha1.Affinity{
+		NodeAffinity: v1alpha1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: v1alpha1.NodeSelector{NodeSelectorTerms: []v1alpha1.NodeSelectorTerm{
+				{MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "disk", Operator: corev1.NodeSelectorOpIn, Values: []string{"nvme"}}}},
+			}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []v1alpha1.PreferredNodes{{Weight: 7, Preference: v1alpha1.NodeSelectorTerm{
+				MatchExpressions: []v1alpha1.NodeSelectorRequirement{{Key: "fast", Operator: corev1.NodeSelectorOpExists}},
+			}}},
+		},
+		PodAntiAffinity: v1alpha1.PodAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []v1alpha1.PodAffinityTerm{{
+				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "demo"}}, TopologyKey: corev1.LabelHostname,
+				Namespaces: []string{"other"}, NamespaceSelector: &metav1.LabelSelector{},
+			}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []v1alpha1.PreferredPods{{
+				Weight: 9, PodAffinityTerm: v1alpha1.PodAffinityTerm{TopologyKey: corev1.LabelTopologyZone},
+			}},
+		},
+	}
+	assert.NotEqual(t, before, TemplateHash(cluster, options, "gossip"))
+	assert.Equal(t, &corev1.Affinity{
+		NodeAffinity: &corev1.NodeAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+				{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "disk", Operator: corev1.NodeSelectorOpIn, Values: []string{"nvme"}}}},
+			}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{Weight: 7, Preference: corev1.NodeSelectorTerm{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "fast", Operator: corev1.NodeSelectorOpExists}},
+			}}},
+		},
+		PodAntiAffinity: &corev1.PodAntiAffinity{
+			RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{
+				LabelSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "demo"}}, TopologyKey: corev1.LabelHostname,
+				Namespaces: []string{"other"}, NamespaceSelector: &metav1.LabelSelector{},
+			}},
+			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
+				Weight: 9, PodAffinityTerm: corev1.PodAffinityTerm{TopologyKey: corev1.LabelTopologyZone},
+			}},
+		},
+	}, decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{})).Spec.Template.Spec.Affinity)
+}

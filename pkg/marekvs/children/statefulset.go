@@ -13,12 +13,14 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/controller"
 )
 
 const (
@@ -195,6 +197,9 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) 
 	}
 	if class := cluster.Spec.PriorityClassName; class != "" {
 		spec.WithPriorityClassName(class)
+	}
+	if !equality.Semantic.DeepEqual(cluster.Spec.Affinity, v1alpha1.Affinity{}) {
+		spec.WithAffinity(controller.ApplyConfiguration[corev1ac.AffinityApplyConfiguration](cluster.Spec.Affinity))
 	}
 	return corev1ac.PodTemplateSpec().
 		WithAnnotations(cluster.Spec.PodAnnotations).

@@ -153,6 +153,10 @@ type MarekvsClusterSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Tolerations []Toleration `json:"tolerations,omitempty"`
+	// affinity restricts the Kubernetes Nodes that the Pods may run on, or prefers some. A change
+	// updates the Pods.
+	// +optional
+	Affinity Affinity `json:"affinity,omitempty,omitzero"`
 	// spread is how the Pods are spread.
 	// +optional
 	Spread Spread `json:"spread,omitempty,omitzero"`

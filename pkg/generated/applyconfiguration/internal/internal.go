@@ -717,6 +717,21 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Affinity
+  map:
+    fields:
+    - name: nodeAffinity
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeAffinity
+      default: {}
+    - name: podAffinity
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinity
+      default: {}
+    - name: podAntiAffinity
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinity
+      default: {}
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
   map:
     fields:
@@ -788,6 +803,10 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsClusterSpec
   map:
     fields:
+    - name: affinity
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Affinity
+      default: {}
     - name: autoscale
       type:
         namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
@@ -911,6 +930,105 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: underreplicatedPartitions
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeAffinity
+  map:
+    fields:
+    - name: preferredDuringSchedulingIgnoredDuringExecution
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PreferredNodes
+          elementRelationship: atomic
+    - name: requiredDuringSchedulingIgnoredDuringExecution
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelector
+      default: {}
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelector
+  map:
+    fields:
+    - name: nodeSelectorTerms
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelectorTerm
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+    - name: operator
+      type:
+        scalar: string
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelectorTerm
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelectorRequirement
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinity
+  map:
+    fields:
+    - name: preferredDuringSchedulingIgnoredDuringExecution
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PreferredPods
+          elementRelationship: atomic
+    - name: requiredDuringSchedulingIgnoredDuringExecution
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinityTerm
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinityTerm
+  map:
+    fields:
+    - name: labelSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: namespaceSelector
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+    - name: namespaces
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: topologyKey
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PreferredNodes
+  map:
+    fields:
+    - name: preference
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.NodeSelectorTerm
+      default: {}
+    - name: weight
+      type:
+        scalar: numeric
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PreferredPods
+  map:
+    fields:
+    - name: podAffinityTerm
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.PodAffinityTerm
+      default: {}
+    - name: weight
+      type:
+        scalar: numeric
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Resources
   map:
     fields:
@@ -993,6 +1111,38 @@ var schemaYAML = typed.YAMLObject(`types:
         elementType:
           namedType: __untyped_deduced_
         elementRelationship: separable
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelector
+  map:
+    fields:
+    - name: matchExpressions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+          elementRelationship: atomic
+    - name: matchLabels
+      type:
+        map:
+          elementType:
+            scalar: string
+    elementRelationship: atomic
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.LabelSelectorRequirement
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+      default: ""
+    - name: operator
+      type:
+        scalar: string
+      default: ""
+    - name: values
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.ManagedFieldsEntry
   map:
     fields:

@@ -65,6 +65,9 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// tolerations are the tolerations of the Pods.
 	Tolerations []TolerationApplyConfiguration `json:"tolerations,omitempty"`
+	// affinity restricts the Kubernetes Nodes that the Pods may run on, or prefers some. A change
+	// updates the Pods.
+	Affinity *AffinityApplyConfiguration `json:"affinity,omitempty"`
 	// spread is how the Pods are spread.
 	Spread *SpreadApplyConfiguration `json:"spread,omitempty"`
 }
@@ -255,6 +258,14 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithTolerations(values ...*Tolera
 		}
 		b.Tolerations = append(b.Tolerations, *values[i])
 	}
+	return b
+}
+
+// WithAffinity sets the Affinity field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Affinity field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithAffinity(value *AffinityApplyConfiguration) *MarekvsClusterSpecApplyConfiguration {
+	b.Affinity = value
 	return b
 }
 
