@@ -305,15 +305,15 @@ func describe(path string, value any) string {
 	return path + "=" + string(encoded)
 }
 
-// The size of a volume is compared by value, so that a client may write it in another notation.
+// The size of a volume may grow. It is compared by value, so that a client may write it in another notation.
 // While autoscale is set, a change of nodes is rejected, which kubectl scale makes.
 func TestChanges(t *testing.T) {
 	t.Parallel()
 	const (
 		scaled, fixed = "changed", "changed-fixed"
 
-		reduced, increased = "size cannot be reduced", "growth of volumes is not supported yet"
-		immutable          = "className is immutable"
+		reduced   = "size cannot be reduced, because volumes do not shrink"
+		immutable = "className is immutable"
 	)
 	store(t, scaled, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", "10240Mi"), "spec.storage.className", "local-nvme"))
 	store(t, fixed, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", int64(10<<30)), "spec.autoscale", nil))
@@ -322,12 +322,8 @@ func TestChanges(t *testing.T) {
 		value         any
 		field, rule   string
 	}{
-		{scaled, "spec.storage.size", "20Gi", "spec.storage.size", increased},
-		{scaled, "spec.storage.size", "10241Mi", "spec.storage.size", increased},
-		{scaled, "spec.storage.size", int64(10<<30 + 1), "spec.storage.size", increased},
 		{scaled, "spec.storage.size", "5Gi", "spec.storage.size", reduced},
 		{scaled, "spec.storage.size", "10G", "spec.storage.size", reduced},
-		{fixed, "spec.storage.size", "20Gi", "spec.storage.size", increased},
 		{fixed, "spec.storage.size", "5Gi", "spec.storage.size", reduced},
 		{scaled, "spec.storage.className", "other", "spec.storage.className", immutable},
 		{scaled, "spec.storage.className", nil, "spec.storage.className", immutable},
@@ -347,6 +343,10 @@ func TestChanges(t *testing.T) {
 		{scaled, "spec.storage.size", nil}, // the default
 		{fixed, "spec.storage.size", "10Gi"},
 		{fixed, "spec.storage.size", "10240Mi"},
+		{scaled, "spec.storage.size", "20Gi"},
+		{scaled, "spec.storage.size", "10241Mi"},
+		{scaled, "spec.storage.size", int64(10<<30 + 1)},
+		{fixed, "spec.storage.size", "20Gi"},
 		{scaled, "spec.image", "other"},
 		{scaled, "spec", object{"autoscale": nil, "nodes": int64(5)}},
 		{fixed, "spec.nodes", int64(5)},

@@ -40,8 +40,8 @@ type Clientset interface {
 }
 
 // Server adds to a fake clientset the behaviour of an API server that controllers rely on:
-// uids and preconditions on them, generations, resource versions, finalizers, and separate
-// field managers for status and spec.
+// uids and preconditions on them, generations, resource versions, finalizers, also for orphans, and
+// separate field managers for status and spec.
 type Server struct {
 	// Interrupt is called for each action; it may be nil. The action fails with the returned
 	// error; if done is true, it has been carried out nevertheless.
@@ -278,6 +278,11 @@ func (s *Server) delete(action clienttesting.Action) (bool, runtime.Object, erro
 		if err := checkNamed(remove.GetResource().GroupResource(), named, accessor); err != nil {
 			return true, nil, err
 		}
+	}
+	// Dependents are made orphans before the object is deleted
+	// (https://kubernetes.io/docs/concepts/architecture/garbage-collection/#orphaned-dependents).
+	if policy := remove.DeleteOptions.PropagationPolicy; policy != nil && *policy == metav1.DeletePropagationOrphan {
+		accessor.SetFinalizers(append(accessor.GetFinalizers(), metav1.FinalizerOrphanDependents))
 	}
 	if len(accessor.GetFinalizers()) == 0 {
 		return false, nil, nil

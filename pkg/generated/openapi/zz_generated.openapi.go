@@ -5448,7 +5448,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 					},
 					"storage": {
 						SchemaProps: spec.SchemaProps{
-							Description: "storage is the volume of each node. It cannot be changed.",
+							Description: "storage is the volume of each node.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage"),
 						},
@@ -5665,7 +5665,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure, Paused.",
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, VolumesExpanded, Owned, Reconciled, DiskPressure, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6145,7 +6145,7 @@ func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) comm
 				Properties: map[string]spec.Schema{
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "size is the requested size. It can be written in another notation, such as 10240Mi instead of 10Gi, but not changed.",
+							Description: "size is the requested size. If it is raised, the volume claims of the nodes grow, as far as their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It cannot be reduced.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},

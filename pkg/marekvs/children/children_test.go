@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -263,4 +264,16 @@ func TestAffinity(t *testing.T) {
 			}},
 		},
 	}, decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{})).Spec.Template.Spec.Affinity)
+}
+
+// The claims of an existing StatefulSet cannot be changed: every apply has their size.
+func TestTheSizeOfTheClaims(t *testing.T) {
+	cluster := demo()
+	cluster.Spec.Storage.Size = ptr.To(resource.MustParse("20Gi"))
+	set := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{}))
+	assert.Equal(t, "20Gi", StorageOf(set).String())
+	set = decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{Storage: ptr.To(resource.MustParse("10Gi"))}))
+	assert.Equal(t, "10Gi", StorageOf(set).String())
+	assert.Nil(t, StorageOf(&appsv1.StatefulSet{}))
+	assert.Equal(t, TemplateHash(demo(), options, "gossip"), TemplateHash(cluster, options, "gossip"), "no Pod is updated")
 }

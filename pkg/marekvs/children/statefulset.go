@@ -4,6 +4,7 @@
 package children
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
@@ -14,6 +15,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
@@ -106,6 +108,9 @@ type Size struct {
 	OnDelete bool
 	// Annotations has the times of the last changes of the size.
 	Annotations map[string]string
+	// Storage is the size of the claims of an existing StatefulSet, which cannot be changed; nil for
+	// the size of the spec.
+	Storage *resource.Quantity
 }
 
 // StatefulSet returns the StatefulSet. It always sets replicas: server-side apply would
@@ -129,7 +134,7 @@ func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, gossip strin
 			WithUpdateStrategy(strategy(size)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))).
 			WithTemplate(template(cluster, options, gossip)).
-			WithVolumeClaimTemplates(claim(cluster)))
+			WithVolumeClaimTemplates(claim(cluster, size)))
 }
 
 func strategy(size Size) *appsv1ac.StatefulSetUpdateStrategyApplyConfiguration {
@@ -152,10 +157,22 @@ func TemplateHash(cluster *v1alpha1.MarekvsCluster, options Options, gossip stri
 	return strconv.FormatUint(hash.Sum64(), 36)
 }
 
-func claim(cluster *v1alpha1.MarekvsCluster) *corev1ac.PersistentVolumeClaimApplyConfiguration {
+// StorageOf returns the size of the volume claims that an existing StatefulSet creates, nil if it creates
+// none.
+func StorageOf(set *appsv1.StatefulSet) *resource.Quantity {
+	for _, claim := range set.Spec.VolumeClaimTemplates {
+		if size, ok := claim.Spec.Resources.Requests[corev1.ResourceStorage]; ok && claim.Name == volumeName {
+			return &size
+		}
+	}
+	return nil
+}
+
+func claim(cluster *v1alpha1.MarekvsCluster, size Size) *corev1ac.PersistentVolumeClaimApplyConfiguration {
+	storage := cmp.Or(size.Storage, cluster.Spec.Storage.Size)
 	spec := corev1ac.PersistentVolumeClaimSpec().
 		WithAccessModes(corev1.ReadWriteOnce).
-		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: *cluster.Spec.Storage.Size}))
+		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: *storage}))
 	if class := cluster.Spec.Storage.ClassName; class != "" {
 		spec.WithStorageClassName(class)
 	}

@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -140,10 +142,16 @@ func newPod(set *appsv1.StatefulSet, ordinal int32, uid, address string) *corev1
 	}
 }
 
+// newClaim returns the volume claim of a node, with a volume of 10Gi.
 func newClaim(ordinal int32) *corev1.PersistentVolumeClaim {
-	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
-		Namespace: "ns", Name: "data-" + podName(ordinal), Labels: children.Labels("demo"),
-	}}
+	size := corev1.ResourceList{corev1.ResourceStorage: quantity("10Gi")}
+	return &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "data-" + podName(ordinal), Labels: children.Labels("demo")},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			StorageClassName: ptr.To("standard"), Resources: corev1.VolumeResourceRequirements{Requests: size},
+		},
+		Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound, Capacity: size},
+	}
 }
 
 func podName(ordinal int32) string { return "demo-" + strconv.Itoa(int(ordinal)) }
@@ -273,6 +281,7 @@ func newEmpty(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
 		change(cluster)
 	}
 	a.kinds.Add(cluster)
+	a.builtIn.Add(&storagev1.StorageClass{ObjectMeta: metav1.ObjectMeta{Name: "standard"}, AllowVolumeExpansion: ptr.To(true)})
 	return h
 }
 
@@ -344,6 +353,8 @@ type nodes struct {
 	full   int
 
 	created int
+	// adopts is true if Pods without a controller are adopted.
+	adopts bool
 	// started has the running nodes, by address.
 	started map[string]*node
 	// scraped has the addresses of the last scrape.
@@ -385,8 +396,14 @@ func (n *nodes) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 // runStatefulSet brings the Pods to the spec of the StatefulSet.
 func (n *nodes) runStatefulSet() {
 	set := n.api.set()
-	if set == nil {
+	switch {
+	case set == nil:
 		return
+	case set.DeletionTimestamp != nil:
+		n.orphan(set)
+		return
+	case n.adopts:
+		n.adopt(set)
 	}
 	revision := set.Spec.Template.Spec.Containers[0].Image
 	if set.Status.CurrentRevision == "" {
@@ -425,6 +442,27 @@ func (n *nodes) runStatefulSet() {
 	n.api.builtIn.Update(setResource, set)
 }
 
+// orphan deletes the StatefulSet and leaves its Pods, as the garbage collector does.
+func (n *nodes) orphan(set *appsv1.StatefulSet) {
+	n.adopts = true
+	for _, pod := range n.api.pods() {
+		if metav1.IsControlledBy(&pod, set) {
+			pod.OwnerReferences = nil
+			n.api.builtIn.Update(podResource, &pod)
+		}
+	}
+	n.api.builtIn.Remove(setResource, set.Namespace, set.Name)
+}
+
+func (n *nodes) adopt(set *appsv1.StatefulSet) {
+	for _, pod := range n.api.pods() {
+		if len(pod.OwnerReferences) == 0 {
+			pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))}
+			n.api.builtIn.Update(podResource, &pod)
+		}
+	}
+}
+
 // podsOf returns the number of Pods of the StatefulSet.
 func (n *nodes) podsOf() int32 {
 	count := int32(0)
@@ -450,17 +488,22 @@ func (n *nodes) start(ordinal int32) bool {
 	set := n.api.set()
 	set.Status.UpdateRevision = set.Spec.Template.Spec.Containers[0].Image
 	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil && ordinal < *rolling.Partition {
-		set.Status.UpdateRevision = set.Status.CurrentRevision
+		set.Status.UpdateRevision = cmp.Or(set.Status.CurrentRevision, set.Status.UpdateRevision)
 	}
 	if _, err := n.api.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name); err != nil {
 		claim := newClaim(ordinal)
 		claim.CreationTimestamp.Time = n.api.clock.Now()
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: *children.StorageOf(set)}
+		claim.Status.Capacity = claim.Spec.Resources.Requests
 		n.api.builtIn.Add(claim)
 	}
 	n.created++
 	address := fmt.Sprintf("10.0.0.%d", n.created)
 	pod := newPod(set, ordinal, fmt.Sprintf("pod-%d", n.created), address)
 	pod.CreationTimestamp.Time = n.api.clock.Now()
+	pod.Spec.Containers = []corev1.Container{{Name: children.ContainerName, Env: []corev1.EnvVar{
+		{Name: "MAREKVS_CLUSTER", Value: children.GossipClusterOf(&set.Spec.Template.Spec)},
+	}}}
 	switch {
 	case n.full > 0 && int(n.podsOf()) >= n.full:
 		setPending(pod, "")

@@ -43,6 +43,15 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 	} else {
 		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionPaused)
 	}
+	if result.adopting {
+		// The values of the Pods, which run on, are those before.
+		if result.created {
+			status.Replicas = result.replicas
+		}
+		status.Phase, status.Message = v1alpha1.PhaseReconciling, "the StatefulSet is being created again for its Pods, which run on"
+		setConditions(&status, ready(&status, v1alpha1.ReasonCreating, err))
+		return status
+	}
 	if result.created || result.observed == nil {
 		if result.created {
 			status.Replicas, status.DesiredNodes = result.replicas, &result.decision.Target
@@ -68,7 +77,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.LastScaleUpTime, status.LastScaleDownTime = result.scaledUp, result.scaledDown
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
-		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result))
+		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result), volumesExpanded(result))
 	if cluster.Spec.Autoscale != nil && cluster.Spec.Autoscale.TargetDiskPercent > 0 {
 		setConditions(&status, diskPressure(&decision.Disk))
 	} else {
@@ -242,7 +251,7 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
 	resized := fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
 	switch blocked := decision.Step.Blocked; {
-	case cluster.Spec.Paused && (decision.Target != o.Replicas || !decision.Rollout.Done):
+	case cluster.Spec.Paused && (decision.Target != o.Replicas || !decision.Rollout.Done || result.expansion.waiting != nil):
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonPaused, "the cluster does not have its spec, because spec.paused is true"
 	case blocked != nil && transitional(result):
 		return v1alpha1.PhaseScalingDown, blocked.Reason, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
@@ -266,6 +275,10 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 		return v1alpha1.PhaseReconciling, v1alpha1.ReasonUnderreplicated, fmt.Sprintf("%d partitions under-replicated", *o.Underreplicated())
 	case !decision.Rollout.Done:
 		return v1alpha1.PhaseReconciling, v1alpha1.ReasonRollingOut, "pods are being updated" + why(&decision.Rollout)
+	case result.expansion.blocked():
+		return v1alpha1.PhaseBlocked, v1alpha1.ReasonExpansionNotAllowed, result.expansion.waiting.Message
+	case result.expansion.waiting != nil:
+		return v1alpha1.PhaseReconciling, v1alpha1.ReasonExpanding, result.expansion.waiting.Message
 	}
 	return v1alpha1.PhaseHealthy, v1alpha1.ReasonAsExpected, fmt.Sprintf("at target %d", decision.Target)
 }
@@ -321,6 +334,13 @@ func (c *Controller) recordWrites(cluster *v1alpha1.MarekvsCluster, result *sync
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(claim, v1alpha1.ReasonVolumeReclaimed, "Reclaim", "Deleted volume claim %s of a removed node", name)
 	}
+	for _, name := range result.grown {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
+		normal(claim, v1alpha1.ReasonVolumeExpanded, "Expand", "Raised the size of volume claim %s to %s", name, &result.expansion.size)
+	}
+	if result.deletedForClaims {
+		normal(nil, v1alpha1.ReasonStatefulSetRecreated, "Expand", "Deleted the StatefulSet without its Pods, to create it again with volume claims of %s", &result.expansion.size)
+	}
 	for _, name := range result.replaced {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(pod, v1alpha1.ReasonPodReplaced, "RollOut", "Deleted Pod %s, which did not work, so that it gets the present template", name)
@@ -342,6 +362,11 @@ func (c *Controller) recordTransitions(cluster *v1alpha1.MarekvsCluster, status 
 	if full := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionDiskPressure); full != nil && full.Reason == v1alpha1.ReasonDiskFull {
 		if was := meta.FindStatusCondition(before, v1alpha1.ConditionDiskPressure); was == nil || was.Reason != full.Reason {
 			controller.Warn(c.Recorder, cluster, full.Reason, "Scale", full.Message)
+		}
+	}
+	if kept := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionVolumesExpanded); kept != nil && kept.Reason == v1alpha1.ReasonExpansionNotAllowed {
+		if was := meta.FindStatusCondition(before, v1alpha1.ConditionVolumesExpanded); was == nil || was.Reason != kept.Reason {
+			controller.Warn(c.Recorder, cluster, kept.Reason, "Expand", kept.Message)
 		}
 	}
 	was := meta.IsStatusConditionTrue(before, v1alpha1.ConditionScaleDownBlocked)

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -32,6 +33,15 @@ type syncResult struct {
 	// created is true when the StatefulSet was created, with replicas nodes.
 	created  bool
 	replicas int32
+	// adopting is true while there is no StatefulSet for Pods that run on: it was deleted without
+	// them.
+	adopting bool
+	// expansion is how far the volumes have their size.
+	expansion expansion
+	// grown has the names of the claims whose size was raised. deletedForClaims is true when the
+	// StatefulSet was deleted without its Pods, to create it with larger claims.
+	grown            []string
+	deletedForClaims bool
 	// reclaimed has the names of the deleted claims, replaced the names of the deleted Pods.
 	reclaimed, replaced []string
 	// stalled is true if the update or the change of the size has made no step for
@@ -96,16 +106,17 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		return result, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
 	}
 	if !exists {
-		if services != nil || cluster.Spec.Paused {
-			return result, services
+		if cluster.Spec.Paused {
+			return result, nil
 		}
-		return result, c.create(ctx, m, cluster, result)
+		return result, c.create(ctx, m, cluster, result, services)
 	}
 	set := obj.(*appsv1.StatefulSet)
 	if !children.IsOwned(set, cluster) {
 		return result, &notOwnedError{"StatefulSet", set.Name}
 	}
 	if set.DeletionTimestamp != nil {
+		result.adopting = slices.Contains(set.Finalizers, metav1.FinalizerOrphanDependents)
 		return result, services
 	}
 	result.observed, result.load = c.observe(ctx, m, cluster, set)
@@ -114,74 +125,27 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		wanted.Stabilization = time.Duration(seconds) * time.Second
 	}
 	result.decision = scale.Decide(wanted, result.observed, result.load, c.readVolumes(cluster))
+	volumes := c.planExpansion(ctx, cluster, set, result)
 	if cluster.Spec.Paused {
 		m.progress.stalledFor("", c.Clock.Now())
 		result.keep(set)
-		return result, nil
+		return result, volumes
 	}
 	stalledFor := m.progress.stalledFor(stepOf(result.observed, &result.decision), c.Clock.Now())
 	result.stalled = stalledFor > progressDeadline(cluster)
-	if err := c.resize(ctx, m, cluster, set, result); err != nil {
-		return result, errors.Join(services, err)
-	}
-	if err := c.replace(ctx, set, result); err != nil {
-		return result, errors.Join(services, err)
-	}
-	return result, errors.Join(services, c.reclaim(ctx, cluster, set, result))
-}
-
-// create creates the StatefulSet. Its initial size depends on existing volumes, which are
-// read from the API server.
-func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, result *syncResult) error {
-	list, err := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: labels.SelectorFromSet(children.Labels(cluster.Name)).String(),
-	})
-	if err != nil {
-		return fmt.Errorf("list the volume claims of %s: %w", cluster.Name, err)
-	}
-	claims := make([]*corev1.PersistentVolumeClaim, len(list.Items))
-	for i := range list.Items {
-		claims[i] = &list.Items[i]
-	}
-	result.replicas, result.decision.Target = scale.Create(wantedOf(cluster), volumesOf(cluster, claims))
-	gossip, err := c.newGossipCluster(ctx, cluster)
-	if err != nil {
-		return err
-	}
-	size := children.Size{Replicas: result.replicas, Annotations: stabilizationAnnotation(cluster)}
-	if err := c.ensureStatefulSet(ctx, m, cluster, gossip, size, ""); err != nil {
-		return err
-	}
-	result.created = true
-	return nil
-}
-
-// newGossipCluster returns the gossip cluster of a StatefulSet that does not exist. Pods without a
-// controller are the nodes of a StatefulSet that was deleted without them: the new StatefulSet adopts
-// them, so it has theirs.
-func (c *Controller) newGossipCluster(ctx context.Context, cluster *v1alpha1.MarekvsCluster) (string, error) {
-	pods, err := c.Kube.CoreV1().Pods(cluster.Namespace).List(ctx, metav1.ListOptions{
-		LabelSelector: labels.SelectorFromSet(children.Labels(cluster.Name)).String(),
-	})
-	if err != nil {
-		return "", fmt.Errorf("list the Pods of %s: %w", cluster.Name, err)
-	}
-	for i := range pods.Items {
-		pod := &pods.Items[i]
-		if _, ok := podOrdinal(cluster.Name, pod.Name); ok && pod.DeletionTimestamp == nil && metav1.GetControllerOfNoCopy(pod) == nil {
-			return children.GossipClusterOf(&pod.Spec), nil
+	// A full volume grows whatever else fails.
+	errs := []error{services, volumes, c.growClaims(ctx, result)}
+	for _, act := range []func() error{
+		func() error { return c.resize(ctx, m, cluster, set, result) },
+		func() error { return c.replace(ctx, set, result) },
+		func() error { return c.reclaim(ctx, cluster, set, result) },
+		func() error { return c.deleteForClaims(ctx, set, result) },
+	} {
+		if err := act(); err != nil {
+			return result, errors.Join(append(errs, err)...)
 		}
 	}
-	return children.GossipCluster(cluster), nil
-}
-
-// gossipClusterOf returns the gossip cluster of a StatefulSet. StatefulSets of earlier versions of
-// the operator have no annotation, and keep what their template has.
-func gossipClusterOf(set *appsv1.StatefulSet) string {
-	if gossip, ok := set.Annotations[v1alpha1.AnnotationGossipCluster]; ok {
-		return gossip
-	}
-	return children.GossipClusterOf(&set.Spec.Template.Spec)
+	return result, errors.Join(errs...)
 }
 
 // resize writes the decided size and partition.
@@ -196,6 +160,7 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 		Partition:   result.decision.Rollout.Partition,
 		OnDelete:    result.decision.Rollout.OnDelete,
 		Annotations: stabilizationAnnotation(cluster),
+		Storage:     children.StorageOf(set),
 	}
 	if share := result.decision.Disk.AtGrowth; share != nil {
 		size.Annotations[v1alpha1.AnnotationDiskAtGrowth] = strconv.FormatFloat(*share, 'f', 1, 64)

@@ -40,6 +40,9 @@ const (
 	ConditionMetricsAvailable = "MetricsAvailable"
 	// ConditionRolledOut is True when every Pod runs the present revision.
 	ConditionRolledOut = "RolledOut"
+	// ConditionVolumesExpanded is True when the volume of every node has the size of the spec, or
+	// more. Otherwise the message says which volume claim has not, and why.
+	ConditionVolumesExpanded = "VolumesExpanded"
 	// ConditionOwned is False while an object of a name that the cluster needs belongs to
 	// something else.
 	ConditionOwned = "Owned"
@@ -80,6 +83,11 @@ const (
 	// ReasonProgressDeadlineExceeded means that an update has made no step for
 	// progressDeadlineSeconds.
 	ReasonProgressDeadlineExceeded = "ProgressDeadlineExceeded"
+	// ReasonExpanding means that volumes grow to the size of the spec.
+	ReasonExpanding = "Expanding"
+	// ReasonExpansionNotAllowed means that the StorageClass of a volume claim does not allow volumes
+	// to grow.
+	ReasonExpansionNotAllowed = "ExpansionNotAllowed"
 	// ReasonPaused means that nothing is changed, because spec.paused is true.
 	ReasonPaused = "Paused"
 	// ReasonSingleCopy means that each partition has one copy, which a removal would lose.
@@ -109,6 +117,10 @@ const (
 	ReasonScaleDownUnblocked = "ScaleDownUnblocked"
 	// ReasonPodReplaced is the reason of an event.
 	ReasonPodReplaced = "PodReplaced"
+	// ReasonVolumeExpanded and ReasonStatefulSetRecreated are the reasons of events.
+	ReasonVolumeExpanded = "VolumeExpanded"
+	// ReasonStatefulSetRecreated is the reason of an event.
+	ReasonStatefulSetRecreated = "StatefulSetRecreated"
 	// ReasonVolumeReclaimed is the reason of an event.
 	ReasonVolumeReclaimed = "VolumeReclaimed"
 )

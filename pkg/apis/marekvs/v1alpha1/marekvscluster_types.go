@@ -67,7 +67,7 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
 	ReplicationFactor int32 `json:"replicationFactor,omitempty"`
-	// storage is the volume of each node. It cannot be changed.
+	// storage is the volume of each node.
 	// +optional
 	// +kubebuilder:default={}
 	Storage Storage `json:"storage,omitempty,omitzero"`
@@ -192,13 +192,13 @@ type EnvFromSource struct {
 //
 // +kubebuilder:validation:XValidation:rule="has(self.className) == has(oldSelf.className) && (!has(self.className) || self.className == oldSelf.className)",message="className is immutable, because the volume claims of a StatefulSet are",fieldPath=".className"
 type Storage struct {
-	// size is the requested size. It can be written in another notation, such as 10240Mi
-	// instead of 10Gi, but not changed.
+	// size is the requested size. If it is raised, the volume claims of the nodes grow, as far as
+	// their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It
+	// cannot be reduced.
 	// +optional
 	// +kubebuilder:default="10Gi"
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size cannot be reduced, because volumes do not shrink; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) <= 0",message="size cannot be increased, because growth of volumes is not supported yet; only another notation of the same quantity is allowed, such as 10240Mi instead of 10Gi"
+	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size cannot be reduced, because volumes do not shrink; a larger size is allowed, and another notation of the same quantity, such as 10240Mi instead of 10Gi"
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. An unset field means the default of the Kubernetes
 	// cluster. It is immutable.
@@ -325,7 +325,7 @@ const MaxMessage = 32768
 // +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, Owned, Reconciled, DiskPressure, Paused.
+	// MetricsAvailable, RolledOut, VolumesExpanded, Owned, Reconciled, DiskPressure, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

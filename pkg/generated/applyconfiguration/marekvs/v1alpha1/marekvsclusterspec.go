@@ -18,7 +18,7 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// replicationFactor is the number of copies of each partition. With 1, no node is ever
 	// removed: nothing else has its data.
 	ReplicationFactor *int32 `json:"replicationFactor,omitempty"`
-	// storage is the volume of each node. It cannot be changed.
+	// storage is the volume of each node.
 	Storage *StorageApplyConfiguration `json:"storage,omitempty"`
 	// resources are the processor time and the memory of each node.
 	Resources *ResourcesApplyConfiguration `json:"resources,omitempty"`

@@ -14,8 +14,9 @@ import (
 //
 // Storage is the volume of a node.
 type StorageApplyConfiguration struct {
-	// size is the requested size. It can be written in another notation, such as 10240Mi
-	// instead of 10Gi, but not changed.
+	// size is the requested size. If it is raised, the volume claims of the nodes grow, as far as
+	// their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It
+	// cannot be reduced.
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. An unset field means the default of the Kubernetes
 	// cluster. It is immutable.
