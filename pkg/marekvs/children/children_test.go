@@ -175,16 +175,19 @@ func TestUpdateStrategy(t *testing.T) {
 	assert.Equal(t, ptr.To[int32](2), strategy(Size{Partition: 2}).RollingUpdate.Partition)
 }
 
-// The factor of a Pod is known from what the cache keeps of it.
-func TestTheFactorOfAPod(t *testing.T) {
+// The factor and the port of a Pod are known from what the cache keeps of it.
+func TestWhatTheCacheKeepsOfAPod(t *testing.T) {
 	spec := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template.Spec
 	spec.NodeName = "node"
 	kept := Trim(&spec)
 	assert.Equal(t, int32(2), FactorOf(&kept))
+	assert.Equal(t, int32(9121), MetricsPortOf(&kept))
 	assert.Equal(t, corev1.PodSpec{NodeName: "node", Containers: []corev1.Container{{
 		Name: "marekvs", Env: []corev1.EnvVar{{Name: "MAREKVS_REPLICAS_N", Value: "2"}},
+		Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9121}},
 	}}}, kept)
 	assert.Zero(t, FactorOf(&corev1.PodSpec{}))
+	assert.Zero(t, MetricsPortOf(&corev1.PodSpec{}))
 }
 
 // Fields of the Pods that the user sets. Without them the template is as before: no Pod is updated.

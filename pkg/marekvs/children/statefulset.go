@@ -87,16 +87,38 @@ func variableOf(pod *corev1.PodSpec, name string) string {
 	return ""
 }
 
-// Trim returns the fields of a Pod that the functions of this package read, with which the memory of a
-// cache is saved.
+// MetricsPortOf returns the port of the metrics of an existing Pod, 0 if it is unknown.
+func MetricsPortOf(pod *corev1.PodSpec) int32 {
+	for _, c := range pod.Containers {
+		for _, port := range c.Ports {
+			if c.Name == ContainerName && port.Name == metricsName {
+				return port.ContainerPort
+			}
+		}
+	}
+	return 0
+}
+
+// Trim returns the fields of a Pod that FactorOf and MetricsPortOf read, and its Node, so that a cache
+// takes less memory.
 func Trim(pod *corev1.PodSpec) corev1.PodSpec {
 	kept := corev1.PodSpec{NodeName: pod.NodeName}
 	for _, c := range pod.Containers {
+		if c.Name != ContainerName {
+			continue
+		}
+		own := corev1.Container{Name: c.Name}
 		for _, variable := range c.Env {
-			if c.Name == ContainerName && variable.Name == replicationFactor {
-				kept.Containers = []corev1.Container{{Name: c.Name, Env: []corev1.EnvVar{{Name: variable.Name, Value: variable.Value}}}}
+			if variable.Name == replicationFactor {
+				own.Env = []corev1.EnvVar{{Name: variable.Name, Value: variable.Value}}
 			}
 		}
+		for _, port := range c.Ports {
+			if port.Name == metricsName {
+				own.Ports = []corev1.ContainerPort{{Name: port.Name, ContainerPort: port.ContainerPort}}
+			}
+		}
+		kept.Containers = []corev1.Container{own}
 	}
 	return kept
 }

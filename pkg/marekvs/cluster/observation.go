@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,7 +137,7 @@ func (c *Controller) scrape(ctx context.Context, set *appsv1.StatefulSet, pods [
 	var indexes []int
 	for i, pod := range pods {
 		if pod.DeletionTimestamp == nil && pod.Status.PodIP != "" && isNode(pod, set) {
-			addresses, indexes = append(addresses, pod.Status.PodIP), append(indexes, i)
+			addresses, indexes = append(addresses, c.addressOf(pod)), append(indexes, i)
 		}
 	}
 	for i, result := range c.Scraper.Scrape(ctx, addresses) {
@@ -146,6 +147,15 @@ func (c *Controller) scrape(ctx context.Context, set *appsv1.StatefulSet, pods [
 		results[indexes[i]] = result
 	}
 	return results
+}
+
+// addressOf returns the address of the metrics of a Pod. Until it is updated, a Pod serves them at the
+// port that it was created with.
+func (c *Controller) addressOf(pod *corev1.Pod) string {
+	if port := children.MetricsPortOf(&pod.Spec); port != 0 && port != c.Children.MetricsPort {
+		return net.JoinHostPort(pod.Status.PodIP, strconv.Itoa(int(port)))
+	}
+	return pod.Status.PodIP
 }
 
 func progressDeadline(cluster *v1alpha1.MarekvsCluster) time.Duration {

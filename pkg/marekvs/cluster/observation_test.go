@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/observe"
@@ -133,4 +134,25 @@ func TestANodeThatStoppedToWriteBlocksARemoval(t *testing.T) {
 	assert.Equal(t, "True DiskFull", reason(h.cluster().Status, v1alpha1.ConditionScaleDownBlocked))
 	d.stopped = ""
 	assert.Equal(t, []int32{4, 3}, h.sizes(10))
+}
+
+// A Pod is read at the port that it was created with until it is updated.
+func TestAnotherPortOfTheMetrics(t *testing.T) {
+	h := newHarness(t, nil)
+	for _, pod := range h.pods() {
+		port := int32(9121)
+		if pod.Name == podName(1) {
+			port = 9999
+		}
+		pod.Spec.Containers = []corev1.Container{{Name: "marekvs", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: port}}}}
+		h.builtIn.Update(podResource, &pod)
+	}
+	h.pass()
+	addresses := map[string]bool{}
+	for _, address := range h.scraped {
+		addresses[address] = true
+	}
+	assert.Equal(t, map[string]bool{
+		h.pod(0).Status.PodIP: true, h.pod(1).Status.PodIP + ":9999": true, h.pod(2).Status.PodIP: true,
+	}, addresses)
 }

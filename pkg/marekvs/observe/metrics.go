@@ -262,7 +262,7 @@ func larger(a, b *int64) *int64 {
 
 // ScrapeOptions configures a Scraper.
 type ScrapeOptions struct {
-	// Port is the port of the metrics.
+	// Port is the port of the metrics of an address without a port.
 	Port int
 	// Timeout bounds the scrape of one node.
 	Timeout time.Duration
@@ -305,8 +305,8 @@ func NewScraper(options ScrapeOptions) *Scraper {
 	}
 }
 
-// Scrape reads the metrics of the nodes with these IP addresses at the same time, and
-// returns the results in their order. The limit Parallel is per call, so nodes that do not
+// Scrape reads the metrics of the nodes with these IP addresses, with or without a port, at the same
+// time, and returns the results in their order. The limit Parallel is per call, so nodes that do not
 // respond do not delay other clusters, unless they are more than maxOpen.
 func (s *Scraper) Scrape(ctx context.Context, addresses []string) []Scrape {
 	results := make([]Scrape, len(addresses))
@@ -334,7 +334,10 @@ func (s *Scraper) Scrape(ctx context.Context, addresses []string) []Scrape {
 func (s *Scraper) scrape(ctx context.Context, address string) (*Metrics, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	from := url.URL{Scheme: "http", Host: net.JoinHostPort(address, strconv.Itoa(s.options.Port)), Path: "/metrics"}
+	if _, _, err := net.SplitHostPort(address); err != nil {
+		address = net.JoinHostPort(address, strconv.Itoa(s.options.Port))
+	}
+	from := url.URL{Scheme: "http", Host: address, Path: "/metrics"}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, from.String(), nil)
 	if err != nil {
 		return nil, fmt.Errorf("scrape %s: %w", from.Host, err)

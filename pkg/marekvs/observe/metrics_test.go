@@ -5,6 +5,7 @@ package observe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,10 +13,12 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -252,6 +255,11 @@ func TestScrape(t *testing.T) {
 		require.NoError(t, got[0].Err)
 		assert.Equal(t, ptr.To[int64](3), got[0].Metrics.Members)
 		assert.False(t, got[0].At.IsZero())
+		port := s.options.Port
+		s.options.Port = 1
+		got = s.Scrape(t.Context(), []string{net.JoinHostPort(address, strconv.Itoa(port)), address})
+		require.NoError(t, got[0].Err, "the port of the address")
+		require.Error(t, got[1].Err)
 	}
 }
 
@@ -320,28 +328,33 @@ func TestScrapesAreBounded(t *testing.T) {
 	assert.LessOrEqual(t, most.Load(), int32(2))
 }
 
+type roundTripFunc func(*http.Request) (*http.Response, error)
+
+func (f roundTripFunc) RoundTrip(request *http.Request) (*http.Response, error) { return f(request) }
+
 // Responses of all clusters together are limited.
 func TestOpenResponsesAreBounded(t *testing.T) {
-	var running, most atomic.Int32
-	s := node(t, "127.0.0.1", func(w http.ResponseWriter, _ *http.Request) {
-		now := running.Add(1)
-		defer running.Add(-1)
-		for before := most.Load(); now > before && !most.CompareAndSwap(before, now); before = most.Load() {
-		}
-		_, _ = fmt.Fprintln(w, "marekvs_cluster_members 1")
-	})
-	require.Equal(t, maxOpen, cap(s.open))
-	s.open = make(chan struct{}, 3)
-	var clusters sync.WaitGroup
-	for range 8 {
-		clusters.Go(func() {
-			for _, got := range s.Scrape(t.Context(), slices.Repeat([]string{"127.0.0.1"}, 10)) {
-				assert.NoError(t, got.Err)
-			}
+	synctest.Test(t, func(t *testing.T) {
+		s := NewScraper(ScrapeOptions{Port: 1, Timeout: time.Hour, Parallel: 64})
+		require.Equal(t, maxOpen, cap(s.open))
+		s.open = make(chan struct{}, 3)
+		var running atomic.Int32
+		release := make(chan struct{})
+		s.client.Transport = roundTripFunc(func(*http.Request) (*http.Response, error) {
+			running.Add(1)
+			<-release
+			return nil, errors.New("there is no node")
 		})
-	}
-	clusters.Wait()
-	assert.LessOrEqual(t, most.Load(), int32(3))
+		var clusters sync.WaitGroup
+		for range 8 {
+			clusters.Go(func() { s.Scrape(t.Context(), slices.Repeat([]string{"127.0.0.1"}, 10)) })
+		}
+		synctest.Wait()
+		assert.Equal(t, int32(3), running.Load())
+		close(release)
+		clusters.Wait()
+		assert.Equal(t, int32(80), running.Load(), "each waits for its turn")
+	})
 }
 
 // Nodes that do not respond do not delay the nodes of other clusters.
