@@ -205,6 +205,50 @@ func TestALargeResponseTakesLittleMemory(t *testing.T) {
 	assert.Less(t, ofLarge, ofSmall+256<<10, "only a line is in memory")
 }
 
+// The operator takes at most 64 MiB with usual pages, and 1.5 times as much with the worst pages that users
+// and clients can make, even if all that may be open are read at the same time.
+func TestHostilePagesAreWithinTheMemory(t *testing.T) {
+	const pages, limit = 64, 32 << 20
+	heap := func() uint64 {
+		runtime.GC()
+		var stats runtime.MemStats
+		runtime.ReadMemStats(&stats)
+		return stats.HeapAlloc
+	}
+	long := strings.Repeat("x", maxLine-100)
+	for name, text := range map[string]string{
+		"a line as large as a page":        "marekvs_commands_total{cmd=\"" + strings.Repeat("x", maxBody/2) + "\"} 1\n",
+		"the longest lines":                strings.Repeat("marekvs_commands_total{cmd=\""+long+"\"} 1\n", 200),
+		"a line with many labels":          "marekvs_commands_total{" + strings.Repeat("a=\"\",", 1300) + "b=\"\"} 1\n",
+		"lines of every metric, and types": strings.Repeat(page, 20),
+		"many commands":                    strings.Repeat("marekvs_commands_total{cmd=\"get\"} 1\n", maxSamples+1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := heap()
+			opened, finish := make(chan struct{}), make(chan struct{})
+			var readers sync.WaitGroup
+			for range pages {
+				last := readerFunc(func([]byte) (int, error) {
+					opened <- struct{}{}
+					<-finish
+					return 0, io.EOF
+				})
+				readers.Go(func() { _, _ = Parse(io.MultiReader(strings.NewReader(text), last)) })
+			}
+			for range pages {
+				<-opened
+			}
+			during := heap()
+			each := (during - min(before, during)) / pages
+			close(finish)
+			readers.Wait()
+			runtime.KeepAlive(text)
+			t.Logf("%d bytes a page", each)
+			assert.Less(t, each*maxOpen, uint64(limit))
+		})
+	}
+}
+
 type readerFunc func([]byte) (int, error)
 
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
