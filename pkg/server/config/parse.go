@@ -88,9 +88,39 @@ func (s Source) Reject(mistakes field.ErrorList) error {
 	return nil
 }
 
+// reject returns an error that names the source, and the lines of the mistakes.
 func (s Source) reject(err error) error {
+	if invalid, ok := errors.AsType[*InvalidError](err); ok {
+		err = &InvalidError{Mistakes: s.locate(invalid.Mistakes)}
+	}
 	return fmt.Errorf("configuration %s:\n%w", s.Key, err)
 }
+
+// locate adds the lines to mistakes in fields.
+func (s Source) locate(mistakes error) error {
+	lines := jsonc.NewLines(s.Data)
+	if lines == nil {
+		return mistakes // the error has the line
+	}
+	var all []error
+	for _, mistake := range flatten(mistakes) {
+		if invalid, ok := errors.AsType[*field.Error](mistake); ok {
+			mistake = &locatedMistake{mistake, lines.Of(invalid.Field)}
+		}
+		all = append(all, mistake)
+	}
+	return errors.Join(all...)
+}
+
+// locatedMistake is a mistake with its line in the text.
+type locatedMistake struct {
+	error
+	line int
+}
+
+func (m *locatedMistake) Error() string { return fmt.Sprintf("%s (line %d)", m.error, m.line) }
+
+func (m *locatedMistake) Unwrap() error { return m.error }
 
 // ParseFor is Parse, and rejects the configuration of any other shard.
 func (s Source) ParseFor(shard string, providers provider.Registry) (*Config, error) {
@@ -105,7 +135,7 @@ func (s Source) ParseFor(shard string, providers provider.Registry) (*Config, er
 // InvalidError rejects a configuration.
 type InvalidError struct {
 	// Mistakes has every mistake, one per line, each with its path, its value and the allowed
-	// values.
+	// values. A Source adds the line in its text.
 	Mistakes error
 }
 
