@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
@@ -166,4 +167,33 @@ func TestTagsThatAreChangedByHand(t *testing.T) {
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
 		assert.Equal(t, []string{i.ID}, w.Terminated())
 	})
+}
+
+// TestBadDays: a zone has no capacity for a type, and one group lacks a permission. No healthy
+// instance is terminated, and the launches of other groups do not wait.
+func TestBadDays(t *testing.T) {
+	refused := spec()
+	refused.Group.Group = "refused"
+	other := spec()
+	other.Type = otherType
+	withRole := refused
+	withRole.Args = map[string]any{"iam_instance_profile": "admin"}
+	for name, tc := range map[string]struct {
+		refused, other provider.Spec
+		begin          func(w *world)
+	}{
+		"no capacity for a type": {refused, other, func(w *world) { w.SetFull(testType.Name, ec2test.Zone, "on-demand", true) }},
+		"a permission of one group": {withRole, spec(), func(w *world) {
+			w.Enforce(ec2test.ReadPolicy(t, "../../../../docs/aws.md", `"prod"`, `"test"`))
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, newRegion(), func(t *testing.T, w *world) {
+				cloudtest.BadDay{
+					Start: w.startProvider, Refused: tc.refused, Other: tc.other,
+					Begin: func() { tc.begin(w) }, Terminations: func() int { return len(w.Terminated()) },
+				}.Test(t)
+			})
+		})
+	}
 }

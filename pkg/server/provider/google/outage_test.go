@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/cloud/cloudtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
@@ -141,5 +143,69 @@ func TestNothingIsFound(t *testing.T) {
 		w.Remove(id)
 		time.Sleep(emptyDelay + time.Minute)
 		assert.Empty(t, h.States(workers))
+	})
+}
+
+// TestBadDays: a constraint of the organization, a permission and a lack of capacity concern one
+// group. No healthy machine is deleted, and the launches of other groups do not wait.
+func TestBadDays(t *testing.T) {
+	with := func(args map[string]any) provider.Spec {
+		spec := newSpec(t)
+		spec.Group, spec.Args = instance.GroupKey{Tenant: "default", Group: "refused"}, args
+		return spec
+	}
+	spotSpec := with(map[string]any{argProvisioning: spot})
+	for name, tc := range map[string]struct {
+		refused provider.Spec
+		begin   func(w *world)
+	}{
+		"a constraint of the organization": {with(map[string]any{argExternalIP: true}), func(w *world) { w.Constrain(gcetest.ExternalIPConstraint) }},
+		"a permission of one group": {with(map[string]any{argInstanceTemplate: gcetest.Template}), func(w *world) {
+			w.Deny(gcetest.Template, "compute.instanceTemplates.useReadOnly")
+		}},
+		"no spot capacity": {spotSpec, func(w *world) { w.SetExhausted(testType.Name, spot, true) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+				if tc.refused.Args[argInstanceTemplate] != nil {
+					w.options.Machine = nil
+				}
+				other := newSpec(t)
+				if w.options.Machine == nil {
+					other.Args = map[string]any{argImage: gcetest.Image}
+				}
+				cloudtest.BadDay{
+					Start: w.startProvider, Refused: tc.refused, Other: other,
+					Begin: func() { tc.begin(w) }, Terminations: func() int { return len(w.Deleted()) },
+				}.Test(t)
+			})
+		})
+	}
+}
+
+// TestANewLeaderAndALostDescription: the next leader serves the rest of the shard, and keeps the
+// machine whose description a user has changed as its record says.
+func TestANewLeaderAndALostDescription(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		changed, kept := h.MustRun(newSpec(t)), h.MustRun(newSpec(t))
+		var records []instance.VM
+		for _, id := range []string{changed, kept} {
+			vm, _ := h.Get(id)
+			records = append(records, vm)
+		}
+		h.Stop()
+		w.SetDescription(changed, "mine")
+		h = w.startProvider()
+		h.Provider.(provider.Expecter).Expect(records)
+		served := h.MustRun(newSpec(t))
+		h.MustDelete(served)
+		h.Await(workers, map[string]instance.State{served: providertest.Deleted})
+		h.MustDelete(changed)
+		time.Sleep(time.Hour)
+		assert.Equal(t, map[string]instance.State{changed: instance.Terminating, kept: instance.Running}, h.States(workers))
+		assert.ElementsMatch(t, []string{changed, kept}, w.All(), "machines: the one that cannot be identified is not terminated")
+		errs := h.ExpectFailures(1, workers, changed)
+		require.ErrorContains(t, errs[0], "its description does not say of which group its instance is")
 	})
 }

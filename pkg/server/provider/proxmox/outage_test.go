@@ -164,3 +164,120 @@ func TestACloneThatTakesLong(t *testing.T) {
 		assert.Empty(t, h.Failures, "failures")
 	})
 }
+
+// TestBadDays: one group lacks a privilege on its template. No healthy machine is deleted, and the
+// launches of other groups do not wait.
+func TestBadDays(t *testing.T) {
+	s := newCluster()
+	s.AddTemplate(9001, "pve1", "windows", "ceph", 4)
+	inBubble(t, s, func(t *testing.T, w *world) {
+		refused := newSpec(t)
+		refused.Group.Group, refused.Args = "refused", map[string]any{"template": "windows"}
+		made := 0
+		cloudtest.BadDay{
+			Start: w.startProvider, Refused: refused, Other: newSpec(t),
+			Begin: func() {
+				made = len(w.Made())
+				w.Grant("/vms", "VM.Clone", false)
+				w.Grant("/vms/9000", "VM.Clone", true)
+			},
+			Terminations: func() int { return len(w.Made()) - len(w.VMs("")) },
+		}.Test(t)
+		assert.Greater(t, len(w.Made()), made)
+	})
+}
+
+// TestAHostRestarts with 30 machines: while it is off they keep their state, and until it has
+// started them one after the other, they are stopped and may return. Nothing is terminated, and a
+// machine of another host is launched meanwhile.
+func TestAHostRestarts(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.SetLoad("pve1", 60<<30, 1)
+		running := map[string]instance.State{}
+		var vmids []int
+		for range 30 {
+			id := h.MustRun(newSpec(t))
+			running[id] = instance.Running
+			vmids = append(vmids, w.vmid(id))
+			node, _ := w.Status(w.vmid(id))
+			require.Equal(t, "pve2", node)
+			h.DrainChanges()
+		}
+		w.SetLoad("pve1", 0, 0)
+		time.Sleep(time.Minute)
+		w.Calls()
+
+		w.SetOnline("pve2", false)
+		time.Sleep(3 * time.Minute)
+		assert.Equal(t, running, h.States(workers), "while the host is off")
+		for _, vmid := range vmids {
+			w.SetStatus(vmid, "stopped")
+		}
+		w.SetOnline("pve2", true)
+		for n, vmid := range vmids {
+			time.Sleep(10 * time.Second)
+			for _, vm := range h.List(workers) {
+				switch vm.State {
+				case instance.Running:
+				case instance.Stopped:
+					assert.True(t, vm.MayReturn, "instance %s is stopped for good: %s", vm.ID, vm.Reason)
+				default:
+					t.Errorf("instance %s is %v: %s", vm.ID, vm.State, vm.Reason)
+				}
+			}
+			if n == 15 {
+				other := newSpec(t)
+				other.Group.Group = "other"
+				began := time.Now()
+				h.MustRun(other)
+				assert.Less(t, time.Since(began), time.Minute)
+			}
+			w.SetStatus(vmid, "running")
+		}
+		time.Sleep(time.Minute)
+		assert.Equal(t, running, h.States(workers), "after the restart")
+		for call, count := range w.Calls() {
+			if strings.HasPrefix(call, "DELETE") || strings.HasSuffix(call, "/status/stop") {
+				t.Errorf("%d calls %s", count, call)
+			}
+		}
+		assert.Empty(t, h.Failures)
+	})
+}
+
+// TestANewLeaderOnABadDay: a node is offline, and a user has edited the notes of a machine on the
+// other node. The next leader serves the rest of the shard and terminates neither.
+func TestANewLeaderOnABadDay(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.SetLoad("pve1", 60<<30, 1)
+		offline := h.MustRun(newSpec(t))
+		w.SetLoad("pve1", 0, 0)
+		w.SetLoad("pve2", 60<<30, 1)
+		time.Sleep(time.Minute)
+		edited := h.MustRun(newSpec(t))
+		var records []instance.VM
+		for _, id := range []string{offline, edited} {
+			vm, _ := h.Get(id)
+			records = append(records, vm)
+		}
+		h.Stop()
+		w.Set(w.vmid(edited), "description", "rack 4")
+		w.SetOnline("pve2", false)
+		time.Sleep(10 * time.Minute)
+		h = w.startProvider()
+		h.Provider.(provider.Expecter).Expect(records)
+		served := h.MustRun(newSpec(t))
+		h.MustDelete(served)
+		h.Await(workers, map[string]instance.State{served: providertest.Deleted})
+		time.Sleep(30 * time.Minute)
+		assert.Equal(t, map[string]instance.State{offline: instance.Running, edited: instance.Running}, h.States(workers))
+		assert.Len(t, w.VMs(""), 2, "virtual machines")
+		reported := map[string]bool{}
+		for len(h.Failures) > 0 {
+			reported[(<-h.Failures).ID] = true
+		}
+		assert.Equal(t, map[string]bool{offline: true, edited: true}, reported)
+	})
+}

@@ -91,7 +91,7 @@ func (s *Server) insert(r *request) (any, error) {
 	if err := json.Unmarshal(r.body, &vm.resource); err != nil {
 		return nil, invalid("%v", err)
 	}
-	if err := s.checkAccess(&vm.resource); err != nil {
+	if err := s.checkAccess(&vm.resource, r.query("sourceInstanceTemplate")); err != nil {
 		return nil, err
 	}
 	if err := s.checkBody(r, &vm.resource); err != nil {
@@ -154,7 +154,10 @@ func (s *Server) problem(vm *machine) (code, message string) {
 			count++
 		}
 	}
+	address := vm.NetworkInterfaces[0].NetworkIP
 	switch {
+	case address != "" && s.inUse(vm, []aliasRange{{Range: address}}) != "":
+		return "IP_IN_USE_BY_ANOTHER_RESOURCE", fmt.Sprintf("IP '%s' is already being used by another resource.", address)
 	case s.rejecting[kind] != "":
 		return s.rejecting[kind], "A test has set this error"
 	case s.exhausted[kind+" "+model]:

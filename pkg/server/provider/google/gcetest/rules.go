@@ -142,8 +142,8 @@ func (s *Server) Constrain(constraint string) {
 }
 
 // checkAccess refuses a machine that uses a resource without permission, or breaks a constraint.
-func (s *Server) checkAccess(body *resource) error {
-	used := []string{"projects/" + Project}
+func (s *Server) checkAccess(body *resource, template string) error {
+	used := []string{"projects/" + Project, template}
 	for _, nic := range body.NetworkInterfaces {
 		used = append(used, nic.Subnetwork)
 		if len(nic.AccessConfigs) > 0 && s.constrained[ExternalIPConstraint] {
