@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +26,7 @@ const (
 	stepRun          = "wait until it runs"
 	stepListAgain    = "list it as another process does"
 	stepFind         = "find it by its id"
+	stepExamine      = "ask the questions"
 	stepRegister     = "register it with the load balancers"
 	stepDeregister   = "deregister it"
 	stepTerminate    = "terminate it"
@@ -40,27 +39,39 @@ type check struct {
 	*target
 	stepTimeout, cleanupTimeout time.Duration
 	output                      io.Writer
+	// skipAssumptions is true if no questions are asked.
+	skipAssumptions bool
+	// storageName is the value of --storage if there is a storage.
+	storageName string
+	// examinations have the questions, in their order, and outcomes the answers.
+	examinations []provider.Examination
+	outcomes     []outcome
+	// examined is true when the first question may have been asked.
+	examined bool
 
 	// session is the running provider, or nil.
 	session *session
 	// existing has the instances of checks that may exist, by id.
 	existing map[string]instance.VM
+	// unlisted has the ids of those that questions have requested and that no list has shown.
+	unlisted map[string]bool
 	// targets has the instances that may be targets of load balancers, by id.
 	targets map[string]instance.VM
 }
 
 // run makes all steps and removes what they have created.
 func (c *check) run(ctx context.Context) error {
-	c.existing, c.targets = map[string]instance.VM{}, map[string]instance.VM{}
+	c.existing, c.unlisted, c.targets = map[string]instance.VM{}, map[string]bool{}, map[string]instance.VM{}
 	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s, subnet %s.\n",
 		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, c.subnet)
 	err := c.steps(ctx)
-	if len(c.existing)+len(c.targets) > 0 {
+	if len(c.existing)+len(c.targets) > 0 || err != nil && c.examined {
 		err = errors.Join(err, c.cleanUp(ctx))
 	}
 	if c.session != nil {
 		c.session.stop()
 	}
+	err = errors.Join(err, c.report())
 	if err != nil {
 		return fmt.Errorf("the check of provider %s has failed: %w", c.config.Shard.Infra.Provider, err)
 	}
@@ -100,6 +111,7 @@ func (c *check) steps(ctx context.Context) error {
 		{stepRun, func(ctx context.Context) (string, error) { return c.awaitRunning(ctx, spec.ID) }},
 		{stepListAgain, func(ctx context.Context) (string, error) { return c.listAgain(ctx, spec.ID) }},
 		{stepFind, func(ctx context.Context) (string, error) { return c.find(ctx, spec.ID) }},
+		{stepExamine, func(ctx context.Context) (string, error) { return "", c.examine(ctx, spec) }},
 		{stepRegister, func(ctx context.Context) (string, error) { return c.register(ctx, spec.ID) }},
 		{stepDeregister, func(ctx context.Context) (string, error) { return "", c.deregister(ctx) }},
 		{stepTerminate, func(ctx context.Context) (string, error) {
@@ -113,6 +125,12 @@ func (c *check) steps(ctx context.Context) error {
 			if !canFind {
 				continue
 			}
+		case stepExamine:
+			// It has steps of its own.
+			if _, err := step.do(ctx); err != nil {
+				return err
+			}
+			continue
 		case stepRegister, stepDeregister:
 			if len(c.balancers) == 0 {
 				continue
@@ -166,7 +184,15 @@ func (c *check) restart(ctx context.Context) error {
 	}
 	c.session = s
 	if expecter, ok := s.Provider.(provider.Expecter); ok && len(c.existing) > 0 {
-		expecter.Expect(slices.Collect(maps.Values(c.existing)))
+		var expected []instance.VM
+		for id, vm := range c.existing {
+			if c.unlisted[id] {
+				// A provider id would mean that a list has shown it. It may be hidden still.
+				vm.ProviderID = ""
+			}
+			expected = append(expected, vm)
+		}
+		expecter.Expect(expected)
 	}
 	return nil
 }
@@ -284,11 +310,30 @@ func (c *check) listAgain(ctx context.Context, id string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return c.removeLate(ctx, id)
+}
+
+// removeLate removes instances of an earlier check that was killed while they were created: its
+// cloud did not list them before.
+func (c *check) removeLate(ctx context.Context, id string) (string, error) {
 	list, err := c.session.instances()
-	if err == nil && (len(list) != 1 || list[0].ID != id) {
-		return "", fmt.Errorf("%d instances are listed, want one", len(list))
+	if err != nil {
+		return "", err
 	}
-	return "", err
+	var late []string
+	for _, vm := range list {
+		if vm.ID == id {
+			continue
+		}
+		late, c.existing[vm.ID] = append(late, vm.ID), vm
+		if len(c.balancers) > 0 {
+			c.targets[vm.ID] = vm
+		}
+	}
+	if len(late) == 0 {
+		return "", nil
+	}
+	return "removed " + strings.Join(late, ", ") + " of an earlier check", c.remove(ctx, late)
 }
 
 func (c *check) find(ctx context.Context, id string) (string, error) {

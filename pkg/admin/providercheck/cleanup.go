@@ -56,14 +56,20 @@ func (c *check) cleanUp(ctx context.Context) error {
 // removeAll removes the instances with the session that requested them, which knows of
 // pending requests, and confirms the removal with a new session.
 func (c *check) removeAll(ctx context.Context) error {
-	if c.session == nil {
+	// The session does not know what questions have requested.
+	if c.session == nil || c.examined {
 		if err := c.restart(ctx); err != nil {
 			return err
 		}
 	}
-	// If an instance cannot be deregistered, it is removed nevertheless, because it costs more.
+	// If an instance cannot be deregistered, or something else cannot be removed, it is removed
+	// nevertheless, because it costs more.
 	deregistered := c.deregister(ctx)
-	if err := errors.Join(c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered); err != nil {
+	var answers error
+	if c.examined {
+		_, answers = c.removeAnswers(ctx)
+	}
+	if err := errors.Join(c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered, answers); err != nil {
 		return err
 	}
 	if err := c.restartWithoutKnowledge(ctx); err != nil {
@@ -99,6 +105,7 @@ func (c *check) noteMissing(ctx context.Context) error {
 	list, err := c.session.instances()
 	for _, vm := range list {
 		c.existing[vm.ID] = vm
+		delete(c.unlisted, vm.ID)
 		err = errors.Join(err, fmt.Errorf("instance %s is listed, %s", vm.ID, vm.ProviderID))
 	}
 	if finder, can := c.session.Provider.(provider.Finder); can && err == nil {

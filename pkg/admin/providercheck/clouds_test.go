@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/aws/elbtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // cloudConfig is a configuration without the parts that depend on the provider.
@@ -50,8 +53,9 @@ func writeCloudConfig(t *testing.T, values ...any) string {
 	return path
 }
 
-// checkCloud interrupts the program while the machine starts, and then runs it to its end.
-func checkCloud(t *testing.T, env []string, config string) {
+// checkCloud interrupts the program while the machine starts, runs it to its end, and kills it at
+// questions. left returns what exists.
+func checkCloud(t *testing.T, env []string, config string, left func() []string) {
 	t.Helper()
 	timeouts := []string{"--timeout", "3m", "--cleanup-timeout", "3m"}
 	output, code := runProgram(t, env, config, "wait until it runs", func(process *os.Process, _ io.Closer) {
@@ -66,6 +70,55 @@ func checkCloud(t *testing.T, env []string, config string) {
 	for _, step := range append(append([]string{}, steps[:1]...), append([]string{registerStep, deregisterStep}, steps[2:]...)...) {
 		assert.Contains(t, output, step+" ... ok")
 	}
+	killAtQuestions(t, env, config, expectAnswers(t, output), left)
+}
+
+// expectAnswers expects that the emulator answers as expected, and that the report has the 25
+// subjects. It returns the questions with their results.
+func expectAnswers(t *testing.T, output string) [][]string {
+	t.Helper()
+	asked := questions.FindAllStringSubmatch(output, -1)
+	assert.NotEmpty(t, asked)
+	for _, question := range asked {
+		assert.Regexp(t, "^(as expected|not checked: )", question[2], question[1])
+	}
+	assert.Len(t, numbered.FindAllString(output, -1), 25)
+	return asked
+}
+
+// questions match the steps in which the check asks something, with their results.
+var questions = regexp.MustCompile(`(?m)^ask about (.+) \.\.\. (.+)$`)
+
+// killAtQuestions interrupts and kills the program at questions, in turn. An interrupted program
+// leaves nothing. What a killed one has left is removed by the next, which asks no questions in the
+// end. left returns what exists.
+func killAtQuestions(t *testing.T, env []string, config string, asked [][]string, left func() []string) {
+	t.Helper()
+	// make test does so at two questions.
+	every := tier.Pick(1+len(asked)/2, 1)
+	killed := false
+	for n := 0; n < len(asked); n += every {
+		killed = n/every%2 == 1
+		signal, want := os.Interrupt, 1
+		if killed {
+			signal, want = os.Kill, -1
+		}
+		output, code := runProgram(t, env, config, "ask about "+asked[n][1], func(process *os.Process, _ io.Closer) {
+			require.NoError(t, process.Signal(signal))
+		}, "--timeout", "3m", "--cleanup-timeout", "3m")
+		require.Equal(t, want, code, output)
+		if killed {
+			require.NotEmpty(t, left(), "what the killed check has left")
+		} else {
+			require.Empty(t, left(), output)
+		}
+	}
+	output, code := runProgram(t, env, config, "", nil, "--timeout", "3m", "--skip-assumptions")
+	require.Equal(t, 0, code, output)
+	if killed {
+		assert.Contains(t, output, "remove what an earlier check has left ... ok")
+	}
+	assert.Empty(t, left())
 }
 
 // TestAWS checks a region whose documented policy is in force.
@@ -76,8 +129,10 @@ func TestAWS(t *testing.T) {
 	s.AddSubnet(awsSubnet, ec2test.Zone, 20)
 	s.AddImage(ec2test.Image{ID: awsImage, Arch: "x86_64"})
 	s.AddType("c6i.large", "x86_64")
-	s.Enforce(ec2test.ReadPolicy(t, "../../../docs/aws.md", "prod", longestID))
+	s.HarmlessForce = true
+	s.Enforce(ec2test.Join(ec2test.ReadPolicies(t, "../../../docs/aws.md", "prod", longestID)...))
 	s.Start(t)
+	s.AddInterface("eni-0123456789abcdef0", ec2test.Zone, "10.0.0.20")
 	balancers := elbtest.Start(t)
 	balancers.AddGroup(targetGroup, 80)
 	// The second instance is registered.
@@ -89,10 +144,10 @@ func TestAWS(t *testing.T) {
 	checkCloud(t, []string{
 		"AWS_ACCESS_KEY_ID=" + ec2test.AccessKey, "AWS_SECRET_ACCESS_KEY=secret", "AWS_CONFIG_FILE=" + os.DevNull,
 		"AWS_SHARED_CREDENTIALS_FILE=" + os.DevNull, "AWS_EC2_METADATA_DISABLED=true",
-	}, config)
-	assert.Len(t, s.Made(), 2)
-	assert.Len(t, s.Terminated(), 2)
+	}, config, func() []string { return slices.Concat(s.Existing(), s.Interfaces()[1:]) })
+	assert.Len(t, s.Terminated(), len(s.Made()))
 	assert.Empty(t, s.Existing())
+	assert.Equal(t, []string{"eni-0123456789abcdef0"}, s.Interfaces(), "the interface of the leader")
 	assert.NotContains(t, balancers.States(targetGroup, "i-00000000000000002"), elbtest.Healthy)
 }
 
@@ -108,8 +163,7 @@ func TestGoogle(t *testing.T) {
 			"instance_types": {"e2-small": {"cpu": "2", "memory": "2Gi", "arch": "amd64"}},
 		}}`, gcetest.Region, gcetest.Project, s.Endpoint(), gcetest.Image),
 		"subnet", `{"network_endpoint_groups": ["web"]}`, "e2-small")
-	checkCloud(t, []string{"GOOGLE_APPLICATION_CREDENTIALS=" + s.Credentials(t)}, config)
-	assert.Len(t, s.Made(), 2)
+	checkCloud(t, []string{"GOOGLE_APPLICATION_CREDENTIALS=" + s.Credentials(t)}, config, s.All)
 	assert.Empty(t, s.Machines())
 	assert.Empty(t, s.Disks())
 	for _, name := range s.Made() {

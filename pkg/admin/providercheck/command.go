@@ -6,6 +6,8 @@
 package providercheck
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -14,6 +16,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
 // Defaults of the timeouts. Proxmox VE may copy a large disk, and clouds may take minutes
@@ -36,6 +40,8 @@ func (e *UsageError) Unwrap() error { return e.err }
 type options struct {
 	config, template, instanceType, subnet string
 	balancers                              []string
+	storage, bucket, prefix                string
+	skipAssumptions                        bool
 	stepTimeout, cleanupTimeout            time.Duration
 }
 
@@ -51,7 +57,10 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 			"The instance belongs to a cluster of the check alone, so the check never changes an instance of a shard. It " +
 			"runs no agent and joins nothing. Whatever happens, the check removes what it has created; after kill -9, the " +
 			"next check of the same shard does. Run one check of a shard at a time.\n\n" +
-			"The exit code is 0 if all steps succeeded, 1 if one failed, and 2 if the flags or the configuration are wrong.",
+			"While the instance runs, the check asks the cloud about what the servers rely on, with up to three more instances, " +
+			"and prints each answer beside what is relied on.\n\n" +
+			"The exit code is 0 if all steps succeeded, 1 if one failed or an answer differs, and 2 if the flags or the " +
+			"configuration are wrong.",
 		Args: func(command *cobra.Command, args []string) error {
 			if err := cobra.NoArgs(command, args); err != nil {
 				return &UsageError{err}
@@ -60,6 +69,9 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			check, err := o.check(providers)
+			if err == nil {
+				err = o.addExaminations(command.Context(), check)
+			}
 			if err != nil {
 				return &UsageError{err}
 			}
@@ -74,6 +86,10 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 	flags.StringVar(&o.instanceType, "instance-type", "", "type of the instance (default: the smallest one of the template's architecture)")
 	flags.StringVar(&o.subnet, "subnet", "", "subnet of the instance (default: the first one of the template's pool)")
 	flags.StringSliceVar(&o.balancers, "load-balancers", nil, "load balancers of the configuration that the instance is registered with (default: none)")
+	flags.BoolVar(&o.skipAssumptions, "skip-assumptions", false, "do not ask about what the servers rely on")
+	flags.StringVar(&o.storage, "storage", backend.S3, "object storage of the servers: file, gcs or s3")
+	flags.StringVar(&o.bucket, "storage-bucket", "", "name of the bucket whose service is asked (default: no questions about the storage)")
+	flags.StringVar(&o.prefix, "storage-prefix", "", "prefix of all keys in the bucket")
 	flags.DurationVar(&o.stepTimeout, "timeout", defaultStepTimeout, "longest time for one step")
 	flags.DurationVar(&o.cleanupTimeout, "cleanup-timeout", defaultCleanupTimeout, "longest time for the removal after a failed step or an interruption")
 	return command
@@ -106,5 +122,32 @@ func (o *options) check(providers provider.Registry) (*check, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &check{target: target, stepTimeout: o.stepTimeout, cleanupTimeout: o.cleanupTimeout}, nil
+	return &check{target: target, stepTimeout: o.stepTimeout, cleanupTimeout: o.cleanupTimeout, skipAssumptions: o.skipAssumptions}, nil
+}
+
+// addExaminations adds the questions about the storage, the secrets and the provider to a check. A
+// check that asks none removes what earlier questions have left.
+func (o *options) addExaminations(ctx context.Context, c *check) error {
+	if o.bucket != "" {
+		store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
+		if err != nil {
+			// The outer error names the flag of the server, --bucket.
+			return fmt.Errorf("--storage-bucket: %w", cmp.Or(errors.Unwrap(err), err))
+		}
+		c.storageName = o.storage
+		c.examinations = append(c.examinations, newStorageExamination(o.storage, store, c.shard.ClusterID+"/"+c.shard.ID+"/"))
+	}
+	if c.config.Secrets.Provider == config.SecretsInGoogle {
+		c.examinations = append(c.examinations, newSecretExamination(func() (secrets.Store, error) { return openSecrets(ctx, c.config) }))
+	}
+	if examiner, ok := c.config.Shard.Infra.Options.(provider.Examiner); ok {
+		examination, err := examiner.Examine(c.shard)
+		if err != nil {
+			return err
+		}
+		if len(examination.Assumptions) > 0 {
+			c.examinations = append(c.examinations, examination)
+		}
+	}
+	return nil
 }

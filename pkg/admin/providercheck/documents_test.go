@@ -4,6 +4,8 @@
 package providercheck
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,9 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/aws"
+	"nstance.dev/operator/pkg/server/provider/google"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
+	"nstance.dev/operator/pkg/server/provider/proxmox"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 	"nstance.dev/operator/pkg/server/provider/registry"
+	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
 var configurations = regexp.MustCompile("(?s)```jsonc\n( *{\n.*?)```")
@@ -48,5 +54,53 @@ func TestDocumentedConfigurations(t *testing.T) {
 			require.NoError(t, err)
 			assert.Implements(t, (*provider.Provider)(nil), p)
 		})
+	}
+}
+
+// TestDocumentedAssumptions: the document has all subjects with their numbers.
+func TestDocumentedAssumptions(t *testing.T) {
+	document, err := os.ReadFile("../../../docs/providers.md")
+	require.NoError(t, err)
+	var documented []string
+	for _, row := range regexp.MustCompile("(?m)^\\| (\\d+) \\| `?([a-z0-9- ]+?)`? \\| ([^|]+) \\|").FindAllStringSubmatch(string(document), -1) {
+		documented = append(documented, strings.Join(row[1:], " "))
+	}
+	var want []string
+	for n, subject := range subjects {
+		want = append(want, fmt.Sprint(n+1, " ", cmp.Or(subject.of, "every cloud"), " ", subject.name))
+	}
+	assert.Equal(t, want, documented)
+}
+
+// TestEverySubjectIsAskedAbout: each subject has a question, and each question has a subject.
+func TestEverySubjectIsAskedAbout(t *testing.T) {
+	known := map[string]bool{}
+	for _, subject := range subjects {
+		known[subject.name] = false
+	}
+	examine := func(e provider.Examination) {
+		for _, assumption := range e.Assumptions {
+			_, exists := known[assumption.Subject]
+			assert.True(t, exists, "subject %q of a question", assumption.Subject)
+			known[assumption.Subject] = true
+			assert.NotEmpty(t, assumption.Expected, titleOf(assumption))
+		}
+	}
+	examine(newStorageExamination(backend.GCS, nil, ""))
+	examine(newStorageExamination(backend.S3, nil, ""))
+	examine(newSecretExamination(nil))
+	t.Setenv("NSTANCE_TEST_PROXMOX_TOKEN", pvetest.Token)
+	shard := provider.Shard{ClusterID: "check--prod", ID: "a", Region: "us-west-2", Zone: "us-west-2a"}
+	for _, options := range []provider.Examiner{
+		&aws.Options{}, &google.Options{Project: "project"}, &proxmox.Options{Connection: proxmox.Connection{
+			Endpoints: []string{"https://pve1:8006"}, TokenEnv: "NSTANCE_TEST_PROXMOX_TOKEN", Fingerprints: []string{strings.Repeat("00", 32)},
+		}},
+	} {
+		examination, err := options.Examine(shard)
+		require.NoError(t, err)
+		examine(examination)
+	}
+	for name, asked := range known {
+		assert.True(t, asked, "a question about %s", name)
 	}
 }

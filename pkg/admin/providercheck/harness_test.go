@@ -81,6 +81,33 @@ func (o fakeOptions) NewProvider(shard provider.Shard, callContext provider.Call
 	return balanced{cloud.New(api, cloud.Options{CallContext: callContext}), o.balancers}, nil
 }
 
+// Examine implements provider.Examiner.
+func (o fakeOptions) Examine(shard provider.Shard) (provider.Examination, error) {
+	e := provider.Examination{CleanUp: o.removeThings}
+	for _, question := range o.questions {
+		e.Assumptions = append(e.Assumptions, provider.Assumption{
+			Subject: question.subject, Question: question.name, Expected: "what is expected", Source: question.source,
+			Ask: func(ctx context.Context, t *provider.Trial) (provider.Answer, error) {
+				if o.dead.Load() {
+					return provider.Answer{}, errKilled
+				}
+				return question.ask(ctx, &mortal{API: o.faults.Wrap(o.cloud.API(shard)), world: o.world}, t)
+			},
+		})
+	}
+	return e, nil
+}
+
+// removeThings removes what questions have created apart from instances.
+func (w *world) removeThings(context.Context) ([]string, error) {
+	if w.dead.Load() {
+		return nil, errKilled
+	}
+	removed := w.things
+	w.things = nil
+	return removed, nil
+}
+
 // ReadLoadBalancer implements provider.LoadBalancerOptions.
 func (fakeOptions) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings {
 	return providertest.BalancerOptions{}.ReadLoadBalancer(o)
@@ -157,11 +184,20 @@ type world struct {
 	requests []cloud.Request
 	// at has what happens when a step begins.
 	at map[string]func()
+	// questions are what the check asks, and things what they have created apart from instances.
+	questions []question
+	things    []string
 	// config replaces the configuration.
 	config string
 	// server is the instance of the server.
 	server string
 	output strings.Builder
+}
+
+// question is a question about the cloud in memory.
+type question struct {
+	subject, name, source string
+	ask                   func(ctx context.Context, api cloud.API, t *provider.Trial) (provider.Answer, error)
 }
 
 // inBubble runs a test on a fake clock, with an instance of a server.

@@ -52,6 +52,8 @@ func TestKwok(t *testing.T) {
 	assert.Contains(t, output.String(), "remove what an earlier check has left ... ok")
 	assert.Contains(t, output.String(), "kwok:///zone/")
 	assert.NotContains(t, output.String(), "find it by its id")
+	assert.Len(t, numbered.FindAllString(output.String(), -1), 25)
+	assert.Contains(t, output.String(), "25. every cloud: first boot\n    result:     not checked: provider kwok has no service of others\n")
 
 	left, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)

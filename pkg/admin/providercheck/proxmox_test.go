@@ -54,9 +54,11 @@ const proxmoxConfig = `{
 	"templates": {"worker": {"kind": "knd", "arch": "amd64", "instance_type": "small", "subnet_pool": "default"}},
 }`
 
-// TestProxmox runs the program five times: it is killed while it clones, it is interrupted
-// while the machine starts, stopped then, it loses its terminal then, and it runs to its end.
+// TestProxmox runs the program: it is killed while it clones, it is interrupted while the machine
+// starts, stopped then, it loses its terminal then, and it runs to its end, with one endpoint and with
+// two. At last it is stopped at questions.
 func TestProxmox(t *testing.T) {
+	t.Parallel()
 	s := pvetest.New("pve1")
 	s.CloneTime, s.TaskTime, s.ReportInterval, s.SyncDelay = time.Second, 100*time.Millisecond, 200*time.Millisecond, 100*time.Millisecond
 	s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
@@ -99,6 +101,25 @@ func TestProxmox(t *testing.T) {
 		assert.Contains(t, output, step+" ... ok")
 	}
 	expectNoMachine(t, s, 5)
+
+	// A second endpoint is the same server by another name.
+	local := strings.Replace(s.URL, "127.0.0.1", "localhost", 1)
+	text := strings.Replace(fmt.Sprintf(proxmoxConfig, s.URL, s.Fingerprint), fmt.Sprintf("%q", s.URL), fmt.Sprintf("%q, %q", s.URL, local), 1)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	output, code = runProgram(t, env, path, "", nil)
+	assert.Equal(t, 0, code, output)
+	asked := expectAnswers(t, output)
+	assert.Contains(t, output, "ask about other nodes ... as expected")
+	expectNoMachine(t, s, 7)
+	killAtQuestions(t, env, path, asked, func() []string {
+		var left []string
+		for _, made := range s.Made() {
+			if len(s.VMs(made.Name)) > 0 {
+				left = append(left, made.Name)
+			}
+		}
+		return append(left, s.ISOs()...)
+	})
 }
 
 // expectNoMachine expects that the checks have cloned so many virtual machines, and that no

@@ -31,7 +31,8 @@ var checkGroup = instance.GroupKey{Tenant: provider.CheckPrefix + "tenant", Grou
 
 // userdata starts nothing. cloud-init and the node images run it as a script. Package
 // provision requires that it contains the id and the nonce.
-const userdata = "#!/bin/sh\n# Created by nstance-admin provider check: {{.Instance.ID}}, {{.Nonce}}.\n"
+var userdata = "#!/bin/sh\n# Created by nstance-admin provider check: {{.Instance.ID}}, {{.Nonce}}.\n" +
+	"echo '" + provider.BootMark("{{.Instance.ID}}") + "' >/dev/console\nexit 0\n"
 
 // target describes the instance that a check creates.
 type target struct {

@@ -155,6 +155,11 @@ type calls struct {
 	describeNetworkInterfaces call[ec2.DescribeNetworkInterfacesInput, ec2.DescribeNetworkInterfacesOutput]
 	attachNetworkInterface    call[ec2.AttachNetworkInterfaceInput, ec2.AttachNetworkInterfaceOutput]
 	detachNetworkInterface    call[ec2.DetachNetworkInterfaceInput, ec2.DetachNetworkInterfaceOutput]
+
+	// Only the questions of nstance-admin provider check use these.
+	createNetworkInterface call[ec2.CreateNetworkInterfaceInput, ec2.CreateNetworkInterfaceOutput]
+	deleteNetworkInterface call[ec2.DeleteNetworkInterfaceInput, ec2.DeleteNetworkInterfaceOutput]
+	getConsoleOutput       call[ec2.GetConsoleOutputInput, ec2.GetConsoleOutputOutput]
 }
 
 func callsOf(client *ec2.Client) calls {
@@ -169,6 +174,10 @@ func callsOf(client *ec2.Client) calls {
 		describeNetworkInterfaces: client.DescribeNetworkInterfaces,
 		attachNetworkInterface:    client.AttachNetworkInterface,
 		detachNetworkInterface:    client.DetachNetworkInterface,
+
+		createNetworkInterface: client.CreateNetworkInterface,
+		deleteNetworkInterface: client.DeleteNetworkInterface,
+		getConsoleOutput:       client.GetConsoleOutput,
 	}
 }
 

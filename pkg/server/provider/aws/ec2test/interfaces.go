@@ -17,6 +17,8 @@ const maxInterfaces = 3
 // networkInterface is a network interface that was not created by a launch.
 type networkInterface struct {
 	id, zone string
+	tags     map[string]string
+	token    string
 	// addresses are the private addresses, IPv4 or IPv6.
 	addresses []string
 	// attachments are all attachments so far, in order.
@@ -177,7 +179,10 @@ func (s *Server) InterfaceChanges() int {
 func (s *Server) describeNetworkInterfaces(p params) (any, error) {
 	ids := p.list("NetworkInterfaceId")
 	if len(ids) == 0 {
-		return nil, refuse("MissingParameter", "this server lists network interfaces by id only")
+		var err error
+		if ids, err = s.interfacesWithTags(p); err != nil {
+			return nil, err
+		}
 	}
 	at := time.Now().Add(-s.interfaceDelay)
 	var result networkInterfaceResult
@@ -276,7 +281,7 @@ func (s *Server) detachNetworkInterface(p params) (any, error) {
 			// Until the instance is stopped and started, it may be impossible to attach an interface
 			// to the same index
 			// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_DetachNetworkInterface.html).
-			s.spoiled[slot{a.instance, a.index}] = true
+			s.spoiled[slot{a.instance, a.index}] = !s.HarmlessForce
 			s.forced++
 		}
 		s.interfaceChanges++

@@ -51,21 +51,40 @@ var documentedPolicy = regexp.MustCompile("(?s)```json\n( *{\n *\"Version\".*?)`
 // ReadPolicy returns the first policy of a document. It replaces placeholders, like users do.
 func ReadPolicy(t testing.TB, path string, replaced ...string) *Policy {
 	t.Helper()
+	return ReadPolicies(t, path, replaced...)[0]
+}
+
+// ReadPolicies returns all policies of a document.
+func ReadPolicies(t testing.TB, path string, replaced ...string) []*Policy {
+	t.Helper()
 	document, err := os.ReadFile(path)
 	require.NoError(t, err)
-	match := documentedPolicy.FindSubmatch(document)
-	require.NotNil(t, match, "policies of %s", path)
-	var policy struct {
-		Version string
-		Policy
+	matches := documentedPolicy.FindAllSubmatch(document, -1)
+	require.NotEmpty(t, matches, "policies of %s", path)
+	var all []*Policy
+	for _, match := range matches {
+		var policy struct {
+			Version string
+			Policy
+		}
+		decoder := json.NewDecoder(strings.NewReader(strings.NewReplacer(replaced...).Replace(string(match[1]))))
+		decoder.DisallowUnknownFields()
+		require.NoError(t, decoder.Decode(&policy))
+		for _, statement := range policy.Statements {
+			require.Equal(t, "Allow", statement.Effect)
+		}
+		all = append(all, &policy.Policy)
 	}
-	decoder := json.NewDecoder(strings.NewReader(strings.NewReplacer(replaced...).Replace(string(match[1]))))
-	decoder.DisallowUnknownFields()
-	require.NoError(t, decoder.Decode(&policy))
-	for _, statement := range policy.Statements {
-		require.Equal(t, "Allow", statement.Effect)
+	return all
+}
+
+// Join returns a policy with the statements of several policies.
+func Join(policies ...*Policy) *Policy {
+	joined := &Policy{}
+	for _, policy := range policies {
+		joined.Statements = append(joined.Statements, policy.Statements...)
 	}
-	return &policy.Policy
+	return joined
 }
 
 // Actions returns the actions that the policy allows on some resource, in order.
@@ -147,27 +166,56 @@ func (s *Server) authorizations(name string, p params) []authorization {
 	case "TerminateInstances":
 		var all []authorization
 		for _, id := range p.list("InstanceId") {
-			needed := on("instance/" + id)
-			needed.context = map[string]string{}
-			if i, exists := s.instances[id]; exists {
-				for key, value := range i.Tags {
-					needed.context["aws:ResourceTag/"+key] = value
-				}
-				all = append(all, needed)
+			if _, exists := s.instances[id]; exists {
+				all = append(all, s.onInstance(action, id))
 			}
 		}
 		return all
 	case "AttachNetworkInterface":
-		return []authorization{on("network-interface/" + p.get("NetworkInterfaceId")), on("instance/" + p.get("InstanceId"))}
+		return []authorization{s.onInterface(action, p.get("NetworkInterfaceId")), s.onInstance(action, p.get("InstanceId"))}
 	case "DetachNetworkInterface":
 		for id, nic := range s.interfaces {
 			for _, a := range nic.attachments {
 				if a.id == p.get("AttachmentId") {
-					return []authorization{on("network-interface/" + id), on("instance/" + a.instance)}
+					return []authorization{s.onInterface(action, id), s.onInstance(action, a.instance)}
 				}
 			}
 		}
 		return nil
+	case "CreateNetworkInterface":
+		return []authorization{
+			on("network-interface/*"), on("subnet/" + p.get("SubnetId")),
+			{"ec2:CreateTags", arnPrefix + "network-interface/*", map[string]string{"ec2:CreateAction": name}},
+		}
+	case "DeleteNetworkInterface":
+		return []authorization{s.onInterface(action, p.get("NetworkInterfaceId"))}
 	}
 	return []authorization{{action: action, resource: "*"}}
+}
+
+// onInstance returns an action on an instance. mu must be locked.
+func (s *Server) onInstance(action, id string) authorization {
+	var tags map[string]string
+	if i, exists := s.instances[id]; exists {
+		tags = i.Tags
+	}
+	return onTagged(action, "instance/"+id, tags)
+}
+
+// onInterface returns an action on a network interface. mu must be locked.
+func (s *Server) onInterface(action, id string) authorization {
+	var tags map[string]string
+	if nic, exists := s.interfaces[id]; exists {
+		tags = nic.tags
+	}
+	return onTagged(action, "network-interface/"+id, tags)
+}
+
+// onTagged returns an action on a resource with tags.
+func onTagged(action, resource string, tags map[string]string) authorization {
+	needed := authorization{action: action, resource: arnPrefix + resource, context: map[string]string{}}
+	for key, value := range tags {
+		needed.context["aws:ResourceTag/"+key] = value
+	}
+	return needed
 }

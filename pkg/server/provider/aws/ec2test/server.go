@@ -45,6 +45,10 @@ type Server struct {
 	AttachTime, DetachTime time.Duration
 	// AddressDelay is how long an instance that was launched has no address.
 	AddressDelay time.Duration
+	// HarmlessForce is true if a detachment with force has no effect on later attachments.
+	HarmlessForce bool
+	// NoCloudInit is true if the images do not run userdata.
+	NoCloudInit bool
 	// MetadataTags is true if the account's default is that instances have their tags in metadata.
 	MetadataTags bool
 	// PageSize is the largest number of instances in a response.
@@ -168,7 +172,13 @@ var actions = map[string]action{
 		handle: (*Server).attachNetworkInterface, write: true, parameters: []string{"NetworkInterfaceId", "InstanceId", "DeviceIndex"},
 	},
 	"DetachNetworkInterface": {handle: (*Server).detachNetworkInterface, write: true, parameters: []string{"AttachmentId", "Force"}},
+	"CreateNetworkInterface": {
+		handle: (*Server).createNetworkInterface, write: true,
+		parameters: []string{"SubnetId", "ClientToken", "TagSpecification.N.ResourceType", "TagSpecification.N.Tag.N.Key", "TagSpecification.N.Tag.N.Value"},
+	},
+	"DeleteNetworkInterface": {handle: (*Server).deleteNetworkInterface, write: true, parameters: []string{"NetworkInterfaceId"}},
 	"DescribeImages":         {handle: (*Server).describeImages, parameters: append([]string{"ImageId.N", "Owner.N"}, filterParameters...)},
+	"GetConsoleOutput":       {handle: (*Server).getConsoleOutput, parameters: []string{"InstanceId", "Latest"}},
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {

@@ -74,7 +74,7 @@ func (s *Server) updateNetworkInterface(r *request) (any, error) {
 	case body.AliasIPRanges == nil:
 		return nil, invalid("Invalid value for field 'resource': nothing is changed")
 	}
-	wanted, err := vm.subnet.normalize(*body.AliasIPRanges)
+	wanted, err := vm.subnet.normalize(s.selectAddresses(vm, *body.AliasIPRanges))
 	if err != nil {
 		return nil, err
 	}

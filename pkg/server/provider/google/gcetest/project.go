@@ -157,16 +157,17 @@ func (s *Server) Disown(name string) {
 }
 
 // Preempt preempts a spot machine.
-func (s *Server) Preempt(name string) {
-	s.change(name, func(vm *machine) {
-		op := s.begin(vm.zone, "compute.instances.preempted", vm.Name, 0)
-		op.target, op.done = vm.ID, true
-		if strings.EqualFold(vm.Scheduling.InstanceTerminationAction, "DELETE") {
-			s.remove(vm)
-			return
-		}
-		vm.Status = "TERMINATED"
-	})
+func (s *Server) Preempt(name string) { s.change(name, s.preempt) }
+
+// preempt preempts a spot machine. mu must be locked.
+func (s *Server) preempt(vm *machine) {
+	op := s.begin(vm.zone, "compute.instances.preempted", vm.Name, 0)
+	op.target, op.done = vm.ID, true
+	if strings.EqualFold(vm.Scheduling.InstanceTerminationAction, "DELETE") {
+		s.remove(vm)
+		return
+	}
+	vm.Status = "TERMINATED"
 }
 
 // SetExhausted sets whether the zones lack capacity for a type in a market, STANDARD or SPOT.

@@ -58,6 +58,8 @@ type Server struct {
 	Lenient bool
 	// NoUtilization is true if subnetworks do not show how many addresses are used.
 	NoUtilization bool
+	// NoCloudInit is true if the images do not run userdata.
+	NoCloudInit bool
 	// DrainingTime is how long lists show detached endpoints.
 	DrainingTime time.Duration
 	// URL is the address of the server.
@@ -243,6 +245,8 @@ func (s *Server) handle(r *request) (any, error) {
 		"compute.instances.list":                               (*Server).list,
 		"compute.instances.delete":                             (*Server).delete,
 		"compute.instances.updateNetworkInterface":             (*Server).updateNetworkInterface,
+		"compute.instances.getSerialPortOutput":                (*Server).getSerialPortOutput,
+		"compute.instances.simulateMaintenanceEvent":           (*Server).simulateMaintenanceEvent,
 		"compute.networkEndpointGroups.attachNetworkEndpoints": (*Server).attachEndpoints,
 		"compute.networkEndpointGroups.detachNetworkEndpoints": (*Server).detachEndpoints,
 		"compute.networkEndpointGroups.listNetworkEndpoints":   (*Server).listEndpoints,

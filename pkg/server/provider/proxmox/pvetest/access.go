@@ -149,3 +149,13 @@ func (s *Server) getPermissions(r *request) (any, error) {
 func (*Server) getVersion(*request) (any, error) {
 	return map[string]string{"version": "8.4.1", "release": "8.4"}, nil
 }
+
+// getOptions returns the options of the cluster that are not the default
+// (https://pve.proxmox.com/pve-docs/api-viewer/#/cluster/options).
+func (s *Server) getOptions(*request) (any, error) {
+	options := map[string]any{"keyboard": "en-us"}
+	if s.tagAccess != "" {
+		options["user-tag-access"] = map[string]string{"user-allow": s.tagAccess}
+	}
+	return options, nil
+}

@@ -225,6 +225,7 @@ func (r *request) vmid() int {
 var methods = []*method{
 	{verb: http.MethodGet, path: "version", handle: (*Server).getVersion},
 	{verb: http.MethodGet, path: "access/permissions", parameters: map[string]parameter{"path": text("/.*")}, handle: (*Server).getPermissions},
+	{verb: http.MethodGet, path: "cluster/options", handle: (*Server).getOptions},
 	{verb: http.MethodGet, path: "cluster/status", check: always("/", "Sys.Audit"), handle: (*Server).getClusterStatus},
 	{
 		verb: http.MethodGet, path: "cluster/resources",
