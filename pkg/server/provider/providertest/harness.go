@@ -83,7 +83,11 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 		running.Wait()
 	}
 	t.Cleanup(h.Stop)
-	<-p.Synced()
+	select {
+	case <-p.Synced():
+	case <-time.After(awaitTimeout):
+		t.Fatalf("the provider has not listed its instances after %v", awaitTimeout)
+	}
 	return h
 }
 
