@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,8 +54,12 @@ type walk struct {
 	interrupted bool
 	// published has the state of each Pod at the API server, by name.
 	published map[string]publishedPod
+	// addresses has the address of each node by its UID, free the addresses of nodes that have ended:
+	// Pods of another cluster have them now, and new nodes get them.
+	addresses map[int]string
+	free      []string
 
-	removals, reclaimed, failures int64
+	removals, reclaimed, failures, updates int64
 }
 
 type publishedPod struct {
@@ -65,14 +72,19 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 	cluster := demo()
 	cluster.UID, cluster.Spec.Storage.Size = "", ptr.To(quantity("10Gi"))
 	change(random, cluster)
-	w := &walk{api: newAPI(t), Model: storetest.New(random, cluster.Spec.Nodes), published: map[string]publishedPod{}, calm: true}
-	w.Volumes.CopySteps = []int{1, 5, 20}[random.IntN(3)]
+	w := &walk{api: newAPI(t), published: map[string]publishedPod{}, addresses: map[int]string{}, calm: true}
 	w.settle = []time.Duration{0, settle}[random.IntN(2)]
 	w.kinds.Add(cluster)
 	w.leader = w.newOperator()
 	w.leader.show()
 	_, err := w.leader.syncStale(t.Context())
 	require.NoError(t, err)
+	w.Model = storetest.NewFactor(random, *w.set().Spec.Replicas, int(wantedOf(w.cluster().WithDefaults()).ReplicationFactor))
+	w.Volumes.CopySteps = []int{1, 5, 20, 40}[random.IntN(4)]
+	w.Update = storetest.Update{Template: "i", CurrentRevision: "i", UpdateRevision: "i", Partition: w.Replicas}
+	for _, n := range w.Pods {
+		n.Revision = "i"
+	}
 	w.publish()
 	w.builtIn.Interrupt, w.kinds.Interrupt, w.calm = w.fault, w.fault, false
 	return w
@@ -85,17 +97,49 @@ func (w *walk) newOperator() *instance {
 	return i
 }
 
-// address returns the address of a node.
-func address(n *storetest.Node) string { return fmt.Sprintf("10.0.%d.%d", n.UID/250, n.UID%250) }
+// address returns the address of a node, if possible an address that another node had before.
+func (w *walk) address(n *storetest.Node) string {
+	at, known := w.addresses[n.UID]
+	switch {
+	case known:
+		return at
+	case len(w.free) > 0:
+		at, w.free = w.free[0], w.free[1:]
+	default:
+		at = fmt.Sprintf("10.0.0.%d", len(w.addresses))
+	}
+	w.addresses[n.UID] = at
+	return at
+}
 
-// Scrape implements Scraper.
+// freeAddresses frees the addresses of nodes that have ended.
+func (w *walk) freeAddresses() {
+	for _, uid := range slices.Sorted(maps.Keys(w.addresses)) {
+		if at := w.addresses[uid]; at != "" && !slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool { return n.UID == uid }) {
+			w.addresses[uid] = ""
+			w.free = append(w.free, at)
+		}
+	}
+}
+
+// Scrape implements Scraper. At an address that is free a node of another cluster responds, for which
+// all is well.
 func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 	results := make([]observe.Scrape, len(addresses))
 	for i, at := range addresses {
 		results[i].Err = errors.New("the node does not respond")
+		if slices.Contains(w.free, at) {
+			results[i] = observe.Scrape{At: w.clock.Now(), Metrics: &observe.Metrics{
+				Sample: scale.Sample{
+					Underreplicated: ptr.To[int64](0), Members: ptr.To(int64(w.Replicas)), EffectiveReplicas: ptr.To[int64](3), Joining: ptr.To[int64](0),
+				},
+				Commands: ptr.To(0.0), Rounds: ptr.To(int64(w.Second)), Moved: ptr.To[int64](0),
+			}}
+			continue
+		}
 		for _, n := range w.Pods {
 			sample := w.Sample(n)
-			if address(n) != at || sample == nil {
+			if w.address(n) != at || sample == nil {
 				continue
 			}
 			metrics := &observe.Metrics{Sample: *sample, Commands: ptr.To(float64(int64(n.Commands))), Rounds: ptr.To(n.Rounds), Moved: ptr.To(n.Moved())}
@@ -109,6 +153,7 @@ func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 func (w *walk) publish() {
 	w.clock.SetTime(w.Now())
 	set := w.set()
+	w.freeAddresses()
 	exists := map[string]bool{}
 	for _, n := range w.Pods {
 		exists[podName(n.Ordinal)] = true
@@ -128,12 +173,13 @@ func (w *walk) publish() {
 		}
 	}
 	status := appsv1.StatefulSetStatus{
-		ObservedGeneration: set.Status.ObservedGeneration, Replicas: int32(len(w.Pods)), CurrentRevision: "1", UpdateRevision: "1",
+		ObservedGeneration: set.Status.ObservedGeneration, Replicas: int32(len(w.Pods)),
+		CurrentRevision: w.Update.CurrentRevision, UpdateRevision: w.Update.UpdateRevision,
 	}
 	if w.Observed == w.Generation {
 		status.ObservedGeneration = set.Generation
 	}
-	if set.Status.ObservedGeneration != status.ObservedGeneration || set.Status.Replicas != status.Replicas {
+	if !equality.Semantic.DeepEqual(set.Status, status) {
 		set.Status = status
 		w.replace(setResource, set)
 	}
@@ -145,8 +191,9 @@ func (w *walk) publishPod(set *appsv1.StatefulSet, n *storetest.Node) {
 	if before == now {
 		return
 	}
-	set.Status.UpdateRevision = "1"
-	pod := newPod(set, n.Ordinal, fmt.Sprintf("pod-%d", n.UID), address(n))
+	set = set.DeepCopy()
+	set.Status.UpdateRevision = n.Revision
+	pod := newPod(set, n.Ordinal, fmt.Sprintf("pod-%d", n.UID), w.address(n))
 	if !n.Ready() {
 		pod.Status.Conditions[0].Status = "False"
 	}
@@ -172,11 +219,33 @@ func (w *walk) replace(resource schema.GroupVersionResource, object runtime.Obje
 
 // adopt applies the writes of the operators to the model.
 func (w *walk) adopt() {
-	if replicas := *w.set().Spec.Replicas; replicas != w.Replicas {
+	set := w.set()
+	if replicas := *set.Spec.Replicas; replicas != w.Replicas {
 		if replicas < w.Replicas {
 			w.removals++
 		}
 		w.Resize(replicas)
+	}
+	template := set.Spec.Template.Spec.Containers[0].Image
+	if template != w.Update.Template {
+		w.updates++
+	}
+	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil {
+		w.Roll(template, *rolling.Partition, false)
+	} else {
+		w.Roll(template, w.Update.Partition, true)
+	}
+	for _, name := range slices.Sorted(maps.Keys(w.published)) {
+		pod := w.published[name]
+		if _, err := w.kube.Tracker().Get(podResource, "ns", name); err == nil {
+			continue
+		}
+		delete(w.published, name)
+		for _, n := range w.Pods {
+			if n.UID == pod.uid {
+				w.DeletePod(n)
+			}
+		}
 	}
 	claims := map[string]bool{}
 	for _, name := range w.claimNames() {
@@ -229,9 +298,12 @@ func (w *walk) interrupt() {
 }
 
 func (w *walk) changeSpec(c *v1alpha1.MarekvsCluster) {
-	if c.Spec.Autoscale == nil {
+	switch {
+	case w.IntN(3) == 0:
+		c.Spec.Image = fmt.Sprintf("i-%d", w.Second)
+	case c.Spec.Autoscale == nil:
 		c.Spec.Nodes = 3 + w.Int32N(5)
-	} else if w.IntN(4) == 0 {
+	case w.IntN(4) == 0:
 		c.Spec.Autoscale.MaxNodes = 5 + w.Int32N(4)
 	}
 }
@@ -251,6 +323,8 @@ func (w *walk) disturb() {
 		w.Rate = float64(w.IntN(40_000))
 	case 8, 9:
 		w.change(w.changeSpec)
+	case 10:
+		w.Drain(60)
 	}
 }
 
@@ -294,14 +368,27 @@ func (w *walk) run(seconds int) {
 	}
 }
 
-// end stops all failures, and expects the cluster to reach its size and keep it.
+// shrink lets the cluster shrink to its least size.
+func (w *walk) shrink() {
+	w.Rate = 0
+	w.change(func(c *v1alpha1.MarekvsCluster) {
+		if c.Spec.Autoscale == nil {
+			c.Spec.Nodes = 3
+		}
+	})
+}
+
+// end stops all failures, and expects the cluster to reach its size and its template and keep them.
 func (w *walk) end() {
 	w.calm, w.former = true, nil
 	for _, n := range w.Pods {
 		n.Silent = 0
 	}
-	for kept, seconds := 0, 0; kept < 2 && seconds < 1500; seconds += 100 {
-		if w.run(100); w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) {
+	updated := func() bool {
+		return !slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool { return n.Revision != w.cluster().Spec.Image })
+	}
+	for kept, seconds := 0, 0; kept < 2 && seconds < 6000; seconds += 100 {
+		if w.run(100); w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) && updated() {
 			kept++
 		} else {
 			kept = 0
@@ -310,27 +397,33 @@ func (w *walk) end() {
 	require.Empty(w.t, w.Problems)
 	require.Equal(w.t, w.target(), w.Replicas, "the size at the end: %+v", w.cluster().Status)
 	require.Len(w.t, w.Online(), int(w.Replicas))
+	require.True(w.t, updated(), "%+v", w.cluster().Status)
 }
 
 // target returns the expected size at the end.
 func (w *walk) target() int32 {
 	wanted := wantedOf(w.cluster().WithDefaults())
-	if wanted.Autoscaler == nil {
-		return scale.FixedTarget(wanted.Nodes, storetest.Copies)
-	}
 	size := w.Replicas
+	switch target := scale.FixedTarget(wanted.Nodes, wanted.ReplicationFactor); {
+	case wanted.ReplicationFactor == 1:
+		return max(size, target) // no node is ever removed
+	case wanted.Autoscaler == nil:
+		return target
+	}
 	for size > wanted.Autoscaler.Clamp(0) && w.Rate/float64(size-1) < 0.6*5000 {
 		size--
 	}
 	return max(size, wanted.Autoscaler.Clamp(int32((w.Rate+4999)/5000)))
 }
 
-// Everything happens at random: load, missing metrics, evictions, restarts of the operator, two
+// Everything happens at random: load, missing metrics, evictions, drains, restarts of the operator, two
 // operators at a time, old caches, requests that fail or whose response is lost, and changes
-// of the spec. No partition ever loses its last copy, no volume of a node is deleted, and in the
-// end the cluster has its size.
+// of the spec, which also update the Pods. Nodes get the addresses of nodes that have ended, and other
+// clusters do, too. Partitions take up to 40 seconds to copy, with 1 to 3 copies of each. No partition
+// ever loses its last copy, no volume of a node is deleted, and in the end the cluster has its size and
+// its template.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
-	var removals, reclaimed, failures atomic.Int64
+	var removals, reclaimed, failures, updates atomic.Int64
 	seeds := tier.Seeds(t, tier.Pick(50, 210))
 	t.Run("walks", func(t *testing.T) {
 		for _, seed := range seeds {
@@ -338,6 +431,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				t.Parallel()
 				w := newWalk(t, seed, func(random *rand.Rand, c *v1alpha1.MarekvsCluster) {
 					c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
+					c.Spec.ReplicationFactor = 1 + random.Int32N(3)
 					c.Spec.ReclaimAfterSeconds = 60
 					if random.IntN(2) == 0 {
 						autoscaled(c)
@@ -345,17 +439,23 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 					}
 				})
 				w.run(300)
+				w.shrink()
 				w.end()
+				if w.cluster().Spec.ReplicationFactor == 1 {
+					require.Zero(t, w.removals+w.reclaimed, "the only copy of data")
+				}
 				removals.Add(w.removals)
 				reclaimed.Add(w.reclaimed)
+				updates.Add(w.updates)
 				failures.Add(w.failures)
 			})
 		}
 	})
-	t.Logf("%d removals, %d volumes reclaimed, %d failures", removals.Load(), reclaimed.Load(), failures.Load())
+	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d failures", removals.Load(), reclaimed.Load(), updates.Load(), failures.Load())
 	if walks := int64(len(seeds)); walks > 1 {
-		assert.Greater(t, removals.Load(), walks)
-		assert.Greater(t, reclaimed.Load(), walks/4)
+		assert.Greater(t, removals.Load(), walks/2)
+		assert.Greater(t, reclaimed.Load(), walks/8)
+		assert.Greater(t, updates.Load(), walks/2)
 		assert.Greater(t, failures.Load(), 3*walks)
 	}
 }
