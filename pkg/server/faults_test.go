@@ -99,12 +99,14 @@ func TestFaultyConfigurations(t *testing.T) {
 				if at == "" {
 					at = fault.with
 				}
-				line := 1 + strings.Count(text[:strings.Index(text, at)], "\n")
+				before, _, found := strings.Cut(text, at)
+				require.True(t, found)
+				line := 1 + strings.Count(before, "\n")
 				path := filepath.Join(t.TempDir(), "shard.jsonc")
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 				err := server.Validate(t.Context(), server.Options{}, path, io.Discard)
 				require.Error(t, err)
-				found := false
+				found = false
 				for _, message := range strings.Split(err.Error(), "\n") {
 					found = found || strings.HasPrefix(message, fault.want) && strings.HasSuffix(message, fmt.Sprintf(" (line %d)", line))
 				}

@@ -100,17 +100,15 @@ func TestSecretQuestions(t *testing.T) {
 	for _, lags := range []bool{false, true} {
 		url, _ := secretstest.StartGoogleWith(t, secretstest.GoogleOptions{Lags: lags})
 		transport := googleapi.WithToken(http.DefaultTransport, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: secretstest.GoogleToken}))
-		open := func(prefix string) (secrets.Store, error) {
-			return googlesecrets.New(googlesecrets.Options{Project: secretstest.GoogleProject, Prefix: prefix, Transport: transport, Endpoint: url}), nil
+		open := func(prefix string) secrets.Store {
+			return googlesecrets.New(googlesecrets.Options{Project: secretstest.GoogleProject, Prefix: prefix, Transport: transport, Endpoint: url})
 		}
-		server, err := open("nstance-prod__")
-		require.NoError(t, err)
+		server := open("nstance-prod__")
 		require.NoError(t, server.Set(t.Context(), "join.json", []byte("a secret of the servers")))
-		e := newSecretExamination(func() (secrets.Store, error) { return open("nstance-check--prod__") })
+		e := newSecretExamination(func() (secrets.Store, error) { return open("nstance-check--prod__"), nil })
 		results := providertest.Ask(t, e, providertest.NewTrial(provider.Spec{}, instance.VM{}, nil))
 		assert.Regexp(t, "^as expected: the first version was read after .+, the second version after ", results["versions of secrets"])
-		check, err := open("nstance-check--prod__")
-		require.NoError(t, err)
+		check := open("nstance-check--prod__")
 		for store, want := range map[secrets.Store][]string{server: {"join.json"}, check: nil} {
 			names, err := store.List(t.Context())
 			require.NoError(t, err)

@@ -29,10 +29,8 @@ const deleteSet = "delete statefulsets demo"
 
 func growClaim(ordinal int32) string { return "patch persistentvolumeclaims data-" + podName(ordinal) }
 
-// stored sets the size of the volumes.
-func stored(size string) func(*v1alpha1.MarekvsCluster) {
-	return func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity(size)) }
-}
+// grow raises the size of the volumes.
+func grow(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("20Gi")) }
 
 // requests returns the requested size of each volume claim.
 func (h *harness) requests() map[string]string {
@@ -73,7 +71,7 @@ func all(size string, nodes int32) map[string]string {
 func TestVolumesGrow(t *testing.T) {
 	h := newHarness(t, nil)
 	before, pods, gossip := h.set(), h.processes(), h.gossip()
-	h.change(stored("20Gi"))
+	h.change(grow)
 	h.expect(growClaim(0), growClaim(1), growClaim(2), writeStatus)
 	assert.Equal(t, all("20Gi", 3), h.requests())
 	assert.Equal(t, "volume claim data-demo-0 is to grow from 10Gi to 20Gi.", conditionOf(h, v1alpha1.ConditionVolumesExpanded).Message)
@@ -143,7 +141,7 @@ func TestVolumesThatCannotGrow(t *testing.T) {
 		claim.Spec.StorageClassName = ptr.To("other")
 		h.builtIn.Update(claimResource, &claim)
 		change(h)
-		h.change(stored("20Gi"))
+		h.change(grow)
 		h.expect(growClaim(0), growClaim(2), writeStatus)
 		h.settle()
 		assert.Equal(t, map[string]string{"data-demo-0": "20Gi", "data-demo-1": "10Gi", "data-demo-2": "20Gi"}, h.requests(), want)
@@ -185,7 +183,7 @@ func TestAnOperatorIsKilledWhileVolumesGrow(t *testing.T) {
 			require.Equal(t, int32(3), *h.set().Spec.Replicas)
 			pods, gossip, revisions := h.processes(), h.gossip(), h.revisions()
 			removed := h.cluster().Status.LastScaleDownTime
-			h.change(stored("20Gi"))
+			h.change(grow)
 			writes, dead, killed := 0, false, false
 			h.builtIn.Interrupt = func(action clienttesting.Action) (bool, error) {
 				verb := action.GetVerb()
@@ -253,7 +251,7 @@ func TestTheStatefulSetIsKeptWhilePodsChange(t *testing.T) {
 		if want == "after the change of the size" {
 			h.builtIn.Fail(applySet, apierrors.NewInternalError(errors.New("broken")))
 		}
-		h.change(stored("20Gi"))
+		h.change(grow)
 		for range 5 {
 			h.show()
 			_, _ = h.syncStale(t.Context())
@@ -275,7 +273,7 @@ func TestTheStatefulSetIsKeptWhilePodsChange(t *testing.T) {
 // The StatefulSet is deleted as it was read from the API server.
 func TestAStatefulSetThatChangedIsNotDeleted(t *testing.T) {
 	h := newHarness(t, nil)
-	h.change(stored("20Gi"))
+	h.change(grow)
 	h.pass()
 	h.show()
 	pod := h.pod(1)
@@ -297,7 +295,7 @@ func TestOtherClaims(t *testing.T) {
 	for i := range claims {
 		h.builtIn.Update(claimResource, &claims[i])
 	}
-	h.change(stored("20Gi"))
+	h.change(grow)
 	h.expect(growClaim(2), writeStatus)
 	h.settle()
 	assert.Equal(t, map[string]string{"data-demo-0": "10Gi", "data-demo-1": "30Gi", "data-demo-2": "20Gi"}, h.requests())
@@ -309,7 +307,7 @@ func TestOtherClaims(t *testing.T) {
 func TestThePauseOfAnExpansion(t *testing.T) {
 	h := newHarness(t, nil)
 	h.change(func(c *v1alpha1.MarekvsCluster) {
-		stored("20Gi")(c)
+		grow(c)
 		c.Spec.Paused = true
 	})
 	h.expect(writeStatus)

@@ -43,10 +43,10 @@ func TestAssumptions(t *testing.T) {
 		results, requested := w.ask(nil)
 		var differ, unanswered []string
 		for title, result := range results {
-			switch {
-			case result[0] == 'd':
+			switch result[0] {
+			case 'd':
 				differ = append(differ, title+": "+result)
-			case result[0] == 'n':
+			case 'n':
 				unanswered = append(unanswered, title+": "+result)
 			}
 		}
