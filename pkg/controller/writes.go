@@ -60,8 +60,15 @@ func (w *WriteTracker) Record(object metav1.Object) {
 // objects named by keys. Resource versions of one resource can be compared
 // (https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions).
 func (w *WriteTracker) CaughtUp(keys ...cache.ObjectName) bool {
-	pending := w.Pending()
-	return !pending.HasAny(keys...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forgetCached()
+	for _, key := range keys {
+		if _, pending := w.last[key]; pending {
+			return false
+		}
+	}
+	return true
 }
 
 // Pending returns the names of the objects whose last writes the cache does not have, for syncs
@@ -69,18 +76,22 @@ func (w *WriteTracker) CaughtUp(keys ...cache.ObjectName) bool {
 func (w *WriteTracker) Pending() sets.Set[cache.ObjectName] {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.forgetCached()
+	return sets.KeySet(w.last)
+}
+
+// forgetCached drops every write that the cache has, whatever its object: a deleted object has
+// no later sync that would drop it. The caller holds w.mu.
+func (w *WriteTracker) forgetCached() {
 	if len(w.last) == 0 {
-		return nil
+		return
 	}
-	// Every write that the cache has is dropped, for other keys too: a deleted object has no
-	// later sync that would drop it.
 	cached := w.store.LastStoreSyncResourceVersion()
 	maps.DeleteFunc(w.last, func(_ cache.ObjectName, written pendingWrite) bool {
 		order, err := resourceversion.CompareResourceVersion(cached, written.resourceVersion)
 		// A version that cannot be compared is no proof of a stale cache.
 		return err != nil || order >= 0
 	})
-	return sets.KeySet(w.last)
 }
 
 // Delay returns the delay of a sync for which CaughtUp is false: StaleRetry, which doubles
