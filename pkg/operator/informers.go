@@ -5,6 +5,7 @@ package operator
 
 import (
 	"context"
+	"slices"
 	"time"
 	"unique"
 
@@ -12,9 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/lru"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
@@ -67,7 +71,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.Clusters:          trim,
 		all.Machines:          trim,
-		all.MachinePools:      capi.TrimMachinePool,
+		all.MachinePools:      trimMachinePool,
 		all.MachineDrainRules: trim,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
@@ -109,8 +113,9 @@ func named(client kubernetes.Interface, namespace, name string, resync time.Dura
 		}))
 }
 
-// trim drops managedFields, and shares the strings that are equal in most objects of a kind. The
-// decoder allocates a string for each object. A pool keeps whether the operator owns its spec.
+// trim drops managedFields, shares the strings that are equal in most objects of a kind, and keeps
+// conditions without spare capacity. The decoder allocates a string for each object, and doubles a
+// slice that is full. A pool keeps whether the operator owns its spec.
 func trim(obj any) (any, error) {
 	object, err := meta.Accessor(obj)
 	if err != nil {
@@ -124,13 +129,23 @@ func trim(obj any) (any, error) {
 	shareMetadata(object)
 	switch object := obj.(type) {
 	case *v1beta1.NstanceMachinePool:
-		shareConditions(object.Status.Conditions)
+		object.Status.Conditions = shareConditions(object.Status.Conditions)
 	case *v1beta1.NstanceShardGroup:
-		shareConditions(object.Status.Conditions)
+		object.Status.Conditions = shareConditions(object.Status.Conditions)
 	case *v1beta1.NstanceMachine:
-		shareConditions(object.Status.Conditions)
+		object.Status.Conditions = shareConditions(object.Status.Conditions)
 	}
 	return obj, nil
+}
+
+// trimMachinePool keeps what capi.TrimMachinePool keeps, and shares it like trim.
+func trimMachinePool(obj any) (any, error) {
+	trimmed, err := capi.TrimMachinePool(obj)
+	if machinePool, ok := trimmed.(*clusterv1.MachinePool); ok {
+		shareMetadata(machinePool)
+		machinePool.Spec.Template.Labels = sharedLabels(machinePool.Spec.Template.Labels)
+	}
+	return trimmed, err
 }
 
 // specOfOperator are the managed fields of a cached pool whose spec the operator owns.
@@ -140,9 +155,7 @@ var specOfOperator = []metav1.ManagedFieldsEntry{{
 
 func shareMetadata(object metav1.Object) {
 	object.SetNamespace(shared(object.GetNamespace()))
-	for key, value := range object.GetLabels() {
-		object.GetLabels()[shared(key)] = shared(value)
-	}
+	object.SetLabels(sharedLabels(object.GetLabels()))
 	for i, finalizer := range object.GetFinalizers() {
 		object.GetFinalizers()[i] = shared(finalizer)
 	}
@@ -152,13 +165,42 @@ func shareMetadata(object metav1.Object) {
 	}
 }
 
-func shareConditions(conditions []metav1.Condition) {
+func shareConditions(conditions []metav1.Condition) []metav1.Condition {
+	if cap(conditions) > len(conditions) {
+		conditions = slices.Clone(conditions)
+	}
 	for i := range conditions {
 		condition := &conditions[i]
 		condition.Type = shared(condition.Type)
 		condition.Status = shared(condition.Status)
 		condition.Reason = shared(condition.Reason)
 	}
+	return conditions
+}
+
+// recentLabels has the labels of the last objects, by their text. The shard groups of a pool have
+// equal labels, and so have the templates of most MachinePools.
+var recentLabels = lru.New(256)
+
+// maxSharedLabels bounds what recentLabels may take.
+const maxSharedLabels = 8
+
+// sharedLabels returns a map that objects with equal labels share, own if these are many. An object
+// in a cache, and so its labels, are never changed.
+func sharedLabels(own map[string]string) map[string]string {
+	if len(own) == 0 || len(own) > maxSharedLabels {
+		return own
+	}
+	text := labels.Set(own).String()
+	if known, ok := recentLabels.Get(text); ok {
+		return known.(map[string]string)
+	}
+	kept := make(map[string]string, len(own))
+	for key, value := range own {
+		kept[shared(key)] = shared(value)
+	}
+	recentLabels.Add(text, kept)
+	return kept
 }
 
 // shared returns a copy of s that all equal strings share.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,6 +91,9 @@ func TestTrimSharesStrings(t *testing.T) {
 			all = append(all, key, value)
 		}
 		return all
+	}
+	if first, second := trimmed().Labels, trimmed().Labels; reflect.ValueOf(first).Pointer() != reflect.ValueOf(second).Pointer() {
+		t.Error("the labels are in memory twice")
 	}
 	first, second := stringsOf(trimmed()), stringsOf(trimmed())
 	for i := range first {

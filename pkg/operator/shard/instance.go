@@ -6,6 +6,7 @@ package shard
 import (
 	"maps"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -62,8 +63,33 @@ type NodeShape struct {
 	Architecture, OperatingSystem string
 	// Capacity are quantities by resource, such as cpu and memory.
 	Capacity map[string]string
-	Labels   map[string]string
+	Labels   Labels
 	Taints   []Taint
+}
+
+// Labels are the labels that a Node of a group registers with, sorted by key. There are labels for
+// each of a thousand groups, and a slice takes half of the memory of a map.
+type Labels []Label
+
+// Label is a label that a Node of a group registers with.
+type Label struct{ Key, Value string }
+
+// LabelsOf returns the labels of a map.
+func LabelsOf(values map[string]string) Labels {
+	labels := make(Labels, 0, len(values))
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		labels = append(labels, Label{Key: key, Value: values[key]})
+	}
+	return labels
+}
+
+// Get returns the value of the label with a key, and whether there is one.
+func (l Labels) Get(key string) (string, bool) {
+	at, ok := slices.BinarySearchFunc(l, key, func(label Label, key string) int { return strings.Compare(label.Key, key) })
+	if !ok {
+		return "", false
+	}
+	return l[at].Value, true
 }
 
 // Taint is a taint that a Node of a group registers with.
@@ -81,7 +107,7 @@ func (s *NodeShape) Equal(other *NodeShape) bool {
 	return s.Architecture == other.Architecture &&
 		s.OperatingSystem == other.OperatingSystem &&
 		maps.Equal(s.Capacity, other.Capacity) &&
-		maps.Equal(s.Labels, other.Labels) &&
+		slices.Equal(s.Labels, other.Labels) &&
 		slices.Equal(s.Taints, other.Taints)
 }
 

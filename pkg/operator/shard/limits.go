@@ -117,7 +117,10 @@ func Measure(g Group) (Size, error) {
 	if node := g.Node; node != nil {
 		m.add("value of the node", node.Architecture, node.OperatingSystem)
 		m.values("value of the node", node.Capacity, MaxString)
-		m.values("value of the node", node.Labels, MaxString)
+		for _, label := range node.Labels {
+			m.value("name of a value of the node", label.Key, MaxString)
+			m.value("value of the node", label.Value, MaxString)
+		}
 		for _, taint := range node.Taints {
 			m.add("value of the node", taint.Key, taint.Value, taint.Effect)
 		}

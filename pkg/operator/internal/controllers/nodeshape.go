@@ -25,7 +25,7 @@ func CommonShape(shapes []*shard.NodeShape) *shard.NodeShape {
 	if len(reported) == 0 {
 		return nil
 	}
-	common := &shard.NodeShape{Capacity: map[string]string{}, Labels: map[string]string{}}
+	common := &shard.NodeShape{Capacity: map[string]string{}}
 	common.Architecture, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.Architecture, true })
 	common.OperatingSystem, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.OperatingSystem, true })
 	for name := range reported[0].Capacity {
@@ -33,13 +33,13 @@ func CommonShape(shapes []*shard.NodeShape) *shard.NodeShape {
 			common.Capacity[name] = quantity.String()
 		}
 	}
-	for key := range reported[0].Labels {
+	for _, label := range reported[0].Labels {
 		value, ok := agreed(reported, func(s *shard.NodeShape) (string, bool) {
-			value, ok := s.Labels[key]
+			value, ok := s.Labels.Get(label.Key)
 			return value, ok
 		})
 		if ok {
-			common.Labels[key] = value
+			common.Labels = append(common.Labels, shard.Label{Key: label.Key, Value: value})
 		}
 	}
 	for _, shape := range reported {

@@ -21,6 +21,7 @@ func TestNodeShape(t *testing.T) {
 		shape  = shard.NodeShape
 		values = map[string]string
 	)
+	labels := shard.LabelsOf
 	taints := func(all ...string) (made []shard.Taint) {
 		for _, each := range all {
 			parts := strings.Split(each, " ")
@@ -31,7 +32,7 @@ func TestNodeShape(t *testing.T) {
 	whole := shape{
 		Architecture: "amd64", OperatingSystem: "linux",
 		Capacity: values{"cpu": "2", "memory": "8Gi"},
-		Labels:   values{"tier": "batch", "zone": ""},
+		Labels:   labels(values{"tier": "batch", "zone": ""}),
 		Taints:   taints("batch yes NoSchedule"),
 	}
 	for name, test := range map[string]struct {
@@ -54,9 +55,9 @@ func TestNodeShape(t *testing.T) {
 		"the first lacks it":      {[]*shape{{Capacity: values{"cpu": "2"}}, {Capacity: values{"cpu": "2", "nvidia.com/gpu": "1"}}}, &shape{Capacity: values{"cpu": "2"}}},
 		"nothing of it":           {[]*shape{{Capacity: values{"cpu": "2", "memory": "0"}}, {Capacity: values{"cpu": "2", "memory": "1Gi"}}}, &shape{Capacity: values{"cpu": "2", "memory": "0"}}},
 		"no quantity":             {[]*shape{{Capacity: values{"cpu": "2", "memory": "plenty"}}, {Capacity: values{"cpu": "many", "memory": "1Gi"}}}, &shape{}},
-		"a label differs":         {[]*shape{{Labels: values{"tier": "batch", "zone": "a"}}, {Labels: values{"tier": "batch", "zone": "b"}}}, &shape{Labels: values{"tier": "batch"}}},
-		"a label is missing":      {[]*shape{{Labels: values{"tier": "batch", "empty": ""}}, {Labels: values{"tier": "batch"}}}, &shape{Labels: values{"tier": "batch"}}},
-		"the first lacks a label": {[]*shape{{}, {Labels: values{"empty": ""}}}, &shape{}},
+		"a label differs":         {[]*shape{{Labels: labels(values{"tier": "batch", "zone": "a"})}, {Labels: labels(values{"tier": "batch", "zone": "b"})}}, &shape{Labels: labels(values{"tier": "batch"})}},
+		"a label is missing":      {[]*shape{{Labels: labels(values{"tier": "batch", "empty": ""})}, {Labels: labels(values{"tier": "batch"})}}, &shape{Labels: labels(values{"tier": "batch"})}},
+		"the first lacks a label": {[]*shape{{}, {Labels: labels(values{"empty": ""})}}, &shape{}},
 		"taints of all, by key": {[]*shape{{Taints: taints("z  NoExecute", "a 2 NoSchedule")}, {Taints: taints("a 1 NoSchedule", "z  NoExecute", "a 1 NoExecute")}},
 			&shape{Taints: taints("a 1 NoExecute", "a 1 NoSchedule", "a 2 NoSchedule", "z  NoExecute")}},
 	} {

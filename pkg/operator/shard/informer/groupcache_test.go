@@ -305,10 +305,10 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 	put := func(key, instanceType, memory string) map[string]string {
 		group := group(key, 1)
 		group.InstanceType = instanceType
-		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}
+		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: shard.LabelsOf(map[string]string{"group": key})}
 		mustPut(c, group)
 		cached := c.groups[key].Node
-		if want := (&shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}); !cached.Equal(want) {
+		if want := (&shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: shard.LabelsOf(map[string]string{"group": key})}); !cached.Equal(want) {
 			t.Errorf("group %s has the shape %v, want %v", key, cached, want)
 		}
 		return cached.Capacity

@@ -94,8 +94,8 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 // is not needed.
 func nodeAnnotations(shape *shard.NodeShape) map[string]string {
 	var labels, taints []string
-	for _, key := range slices.Sorted(maps.Keys(shape.Labels)) {
-		labels = append(labels, key+"="+shape.Labels[key])
+	for _, label := range shape.Labels {
+		labels = append(labels, label.Key+"="+label.Value)
 	}
 	for _, taint := range shape.Taints {
 		taints = append(taints, taint.Key+"="+taint.Value+":"+taint.Effect)

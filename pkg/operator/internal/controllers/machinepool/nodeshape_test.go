@@ -43,7 +43,7 @@ func TestNodeAnnotations(t *testing.T) {
 		labels, taints string
 	}{
 		"nothing": {shard.NodeShape{Architecture: "arm64"}, "", ""},
-		"labels by key": {shard.NodeShape{Labels: map[string]string{"zone": "a", "example.com/tier": "batch", "spot": ""}},
+		"labels by key": {shard.NodeShape{Labels: shard.LabelsOf(map[string]string{"zone": "a", "example.com/tier": "batch", "spot": ""})},
 			"example.com/tier=batch,spot=,zone=a", ""},
 		"taints": {shard.NodeShape{Taints: []shard.Taint{{Key: "a", Value: "1", Effect: "NoSchedule"}, {Key: "b", Effect: "NoExecute"}}},
 			"", "a=1:NoSchedule,b=:NoExecute"},
@@ -163,7 +163,7 @@ func (a *annotated) annotate(shape *shard.NodeShape) error {
 
 // batch and plain are shapes with and without labels and taints.
 var (
-	batch = &shard.NodeShape{Labels: map[string]string{"tier": "batch"}, Taints: []shard.Taint{{Key: "batch", Value: "yes", Effect: "NoSchedule"}}}
+	batch = &shard.NodeShape{Labels: shard.LabelsOf(map[string]string{"tier": "batch"}), Taints: []shard.Taint{{Key: "batch", Value: "yes", Effect: "NoSchedule"}}}
 	plain = &shard.NodeShape{Architecture: "amd64"}
 	// batchAnnotations are the annotations for batch.
 	batchAnnotations = map[string]string{annotationLabels: "tier=batch", annotationTaints: "batch=yes:NoSchedule"}
@@ -182,7 +182,7 @@ func TestAnnotateWritesOnceAndRemoves(t *testing.T) {
 
 	// Annotations stay while no shard reports a shape.
 	a.expect(nil, 0, batchAnnotations)
-	night := &shard.NodeShape{Labels: map[string]string{"tier": "night"}, Taints: batch.Taints}
+	night := &shard.NodeShape{Labels: shard.LabelsOf(map[string]string{"tier": "night"}), Taints: batch.Taints}
 	a.expect(night, 1, map[string]string{annotationLabels: "tier=night", annotationTaints: batchAnnotations[annotationTaints]})
 	a.show()
 	a.expect(&shard.NodeShape{Taints: batch.Taints}, 1, map[string]string{annotationTaints: batchAnnotations[annotationTaints]})
@@ -249,7 +249,7 @@ func TestAnnotateDropsFormerOwners(t *testing.T) {
 	a.expect(&shard.NodeShape{Labels: batch.Labels}, 1, night)
 	a.set(map[string]string{annotationLabels: ""})
 	a.show()
-	a.expect(&shard.NodeShape{Labels: map[string]string{"tier": "night"}}, 1, night)
+	a.expect(&shard.NodeShape{Labels: shard.LabelsOf(map[string]string{"tier": "night"})}, 1, night)
 	a.show()
 	a.expect(batch, 1, batchAnnotations)
 }

@@ -163,8 +163,8 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 func TestCapacityStaysWhileAShardIsUnreachable(t *testing.T) {
 	pool := newPool("a", "b")
 	groupOnA, groupOnB := listed(), listed()
-	groupOnA.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "4"}, Labels: map[string]string{"zone": "a"}}
-	groupOnB.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"zone": "b"},
+	groupOnA.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "4"}, Labels: shard.LabelsOf(map[string]string{"zone": "a"})}
+	groupOnB.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"zone": "b"}),
 		Taints: []shard.Taint{{Key: "dedicated", Value: "x", Effect: "NoSchedule"}}}
 	h := newHarness(t, withGroups(map[string]*shard.Group{"a": groupOnA, "b": groupOnB}), pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
 	h.scale(0)

@@ -77,7 +77,10 @@ func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
 		Architecture:    message.GetArchitecture(),
 		OperatingSystem: message.GetOperatingSystem(),
 		Capacity:        interned(message.GetCapacity()),
-		Labels:          interned(message.GetLabels()),
+		Labels:          shard.LabelsOf(message.GetLabels()),
+	}
+	for i, label := range shape.Labels {
+		shape.Labels[i] = shard.Label{Key: unique.Make(label.Key).Value(), Value: unique.Make(label.Value).Value()}
 	}
 	for _, taint := range message.GetTaints() {
 		shape.Taints = append(shape.Taints, shard.Taint{Key: taint.GetKey(), Value: taint.GetValue(), Effect: taint.GetEffect()})
@@ -86,7 +89,7 @@ func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
 }
 
 // interned returns a copy of m whose strings share memory with equal strings. The Nodes of a
-// thousand groups have nearly the same labels and resources.
+// thousand groups have nearly the same resources, and labels.
 func interned(m map[string]string) map[string]string {
 	if m == nil {
 		return nil

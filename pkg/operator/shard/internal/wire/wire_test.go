@@ -53,7 +53,7 @@ func TestGroup(t *testing.T) {
 		},
 		Node: &shard.NodeShape{
 			Architecture: "arm64", OperatingSystem: "linux",
-			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
+			Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"tier": "web"}),
 			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
 		Revision:  &shard.Revision{UID: "uid", Generation: 7},
