@@ -31,11 +31,6 @@ unit() {
 	local failed=0 fresh=()
 	[[ -z ${NSTANCE_TEST_FULL:-} ]] || fresh=(-count=1 -timeout 30m)
 	nice -n 5 hack/gotest.sh unit "${fresh[@]}" ./... || failed=1
-	if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
-		# The race detector makes another variant of every package, and tests several times slower.
-		# Races need no further seeds to be found.
-		NSTANCE_TEST_FULL= CGO_ENABLED=1 nice -n 5 hack/gotest.sh race -race "${fresh[@]}" ./... || failed=1
-	fi
 	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat) || failed=1
 	(cd hack/supplychain && nice -n 5 "$root/hack/gotest.sh" supplychain ./...) || failed=1
 	return "$failed"
