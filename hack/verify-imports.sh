@@ -51,7 +51,7 @@ never ./cmd/nstance-agent '^(k8s\.io/(api|client-go|component-base|utils)|sigs\.
 never ./pkg/operator/shard/... '^k8s\.io/(api|client-go)(/|$)'
 never ./pkg/operator/shard/... "^$module/pkg/(apis|generated|base/capi|operator/internal)(/|\$)"
 # Pure functions.
-never ./pkg/operator/internal/distribute "^$module/"
+never ./pkg/base/distribute "^$module/"
 never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
 never ./pkg/base/providerid "^$module/"
 never ./pkg/base/identifier "^$module/"

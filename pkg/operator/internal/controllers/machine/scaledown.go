@@ -15,9 +15,9 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/distribute"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 

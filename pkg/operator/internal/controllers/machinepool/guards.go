@@ -12,12 +12,12 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
+	"nstance.dev/operator/pkg/base/distribute"
+	"nstance.dev/operator/pkg/base/poolplan"
 )
 
 // allowance is the answer of the guards of a pool: how much a scale-down may remove now.
@@ -101,7 +101,7 @@ func (s *scalingDown) delay() time.Duration {
 // a limit.
 func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribute.Shard) (atOnce, removed int32, known bool) {
 	if guards.MaxInFlight == nil {
-		return math.MaxInt32, 0, true
+		return poolplan.AtOnce(guards, current), 0, true
 	}
 	known = true
 	for i := range shards {
@@ -109,12 +109,7 @@ func removals(guards *v1beta1.ScaleDownGuards, current int32, shards []distribut
 		removed += n
 		known = known && ok
 	}
-	scaled, err := intstr.GetScaledValueFromIntOrPercent(guards.MaxInFlight, int(current+removed), false)
-	if err != nil {
-		// The CRD has a rule against it.
-		scaled = 1
-	}
-	return int32(max(scaled, 1)), removed, known
+	return poolplan.AtOnce(guards, current+removed), removed, known
 }
 
 // blockedByGuard returns the first guard that allows no step, nil if each allows it. known
@@ -312,34 +307,6 @@ func (s *scaleDowns) drop(pool cache.ObjectName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byPool, pool)
-}
-
-// checkMinimum returns why the replicas cannot be divided without a shard below its minimum,
-// nil if they can. A scale-down of a pool with Machines removes the instances that were selected
-// for it and no others, so it waits if the shard of such an instance is at its minimum.
-func checkMinimum(observed observation, replicas int32) *problem {
-	least, shards := int32(0), []string(nil)
-	for _, shard := range observed.distributable {
-		if shard.Min > 0 {
-			least += shard.Min
-			shards = append(shards, fmt.Sprintf("%s %d", shard.ID, shard.Min))
-		}
-	}
-	if least > max(replicas, 0) {
-		return problemf(v1beta1.ReasonBelowMinimum, "the shards keep at least %d instances (%s), and MachinePool %q has %d replicas; the sizes stay",
-			least, strings.Join(shards, ", "), observed.machinePools[0].Name, replicas)
-	}
-	if kept := distribute.Kept(observed.distributable, replicas, observed.candidates); kept != nil {
-		return problemf(v1beta1.ReasonBelowMinimum, "instance %s is to be removed, and shard %s keeps at least %d instances; the sizes stay",
-			kept.ID, kept.Shard, observed.minimum(kept.Shard))
-	}
-	return nil
-}
-
-// minimum returns the size that a shard keeps at least.
-func (o *observation) minimum(shard string) int32 {
-	i := slices.IndexFunc(o.distributable, func(s distribute.Shard) bool { return s.ID == shard })
-	return o.distributable[i].Min
 }
 
 // minReplicas returns the sum of the sizes that the shards keep at least, nil if it is 0.

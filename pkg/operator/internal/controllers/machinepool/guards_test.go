@@ -22,8 +22,8 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/distribute"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 

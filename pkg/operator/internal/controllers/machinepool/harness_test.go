@@ -17,9 +17,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/distribute"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/shardtest"
 )

@@ -9,7 +9,6 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
@@ -18,9 +17,10 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/distribute"
+	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
 )
 
 // This file has every read of the API server. A sync reads caches. Before it makes a size
@@ -155,10 +155,8 @@ func (c *Controller) isCurrent(ctx context.Context, pool *v1beta1.NstanceMachine
 // false if the cache lacks the NstanceMachine of a candidate.
 func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []clusterv1.Machine) (candidates []distribute.Candidate, current bool, err error) {
 	for _, machine := range machines {
-		id := capi.NstanceMachineOf(&machine)
-		annotation, annotated := machine.Annotations[clusterv1.DeleteMachineAnnotation]
-		deleting := !machine.DeletionTimestamp.IsZero()
-		if id == "" || !annotated && !deleting {
+		id, ok := poolplan.MayBeCandidate(&machine)
+		if !ok {
 			continue
 		}
 		nstanceMachine, err := c.nstanceMachineLister.Get(id)
@@ -179,13 +177,9 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 			// The labels of a Machine of another pool can be wrong.
 			continue
 		}
-		if meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionServerDeleted) {
-			// The instance was terminated, even if its shard cannot be queried now.
-			continue
+		if candidate, ok := poolplan.NewCandidate(&machine, nstanceMachine); ok {
+			candidates = append(candidates, candidate)
 		}
-		candidates = append(candidates, distribute.Candidate{
-			ID: id, Shard: string(nstanceMachine.Spec.Shard), Annotated: annotated, Annotation: annotation,
-		})
 	}
 	return candidates, true, nil
 }

@@ -15,9 +15,10 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/base/distribute"
+	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -236,15 +237,10 @@ func distributable(pool *v1beta1.NstanceMachinePool, shards []shardState) []dist
 }
 
 func (s *shardState) distributable(pool *v1beta1.NstanceMachinePool) distribute.Shard {
-	converted := distribute.Shard{ID: s.id, Size: s.size, Fixed: !s.configured, HasShardGroup: s.group != nil, Synced: s.synced, Stock: s.stock()}
-	if s.group != nil {
-		converted.Size, converted.RemoveFirst = s.group.Spec.Size, s.group.Spec.RemoveFirst
-		loan := s.loan(pool)
-		converted.Stock.Lent, converted.Stock.LentOf = loan.Lent, loan.Replicas
-	}
-	// The server runs at least the minimum, whatever was written before it was raised.
-	converted.Min = s.minSize()
-	converted.Size = max(converted.Size, converted.Min)
+	converted := poolplan.NewShard(pool, s.id, s.group, s.size, s.minSize())
+	converted.Fixed, converted.Synced = !s.configured, s.synced
+	stock := s.stock()
+	converted.Stock.Usable, converted.Stock.Missing, converted.Stock.Due = stock.Usable, stock.Missing, stock.Due
 	if s.reported == nil {
 		return converted
 	}

@@ -9,12 +9,12 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
+	"nstance.dev/operator/pkg/base/distribute"
+	"nstance.dev/operator/pkg/base/poolplan"
 )
 
 // decision is the part of a sync that act carries out and newStatus reports. The zero value
@@ -96,19 +96,13 @@ func plan(observed observation) decision {
 			replicas, machinePool.Name, current)}
 	}
 
-	if blocked := checkMinimum(observed, replicas); blocked != nil {
-		return decision{blocked: blocked, machines: machines}
+	pool := observed.dividable(replicas, before)
+	if below := pool.BelowMinimum(); below != "" {
+		return decision{blocked: &problem{v1beta1.ReasonBelowMinimum, below}, machines: machines}
 	}
-	imported, allowed := hasImportedSizes(observed, replicas), checkGuards(observed, current, replicas)
-	division := distribute.Divide(distribute.Pool{
-		Shards:     observed.distributable,
-		Replicas:   replicas,
-		Machines:   before.on,
-		Candidates: observed.candidates,
-		Imported:   imported,
-		MayMove:    observed.mayMove && moves(observed.pool),
-		Limits:     allowed.limits(),
-	})
+	allowed := checkGuards(observed, current, replicas)
+	pool.Limits = allowed.limits()
+	division := pool.Divide()
 	d := decision{
 		machines:    machines,
 		sizes:       division.Sizes,
@@ -129,6 +123,24 @@ func plan(observed observation) decision {
 	return d
 }
 
+// dividable returns the pool of an observation with one MachinePool, for package poolplan.
+func (o *observation) dividable(replicas int32, machines machinesMode) poolplan.Pool {
+	groups := make([]*v1beta1.NstanceShardGroup, len(o.shards))
+	for i := range o.shards {
+		groups[i] = o.shards[i].group
+	}
+	return poolplan.Pool{
+		NstanceMachinePool: o.pool,
+		MachinePool:        o.machinePools[0].Name,
+		Replicas:           replicas,
+		Groups:             groups,
+		Shards:             o.distributable,
+		Machines:           machines.on,
+		Candidates:         o.candidates,
+		MayMove:            o.mayMove,
+	}
+}
+
 // planShardGroups returns the shard groups to write for a division.
 func planShardGroups(observed observation, division distribute.Division, before, after machinesMode) (apply []wantedShardGroup) {
 	resized := resizes(observed.shards, division.Sizes)
@@ -141,7 +153,7 @@ func planShardGroups(observed observation, division distribute.Division, before,
 			// An import from before has no effect and is not worth a write.
 			want.spec.Imported = shard.imported()
 		case division.Uneven:
-			want.spec.Imported = divided(observed.pool, division.Replicas)
+			want.spec.Imported = poolplan.Divided(observed.pool, division.Replicas)
 		}
 		if division.Lent != nil {
 			want.spec.Loan = newLoan(observed.pool, division.Lent[i], division.Replicas)
@@ -207,27 +219,6 @@ func deletionPolicy(pool *v1beta1.NstanceMachinePool) v1beta1.DeletionPolicy {
 		return v1beta1.DeletionRetain
 	}
 	return ""
-}
-
-// hasImportedSizes reports whether the sizes of all shards were imported for these replicas:
-// the sizes on the servers, or the sizes of shard groups with spec.imported.
-func hasImportedSizes(observed observation, replicas int32) bool {
-	division := divided(observed.pool, replicas)
-	return !slices.ContainsFunc(observed.shards, func(shard shardState) bool {
-		if shard.group == nil {
-			return !shard.synced
-		}
-		imported := shard.imported()
-		return imported == nil || imported.Replicas != division.Replicas || !sameShards(imported.Shards, division.Shards)
-	})
-}
-
-// sameShards reports whether two lists name the same shards, in any order.
-func sameShards(a, b []v1beta1.Identifier) bool { return sets.New(a...).Equal(sets.New(b...)) }
-
-// divided returns the division of replicas among the shards of a pool.
-func divided(pool *v1beta1.NstanceMachinePool, replicas int32) *v1beta1.Division {
-	return &v1beta1.Division{Replicas: replicas, Shards: pool.Spec.Shards}
 }
 
 // imported returns spec.imported of the shard group, nil without a shard group.

@@ -13,7 +13,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/operator/internal/distribute"
+	"nstance.dev/operator/pkg/base/distribute"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 

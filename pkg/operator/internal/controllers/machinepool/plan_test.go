@@ -444,28 +444,3 @@ func TestSizesStayWhenAShardIsConfiguredAgain(t *testing.T) {
 	step("update a=5, update b=4, update c=4")
 	step("")
 }
-
-// TestImportedSizes: sizes that were imported for other replicas or other shards do not count, because
-// the even division of the new ones would wait for ever.
-func TestImportedSizes(t *testing.T) {
-	pool := newPool("a", "b")
-	imported := func(replicas int32, shards ...v1beta1.Identifier) observation {
-		seen := observation{pool: pool}
-		for _, shard := range []string{"a", "b"} {
-			group := newShardGroup(pool, shard, 1)
-			group.Spec.Imported = &v1beta1.Division{Replicas: replicas, Shards: shards}
-			seen.shards = append(seen.shards, shardState{id: shard, group: group, synced: true})
-		}
-		return seen
-	}
-	assert.True(t, hasImportedSizes(imported(3, "b", "a"), 3))
-	assert.False(t, hasImportedSizes(imported(3, "a", "b"), 4), "other replicas")
-	assert.False(t, hasImportedSizes(imported(3, "a", "b", "c"), 3), "other shards")
-	none := imported(3, "a", "b")
-	none.shards[1].group.Spec.Imported = nil
-	assert.False(t, hasImportedSizes(none, 3), "one without an import")
-	none.shards[1].group = nil
-	assert.True(t, hasImportedSizes(none, 3), "a size that the server reports")
-	none.shards[1].synced = false
-	assert.False(t, hasImportedSizes(none, 3), "a size that no server reports")
-}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/poolplan"
 )
 
 // defaultShortfallAfter is what an unset spec.shortfall.afterSeconds means.
@@ -106,11 +107,6 @@ func shortfallAfter(pool *v1beta1.NstanceMachinePool) time.Duration {
 	return defaultShortfallAfter
 }
 
-// moves reports whether the instances that a shard cannot create move to other shards.
-func moves(pool *v1beta1.NstanceMachinePool) bool {
-	return pool.Spec.Shortfall != nil && pool.Spec.Shortfall.Policy == v1beta1.ShortfallMove
-}
-
 // capacityAvailable returns the condition CapacityAvailable.
 func capacityAvailable(pool *v1beta1.NstanceMachinePool, observed observation, d decision) metav1.Condition {
 	var short []string
@@ -133,7 +129,7 @@ func capacityAvailable(pool *v1beta1.NstanceMachinePool, observed observation, d
 		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent+"; "+waiting
 	case lent != "":
 		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent
-	case missing > 0 && moves(pool):
+	case missing > 0 && poolplan.Moves(pool):
 		condition.Reason = v1beta1.ReasonZoneOutOfStock
 		condition.Message = fmt.Sprintf("%s; they move after %s to connected shards without a shortfall", waiting, shortfallAfter(pool))
 	case missing > 0:
@@ -148,7 +144,7 @@ func capacityAvailable(pool *v1beta1.NstanceMachinePool, observed observation, d
 func currentLoans(observed observation) string {
 	lent, replicas := make([]int32, len(observed.shards)), int32(0)
 	for i := range observed.shards {
-		loan := observed.shards[i].loan(observed.pool)
+		loan := poolplan.LoanOf(observed.pool, observed.shards[i].group)
 		lent[i], replicas = loan.Lent, max(replicas, loan.Replicas)
 	}
 	return describeLoans(observed, lent, replicas)
@@ -159,16 +155,7 @@ func newLoan(pool *v1beta1.NstanceMachinePool, lent, replicas int32) *v1beta1.Lo
 	if lent == 0 {
 		return nil
 	}
-	return &v1beta1.Loan{Lent: lent, Division: *divided(pool, replicas)}
-}
-
-// loan returns spec.loan of the shard group, zero if it has none, or a loan among other
-// shards: then the shares are divided among the present shards.
-func (s *shardState) loan(pool *v1beta1.NstanceMachinePool) v1beta1.Loan {
-	if s.group == nil || s.group.Spec.Loan == nil || !sameShards(s.group.Spec.Loan.Shards, pool.Spec.Shards) {
-		return v1beta1.Loan{}
-	}
-	return *s.group.Spec.Loan
+	return &v1beta1.Loan{Lent: lent, Division: *poolplan.Divided(pool, replicas)}
 }
 
 // describeLoans returns which shards have lent how many instances to which others, "" if
