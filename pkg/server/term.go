@@ -148,7 +148,10 @@ func (t *term) start(ctx context.Context) (err error) {
 		return err
 	}
 	shortfalls := &reconciler.Shortfalls{}
-	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider, shortfalls)
+	orders := &reconciler.DeletionOrders{Expiry: func() config.Expiry { return t.groups.Config().Shard.Expiry }}
+	t.statuses = grpcapi.NewStatusCache(grpcapi.StatusOptions{
+		Groups: t.groups, Instances: t.instances, Nodes: t.provider, Shortfalls: shortfalls, DeletionOrders: orders,
+	})
 	specs := provision.New(provision.Options{
 		Config:       t.groups.Config,
 		Addresses:    t.shared.advertise,
@@ -170,6 +173,8 @@ func (t *term) start(ctx context.Context) (err error) {
 		Metrics:     t.shared.reconcilerMetrics,
 		Losses:      instance.AcceptedLosses{Storage: t.storage, Shard: t.shared.shard},
 		Shortfalls:  shortfalls,
+
+		DeletionOrders: orders,
 	}
 	if t.targets != nil {
 		reconcilerOptions.Targets = t.targets

@@ -43,6 +43,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.LoanApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("MachineAddress"):
 		return &infrastructurev1beta1.MachineAddressApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("NextDeletion"):
+		return &infrastructurev1beta1.NextDeletionApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NodeInfo"):
 		return &infrastructurev1beta1.NodeInfoApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceCluster"):

@@ -87,6 +87,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupSettings":                    schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan":                             schema_pkg_apis_infrastructure_v1beta1_Loan(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.MachineAddress":                   schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion":                     schema_pkg_apis_infrastructure_v1beta1_NextDeletion(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo":                         schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceCluster":                   schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization":     schema_pkg_apis_infrastructure_v1beta1_NstanceClusterInitialization(ref),
@@ -3378,6 +3379,41 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_NextDeletion(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NextDeletion is an instance that is being deleted, or that the shard would delete if the group had a smaller size.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"instance": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instance is the id of the instance on the shard.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"providerID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "providerID is the provider id of the instance.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"reason": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reason is why the instance is being deleted, or is to be replaced, such as config-drift. It is not set if only the size decides.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"instance", "providerID"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -4975,6 +5011,25 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 					},
+					"deletionOrder": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "deletionOrder lists the running instances in the order in which the shard deletes surplus instances, at most 100. It is empty if the shard does not report the order. removeFirst of the spec goes before this order.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion"),
+									},
+								},
+							},
+						},
+					},
 					"config": {
 						SchemaProps: spec.SchemaProps{
 							Description: "config is the effective configuration on the server.",
@@ -4991,7 +5046,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig"},
+			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion"},
 	}
 }
 

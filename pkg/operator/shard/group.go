@@ -49,6 +49,9 @@ type Group struct {
 	ListsInstances bool
 	// Instances are the managed instances by id, including pending and terminating instances.
 	Instances []Instance
+	// DeletionOrder has the first instances that run, in the order in which the server deletes
+	// surplus instances. It is empty if the server does not report it.
+	DeletionOrder []NextDeletion
 	// RemoveFirst are the deletion candidates that the server stored last.
 	RemoveFirst []string
 	// Node is the expected shape of the group's Nodes, nil if the server does not report it.
@@ -70,6 +73,15 @@ type Shortfall struct {
 	Message string
 }
 
+// NextDeletion is an instance that is being deleted, or would be deleted if the group had a
+// smaller size.
+type NextDeletion struct {
+	InstanceID string
+	// Reason is why the instance is being deleted or is to be replaced, "" if only the size
+	// decides.
+	Reason string
+}
+
 // Equal reports whether two reports of a group are equal. A nil list or map equals an empty
 // one.
 func (g Group) Equal(other Group) bool {
@@ -87,6 +99,7 @@ func (g Group) Equal(other Group) bool {
 		g.Deleting == other.Deleting &&
 		g.ListsInstances == other.ListsInstances &&
 		slices.Equal(g.Instances, other.Instances) &&
+		slices.Equal(g.DeletionOrder, other.DeletionOrder) &&
 		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
 		g.Node.Equal(other.Node) &&
 		equalRevision(g.Revision, other.Revision) &&

@@ -24,6 +24,9 @@ const (
 	// The vars of the server's configuration have no limit of their own.
 	MaxVars = 1000
 	MaxVar  = 64 << 10
+	// MaxDeletionOrder is the number of entries after which the deletion order of a group is cut
+	// off.
+	MaxDeletionOrder = 100
 	// MaxString is the maximum length of an id, a name or another value, in bytes.
 	MaxString = 1024
 	// MaxText is the length at which a text for people is cut off, in bytes.
@@ -113,6 +116,9 @@ func Measure(g Group) (Size, error) {
 	m.add("id in remove_first", g.RemoveFirst...)
 	for _, instance := range g.Instances {
 		m.add("value of an instance", instance.ID, instance.ProviderID, string(instance.State))
+	}
+	for _, next := range g.DeletionOrder {
+		m.add("value of the deletion order", next.InstanceID, next.Reason)
 	}
 	if node := g.Node; node != nil {
 		m.add("value of the node", node.Architecture, node.OperatingSystem)

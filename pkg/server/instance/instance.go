@@ -27,6 +27,13 @@ const (
 	ReasonReturned     = "returned"
 )
 
+// NextDeletion is an instance that is being deleted, or would be deleted if its group were smaller.
+type NextDeletion struct {
+	ID string
+	// Reason is why it is being deleted or is to be replaced, "" if only the size decides.
+	Reason string
+}
+
 // Instance is the server's view of an instance: its record, the provider's report, and the
 // server's decisions about it.
 type Instance struct {

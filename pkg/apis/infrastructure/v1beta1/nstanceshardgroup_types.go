@@ -197,12 +197,53 @@ type NstanceShardGroupStatus struct {
 	// +optional
 	// +listType=atomic
 	ProviderIDs []string `json:"providerIDs,omitempty"`
+	// deletionOrder lists the running instances in the order in which the shard deletes
+	// surplus instances, at most 100. It is empty if the shard does not report the order.
+	// removeFirst of the spec goes before this order.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=100
+	DeletionOrder []NextDeletion `json:"deletionOrder,omitempty"`
 	// config is the effective configuration on the server.
 	// +optional
 	Config *GroupConfig `json:"config,omitempty"`
 	// lastSyncTime is the time of the last change that the server reported.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
+}
+
+// Limits of status.deletionOrder of a shard group. The API server rejects the whole status if
+// one of them is exceeded.
+const (
+	// MaxDeletionOrder is the largest number of entries.
+	MaxDeletionOrder = 100
+	// MaxNextDeletionID is the longest instance id of an entry, in characters.
+	MaxNextDeletionID = 253
+	// MaxNextDeletionProviderID is the longest provider id of an entry, in characters.
+	MaxNextDeletionProviderID = 512
+	// MaxNextDeletionReason is the longest reason of an entry, in characters.
+	MaxNextDeletionReason = 64
+)
+
+// NextDeletion is an instance that is being deleted, or that the shard would delete if the group
+// had a smaller size.
+type NextDeletion struct {
+	// instance is the id of the instance on the shard.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Instance string `json:"instance,omitempty"`
+	// providerID is the provider id of the instance.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=512
+	ProviderID string `json:"providerID,omitempty"`
+	// reason is why the instance is being deleted, or is to be replaced, such as config-drift.
+	// It is not set if only the size decides.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=64
+	Reason string `json:"reason,omitempty"`
 }
 
 // Limits of status.blockedDrains of a shard group. The API server rejects the whole status if

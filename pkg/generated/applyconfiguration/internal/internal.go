@@ -166,6 +166,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: type
       type:
         scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NextDeletion
+  map:
+    fields:
+    - name: instance
+      type:
+        scalar: string
+    - name: providerID
+      type:
+        scalar: string
+    - name: reason
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
   map:
     fields:
@@ -644,6 +656,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: config
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
+    - name: deletionOrder
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NextDeletion
+          elementRelationship: atomic
     - name: drainingReplicas
       type:
         scalar: numeric

@@ -6,6 +6,7 @@ package controllers
 import (
 	"maps"
 	"slices"
+	"unicode/utf8"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -62,6 +63,29 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers)) &&
 		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds)
 }
+
+// ReportedDeletionOrder returns status.deletionOrder of a shard group: the order that its server
+// reports, with the provider ids. An entry that the API server would reject ends the list, because
+// a list without it would be another order.
+func ReportedDeletionOrder(group *shard.Group) []v1beta1.NextDeletion {
+	providerIDs := make(map[string]string, len(group.Instances))
+	for _, instance := range group.Instances {
+		providerIDs[instance.ID] = instance.ProviderID
+	}
+	var order []v1beta1.NextDeletion
+	for _, next := range group.DeletionOrder[:min(len(group.DeletionOrder), v1beta1.MaxDeletionOrder)] {
+		entry := v1beta1.NextDeletion{Instance: next.InstanceID, ProviderID: providerIDs[next.InstanceID], Reason: next.Reason}
+		if !fits(entry.Instance, v1beta1.MaxNextDeletionID) || !fits(entry.ProviderID, v1beta1.MaxNextDeletionProviderID) ||
+			utf8.RuneCountInString(entry.Reason) > v1beta1.MaxNextDeletionReason {
+			break
+		}
+		order = append(order, entry)
+	}
+	return order
+}
+
+// fits reports whether a text is not empty and has at most so many characters.
+func fits(text string, most int) bool { return text != "" && utf8.RuneCountInString(text) <= most }
 
 // ReportedConfig returns the settings in effect for the status of a shard group, within the
 // limits of its definition.

@@ -45,3 +45,30 @@ func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 func TestSettingsThatAreNotReportedAreNotApplied(t *testing.T) {
 	assert.Equal(t, applyv1beta1.GroupConfig(), controller.ApplyConfiguration[applyv1beta1.GroupConfigApplyConfiguration](ReportedConfig(shard.GroupSettings{})))
 }
+
+// Otherwise one server could make every write of the status fail. An order without one of its instances
+// would be another order.
+func TestReportedDeletionOrderIsWithinTheLimits(t *testing.T) {
+	order := func(next ...shard.NextDeletion) []v1beta1.NextDeletion {
+		group := &shard.Group{DeletionOrder: next}
+		for _, next := range next {
+			group.Instances = append(group.Instances, shard.Instance{ID: next.InstanceID, ProviderID: "kwok:///a/" + next.InstanceID})
+		}
+		return ReportedDeletionOrder(group)
+	}
+	first, second := shard.NextDeletion{InstanceID: "knd1", Reason: "expired"}, shard.NextDeletion{InstanceID: "knd2"}
+	want := []v1beta1.NextDeletion{
+		{Instance: "knd1", ProviderID: "kwok:///a/knd1", Reason: "expired"}, {Instance: "knd2", ProviderID: "kwok:///a/knd2"},
+	}
+	assert.Equal(t, want, order(first, second))
+	for name, bad := range map[string]shard.NextDeletion{
+		"no id":           {},
+		"a long id":       {InstanceID: strings.Repeat("x", v1beta1.MaxNextDeletionID+1)},
+		"a long provider": {InstanceID: strings.Repeat("x", v1beta1.MaxNextDeletionProviderID)},
+		"a long reason":   {InstanceID: "knd3", Reason: strings.Repeat("x", v1beta1.MaxNextDeletionReason+1)},
+	} {
+		assert.Equal(t, want[:1], order(first, bad, second), name)
+	}
+	assert.Empty(t, ReportedDeletionOrder(&shard.Group{DeletionOrder: []shard.NextDeletion{first}}), "an instance without a provider id")
+	assert.Len(t, order(slices.Repeat([]shard.NextDeletion{first}, v1beta1.MaxDeletionOrder+1)...), v1beta1.MaxDeletionOrder)
+}

@@ -4,6 +4,7 @@
 package informer
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -33,8 +34,9 @@ func FuzzGroups(f *testing.F) {
 		Key: "workers", Size: -1, ProviderIds: []string{"aws:///a/i-1"}, RemoveFirst: []string{"knd1"},
 		Instances: &nstancev1.ManagedInstances{Instances: []*nstancev1.ManagedInstance{{Id: "knd2", Status: "running"}, {Id: "knd1", Status: "?"}}},
 		Declared:  &nstancev1.GroupSettings{}, Revision: &nstancev1.Revision{Uid: "u", Generation: -1},
-		Node:      &nstancev1.NodeShape{Capacity: map[string]string{"cpu": "many"}, Taints: []*nstancev1.NodeTaint{{Key: "a"}}},
-		Shortfall: &nstancev1.Shortfall{Missing: 1 << 30, Message: strings.Repeat("\x1b[2Jno capacity ä", 400)},
+		Node:          &nstancev1.NodeShape{Capacity: map[string]string{"cpu": "many"}, Taints: []*nstancev1.NodeTaint{{Key: "a"}}},
+		DeletionOrder: slices.Repeat([]*nstancev1.NextDeletion{{InstanceId: "knd1", Reason: "expired"}}, 2*shard.MaxDeletionOrder),
+		Shortfall:     &nstancev1.Shortfall{Missing: 1 << 30, Message: strings.Repeat("\x1b[2Jno capacity ä", 400)},
 	}, &nstancev1.GroupStatus{Key: "workers"})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		reply := &nstancev1.ListGroupsResponse{}
@@ -66,6 +68,7 @@ func check(t *testing.T, cache *groupCache) {
 		require.NoError(t, err, key)
 		assert.Equal(t, size, cache.sizes[key])
 		assert.Equal(t, key, group.Key)
+		assert.LessOrEqual(t, len(group.DeletionOrder), shard.MaxDeletionOrder)
 		assert.LessOrEqual(t, len(group.Shortfall.Message), shard.MaxText)
 		assert.True(t, utf8.ValidString(group.Shortfall.Message))
 		total = total.Add(size)

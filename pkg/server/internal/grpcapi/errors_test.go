@@ -70,7 +70,7 @@ func TestErrorsThatAreNoText(t *testing.T) {
 	}
 	// The status of a group and a declined request have texts of the provider too.
 	s := newService(t)
-	c := NewStatusCache(s.Store, s.Instances, s.provider, &lacking{1, "caf\xe9 is full"})
+	c := NewStatusCache(StatusOptions{Groups: s.Store, Instances: s.Instances, Nodes: s.provider, Shortfalls: &lacking{1, "caf\xe9 is full"}})
 	group, _ := s.Store.Get(key("plain"))
 	if _, err := proto.Marshal(c.statusOf(group, nil)); err != nil {
 		t.Errorf("the status of the group cannot be sent: %v", err)

@@ -106,7 +106,7 @@ func TestGateOpensAndShuts(t *testing.T) {
 func TestShuttingWaitsForCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := NewGate(func() bool { return true }, func() string { return "" })
-		service := &OperatorService{Statuses: NewStatusCache(nil, nil, nil, nil), Errors: NewErrors(), InstanceEvents: NewInstanceEvents()}
+		service := &OperatorService{Statuses: NewStatusCache(StatusOptions{}), Errors: NewErrors(), InstanceEvents: NewInstanceEvents()}
 		shut := gate.Open(service)
 		release, answered := make(chan struct{}), make(chan error, 1)
 		var cancelled, isShut atomic.Bool

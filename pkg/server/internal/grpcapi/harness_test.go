@@ -89,7 +89,7 @@ func (s *service) start(cachePath string) {
 	s.OperatorService = &OperatorService{
 		Store:          wanted,
 		Instances:      known,
-		Statuses:       NewStatusCache(wanted, known, s.provider, nil),
+		Statuses:       NewStatusCache(StatusOptions{Groups: wanted, Instances: known, Nodes: s.provider}),
 		Errors:         NewErrors(),
 		InstanceEvents: NewInstanceEvents(),
 		Changed: func(key instance.GroupKey) {

@@ -46,6 +46,15 @@ type Shortfalls interface {
 	Of(group *groups.Group, instances []instance.Instance) (missing int32, message string)
 }
 
+// DeletionOrders returns the managed instances of a group in the order in which they are deleted
+// if the group gets smaller.
+type DeletionOrders interface {
+	Of(group *groups.Group, instances []instance.Instance) []instance.NextDeletion
+}
+
+// maxDeletionOrder is how many instances of a deletion order are reported.
+const maxDeletionOrder = 100
+
 // groupWatcher queues the groups of a tenant that changed, by key, each with its
 // latest status. A group that was deleted is sent as deleted, so a slow stream
 // misses no deletion.
@@ -60,7 +69,9 @@ type StatusCache struct {
 	nodes     Nodes
 	// shortfalls is nil if the provider does not report shortfalls.
 	shortfalls Shortfalls
-	watchers   *watchers[string, nstancev1.GroupEvent]
+	// orders is nil if no deletion orders are reported.
+	orders   DeletionOrders
+	watchers *watchers[string, nstancev1.GroupEvent]
 
 	mu sync.Mutex
 	// statuses are immutable. A new status replaces an old one.
@@ -74,14 +85,23 @@ type cachedStatus struct {
 	status *nstancev1.GroupStatus
 }
 
+// StatusOptions are the sources of a StatusCache. Shortfalls and DeletionOrders are optional.
+type StatusOptions struct {
+	Groups         Groups
+	Instances      Instances
+	Nodes          Nodes
+	Shortfalls     Shortfalls
+	DeletionOrders DeletionOrders
+}
+
 // NewStatusCache returns a StatusCache that is empty until groups are refreshed.
-// shortfalls is optional.
-func NewStatusCache(groups Groups, instances Instances, nodes Nodes, shortfalls Shortfalls) *StatusCache {
+func NewStatusCache(options StatusOptions) *StatusCache {
 	return &StatusCache{
-		shortfalls: shortfalls,
-		groups:     groups,
-		instances:  instances,
-		nodes:      nodes,
+		shortfalls: options.Shortfalls,
+		orders:     options.DeletionOrders,
+		groups:     options.Groups,
+		instances:  options.Instances,
+		nodes:      options.Nodes,
 		watchers:   newWatchers[string, nstancev1.GroupEvent](),
 		statuses:   map[instance.GroupKey]cachedStatus{},
 	}
@@ -149,7 +169,12 @@ func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instanc
 		}
 	}
 	if c.groups.HidesRevision(group.Key) {
+		// The size may be another soon.
 		setRevision(status, nil)
+		return status
+	}
+	if c.orders != nil {
+		setDeletionOrder(status, c.orders.Of(group, instances), instances)
 	}
 	return status
 }
@@ -231,7 +256,7 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 	}
 	status.Key, status.Tenant = key.Group, key.Tenant
 	status.Deleting = true
-	status.Size, status.RemoveFirst, status.Declared = 0, nil, &nstancev1.GroupSettings{}
+	status.Size, status.RemoveFirst, status.DeletionOrder, status.Declared = 0, nil, nil, &nstancev1.GroupSettings{}
 	setRevision(status, nil)
 	setInstances(status, instances)
 	return status
@@ -263,13 +288,7 @@ func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) 
 			Status:     instanceStatus(i),
 			CreatedAt:  timestamppb.New(i.CreatedAt),
 		}
-		// Draining and impaired instances run. An instance that is being deleted
-		// is listed until it is deleted: a client that does not find the id may
-		// delete the Node too early. Without a provider id no client finds the
-		// Node.
-		listed := i.State == instance.Running || i.State == instance.Impaired ||
-			i.State == instance.Terminating && i.DeleteReason != ""
-		if listed && i.ProviderID != "" {
+		if isListed(i) {
 			status.ProviderIds = append(status.ProviderIds, i.ProviderID)
 		}
 	}
@@ -277,6 +296,33 @@ func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) 
 	status.Instances = &nstancev1.ManagedInstances{Instances: list}
 	slices.Sort(status.ProviderIds)
 	status.ActualSize = int32(len(status.ProviderIds))
+}
+
+// isListed reports whether the provider id of an instance is reported. Draining and impaired
+// instances run. An instance that is being deleted is listed until it is deleted: a client that
+// does not find the id may delete the Node too early. Without a provider id no client finds the
+// Node.
+func isListed(i *instance.Instance) bool {
+	runs := i.State == instance.Running || i.State == instance.Impaired ||
+		i.State == instance.Terminating && i.DeleteReason != ""
+	return runs && i.ProviderID != ""
+}
+
+// setDeletionOrder reports the first listed instances of a deletion order. Instances that do not
+// run change too often, and each change would be a write of the operator.
+func setDeletionOrder(status *nstancev1.GroupStatus, order []instance.NextDeletion, instances []instance.Instance) {
+	runs := make(map[string]bool, len(instances))
+	for n := range instances {
+		runs[instances[n].ID] = isListed(&instances[n])
+	}
+	for _, next := range order {
+		if len(status.DeletionOrder) == maxDeletionOrder {
+			return
+		}
+		if runs[next.ID] {
+			status.DeletionOrder = append(status.DeletionOrder, &nstancev1.NextDeletion{InstanceId: next.ID, Reason: next.Reason})
+		}
+	}
 }
 
 // usable reports whether an instance can be used. A draining instance can be used until it is

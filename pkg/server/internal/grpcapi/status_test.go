@@ -55,7 +55,7 @@ func (s *shard) ExpectedNode(provider.Spec) *corev1.Node { return s.node }
 
 func newStatusCache() (*StatusCache, *shard) {
 	s := &shard{groups: map[instance.GroupKey]*groups.Group{}, instances: map[instance.GroupKey][]instance.Instance{}}
-	return NewStatusCache(s, s, s, nil), s
+	return NewStatusCache(StatusOptions{Groups: s, Instances: s, Nodes: s}), s
 }
 
 func key(group string) instance.GroupKey {
@@ -458,4 +458,54 @@ func TestGroupsAreRefreshedAtOnce(t *testing.T) {
 	s.groups[key("c")] = &groups.Group{Key: key("c"), Size: 2}
 	c.Refresh(key("a"), key("b"), key("c"), key("d"))
 	expectEvents(t, takeEvents(w), "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
+}
+
+// reversed orders instances by their ids, the last one first.
+type reversed struct{}
+
+func (reversed) Of(_ *groups.Group, instances []instance.Instance) []instance.NextDeletion {
+	var order []instance.NextDeletion
+	for n := range instances {
+		order = append(order, instance.NextDeletion{ID: instances[n].ID, Reason: "expired"})
+	}
+	slices.Reverse(order)
+	return order
+}
+
+// Operators get the beginning of the order of the instances that run, and no order of a group that is
+// deleted, or that another size may be stored of.
+func TestDeletionOrder(t *testing.T) {
+	s := &shard{groups: map[instance.GroupKey]*groups.Group{}, instances: map[instance.GroupKey][]instance.Instance{}}
+	c := NewStatusCache(StatusOptions{Groups: s, Instances: s, Nodes: s, DeletionOrders: reversed{}})
+	key := instance.GroupKey{Tenant: "default", Group: "workers"}
+	group := &groups.Group{Key: key, Size: 3}
+	s.groups[key] = group
+	for n := range 3 {
+		s.instances[key] = append(s.instances[key], instance.Instance{
+			Record: instance.Record{ID: fmt.Sprintf("i%03d", n), ProviderID: fmt.Sprint("vm-", n)}, State: instance.Running,
+		})
+	}
+	s.instances[key][1].State = instance.Pending
+	order := func() (ids []string) {
+		c.Refresh(key)
+		for _, next := range c.list("default")[0].GetDeletionOrder() {
+			assert.Equal(t, "expired", next.GetReason())
+			ids = append(ids, next.GetInstanceId())
+		}
+		return ids
+	}
+	assert.Equal(t, []string{"i002", "i000"}, order())
+	s.hides = true
+	assert.Empty(t, order())
+	s.hides = false
+	for n := 3; n < 2*maxDeletionOrder; n++ {
+		s.instances[key] = append(s.instances[key], instance.Instance{
+			Record: instance.Record{ID: fmt.Sprintf("i%03d", n), ProviderID: fmt.Sprint("vm-", n)}, State: instance.Running,
+		})
+	}
+	long := order()
+	assert.Len(t, long, maxDeletionOrder)
+	assert.Equal(t, "i199", long[0])
+	delete(s.groups, key)
+	assert.Empty(t, order())
 }

@@ -44,6 +44,8 @@ type reconciliation struct {
 type outcome struct {
 	// acted is true when an action was done or tried.
 	acted bool
+	// reordered is true when the deletion order has changed by the age of an instance.
+	reordered bool
 	// more is true when there may be another action at once.
 	more bool
 	// after is when the next action is due. Zero means never.
@@ -82,6 +84,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		current.outcome.within(next.Sub(now))
 	}
 	current.outcome.acted = len(actions) > 0
+	current.outcome.reordered = current.DeletionOrders.outdated(current.group, observed.instances, now)
 	var errs []error
 	for _, a := range actions {
 		if ctx.Err() != nil {
@@ -122,6 +125,7 @@ func (r *reconciliation) observe() state {
 	group, found := r.Groups.Get(r.key)
 	if !found {
 		r.Shortfalls.remove(r.key)
+		r.DeletionOrders.remove(r.key)
 		group = &groups.Group{Key: r.key, DrainTimeout: r.config.Shard.DefaultDrainTimeout}
 		if timeout, own := r.Groups.DeletedDrainTimeout(r.key); own {
 			group.DrainTimeout = timeout

@@ -105,8 +105,8 @@ type Events interface {
 	Deleted(instance.Instance)
 }
 
-// Options configure a Reconciler. All fields but Changed, Losses, Shortfalls
-// and Targets are required.
+// Options configure a Reconciler. All fields but Changed, Losses, Shortfalls,
+// DeletionOrders and Targets are required.
 type Options struct {
 	Groups    Groups
 	Instances Instances
@@ -126,6 +126,8 @@ type Options struct {
 	Losses AcceptedLosses
 	// Shortfalls receives the groups that lack capacity. It is optional.
 	Shortfalls *Shortfalls
+	// DeletionOrders has the orders that operators know. It is optional.
+	DeletionOrders *DeletionOrders
 	// Targets has the instances that are targets of load balancers. It is optional.
 	Targets Targets
 }
@@ -209,7 +211,7 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		return false
 	}
 	r.Metrics.reconciled(time.Since(start), err)
-	if done.acted {
+	if done.acted || done.reordered {
 		r.changed(key)
 	}
 	if err != nil {

@@ -6,7 +6,11 @@ package reconciler
 import (
 	"cmp"
 	"slices"
+	"sync"
+	"time"
 
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -91,6 +95,114 @@ func (p *planner) compareSurplus(a, b *instance.Instance) int {
 		cmp.Compare(p.problemOf(a), p.problemOf(b)),
 		byAge,
 	)
+}
+
+// compareProblems orders instances as compareSurplus does before an operator names deletion
+// candidates.
+func (p *planner) compareProblems(a, b *instance.Instance) int {
+	return cmp.Or(cmp.Compare(p.problemOf(a), p.problemOf(b)), oldestFirst(a, b))
+}
+
+// deletionOrder returns the managed instances in the order in which they are deleted if the group
+// gets smaller: first the instances that are being deleted, and then the others as
+// scaleDown selects them. Instances that are left alone although they are missing are left out.
+func deletionOrder(s state, now time.Time) []instance.NextDeletion {
+	p := newPlanner(s, now)
+	staying := map[string]bool{}
+	for _, i := range p.staying {
+		// Another plan begins with the instances that their provider terminates.
+		staying[i.ID] = i.Agent.Notice == nil || i.Down()
+	}
+	var leaving, others []*instance.Instance
+	for n := range s.instances {
+		switch i := &s.instances[n]; {
+		case i.OnDemand || p.kept[i.ID]:
+		case staying[i.ID]:
+			others = append(others, i)
+		default:
+			leaving = append(leaving, i)
+		}
+	}
+	slices.SortFunc(leaving, p.compareProblems)
+	slices.SortFunc(others, p.compareProblems)
+	order := make([]instance.NextDeletion, 0, len(leaving)+len(others))
+	for _, i := range slices.Concat(leaving, others) {
+		order = append(order, instance.NextDeletion{ID: i.ID, Reason: p.deletionReason(i)})
+	}
+	return order
+}
+
+// deletionReason returns why an instance is being deleted or is to be replaced, "" if only the
+// size decides.
+func (p *planner) deletionReason(i *instance.Instance) string {
+	problem, reason := p.problemOf(i), i.DeleteReason
+	if i.Drain != nil {
+		reason = i.Drain.Reason
+	}
+	switch {
+	case reason == instance.ReasonScaleDown:
+		return ""
+	case reason != "":
+		return reason
+	case i.Agent.Notice != nil && !i.Down():
+		return instance.ReasonSpot
+	case problem < uncreated:
+		return problem.reason()
+	}
+	return ""
+}
+
+// DeletionOrders returns the deletion orders of groups. They change with the instances, with
+// the configuration, and with the time.
+type DeletionOrders struct {
+	// Expiry returns the ages at which instances are replaced.
+	Expiry func() config.Expiry
+
+	mu sync.Mutex
+	// last has the orders that Of has returned.
+	last map[instance.GroupKey][]instance.NextDeletion
+}
+
+// Of returns the managed instances of a group in the order in which they are deleted if the group
+// gets smaller.
+func (o *DeletionOrders) Of(group *groups.Group, instances []instance.Instance) []instance.NextDeletion {
+	order := o.compute(group, instances, time.Now())
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.last == nil {
+		o.last = map[instance.GroupKey][]instance.NextDeletion{}
+	}
+	o.last[group.Key] = order
+	return order
+}
+
+func (o *DeletionOrders) compute(group *groups.Group, instances []instance.Instance, now time.Time) []instance.NextDeletion {
+	return deletionOrder(state{
+		size: int(group.Size), infraConfigHash: group.InfraConfigHash, keepUnhealthy: group.KeepUnhealthy,
+		expiry: o.Expiry(), instances: instances,
+	}, now)
+}
+
+// outdated reports whether Of has returned another order of a group, because its instances have
+// aged since.
+func (o *DeletionOrders) outdated(group *groups.Group, instances []instance.Instance, now time.Time) bool {
+	if o == nil {
+		return false
+	}
+	o.mu.Lock()
+	last, found := o.last[group.Key]
+	o.mu.Unlock()
+	return found && !slices.Equal(last, o.compute(group, instances, now))
+}
+
+// remove removes the order of a group that no longer exists.
+func (o *DeletionOrders) remove(key instance.GroupKey) {
+	if o == nil {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.last, key)
 }
 
 // scaleUp creates missing instances. Instances that drain and are replaced still count, so

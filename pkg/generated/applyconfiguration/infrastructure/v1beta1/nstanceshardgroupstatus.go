@@ -40,6 +40,10 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	// providerIDs are the provider ids of the running instances, sorted. They do not
 	// change while the shard is unreachable.
 	ProviderIDs []string `json:"providerIDs,omitempty"`
+	// deletionOrder lists the running instances in the order in which the shard deletes
+	// surplus instances, at most 100. It is empty if the shard does not report the order.
+	// removeFirst of the spec goes before this order.
+	DeletionOrder []NextDeletionApplyConfiguration `json:"deletionOrder,omitempty"`
 	// config is the effective configuration on the server.
 	Config *GroupConfigApplyConfiguration `json:"config,omitempty"`
 	// lastSyncTime is the time of the last change that the server reported.
@@ -132,6 +136,19 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithReplicas(value int32) *N
 func (b *NstanceShardGroupStatusApplyConfiguration) WithProviderIDs(values ...string) *NstanceShardGroupStatusApplyConfiguration {
 	for i := range values {
 		b.ProviderIDs = append(b.ProviderIDs, values[i])
+	}
+	return b
+}
+
+// WithDeletionOrder adds the given value to the DeletionOrder field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the DeletionOrder field.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithDeletionOrder(values ...*NextDeletionApplyConfiguration) *NstanceShardGroupStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithDeletionOrder")
+		}
+		b.DeletionOrder = append(b.DeletionOrder, *values[i])
 	}
 	return b
 }

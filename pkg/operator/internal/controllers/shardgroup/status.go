@@ -34,12 +34,14 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.MinReplicas = minReplicas(observed.group)
 		status.Replicas = ptr.To(observed.group.ActualSize)
 		status.ProviderIDs = slices.Sorted(slices.Values(observed.group.ProviderIDs))
+		status.DeletionOrder = controllers.ReportedDeletionOrder(observed.group)
 		status.Config = controllers.ReportedConfig(observed.group.GroupSettings)
 	case observed.synced:
 		status.IsStatic = ptr.To(false)
 		status.MinReplicas = nil
 		status.Replicas = ptr.To[int32](0)
 		status.ProviderIDs = nil
+		status.DeletionOrder = nil
 		status.Config = nil
 	}
 	if !equality.Semantic.DeepEqual(status, object.Status) {

@@ -191,6 +191,24 @@ func TestStatusKeepsFieldsThatTheShardHasNotReported(t *testing.T) {
 	}
 }
 
+// The order stays with the provider ids while the shard is away.
+func TestStatusHasTheDeletionOrder(t *testing.T) {
+	group := reported()
+	group.Instances = []shard.Instance{{ID: "knd1", ProviderID: "i-1"}, {ID: "knd2", ProviderID: "i-2"}, {ID: "knd3", ProviderID: "i-3"}}
+	group.DeletionOrder = []shard.NextDeletion{{InstanceID: "knd2", Reason: "expired"}, {InstanceID: "knd1"}}
+	object, want := newObject(), []v1beta1.NextDeletion{{Instance: "knd2", ProviderID: "i-2", Reason: "expired"}, {Instance: "knd1", ProviderID: "i-1"}}
+	object.Status = newStatus(object, connected(group), outcome{now: then}, nil)
+	if !slices.Equal(object.Status.DeletionOrder, want) {
+		t.Errorf("got %+v", object.Status.DeletionOrder)
+	}
+	if away := newStatus(object, observation{configured: true, lost: lost}, outcome{now: then}, nil); !slices.Equal(away.DeletionOrder, want) {
+		t.Errorf("got %+v while the shard is away", away.DeletionOrder)
+	}
+	if none := newStatus(object, connected(nil), outcome{now: then}, nil); none.DeletionOrder != nil {
+		t.Errorf("got %+v of a group that does not exist", none.DeletionOrder)
+	}
+}
+
 func TestStatusForgetsWhatTheShardNoLongerHas(t *testing.T) {
 	got := newStatus(settled(), connected(nil), outcome{now: then}, nil)
 	if len(got.ProviderIDs) > 0 || *got.Replicas != 0 || got.Config != nil {

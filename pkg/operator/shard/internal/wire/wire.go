@@ -33,6 +33,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 
 		ListsInstances: status.GetInstances() != nil,
 		Instances:      instances(status.GetInstances().GetInstances()),
+		DeletionOrder:  deletionOrder(status.GetDeletionOrder()),
 		RemoveFirst:    status.GetRemoveFirst(),
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
@@ -67,6 +68,19 @@ func instances(messages []*nstancev1.ManagedInstance) []shard.Instance {
 	}
 	slices.SortFunc(converted, func(a, b shard.Instance) int { return strings.Compare(a.ID, b.ID) })
 	return converted
+}
+
+// deletionOrder converts the beginning of a deletion order.
+func deletionOrder(messages []*nstancev1.NextDeletion) []shard.NextDeletion {
+	if len(messages) == 0 {
+		return nil
+	}
+	order := make([]shard.NextDeletion, min(len(messages), shard.MaxDeletionOrder))
+	for i := range order {
+		// The same few reasons come again and again.
+		order[i] = shard.NextDeletion{InstanceID: messages[i].GetInstanceId(), Reason: unique.Make(messages[i].GetReason()).Value()}
+	}
+	return order
 }
 
 func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {

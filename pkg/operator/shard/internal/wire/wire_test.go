@@ -34,9 +34,10 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
 			Taints: []*nstancev1.NodeTaint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
-		Revision:  &nstancev1.Revision{Uid: "uid", Generation: 7},
-		Shortfall: &nstancev1.Shortfall{Missing: 2, Message: "none left"},
-		Limits:    &nstancev1.GroupLimits{MinSize: 1},
+		Revision:      &nstancev1.Revision{Uid: "uid", Generation: 7},
+		Shortfall:     &nstancev1.Shortfall{Missing: 2, Message: "none left"},
+		DeletionOrder: []*nstancev1.NextDeletion{{InstanceId: "knd2", Reason: "expired"}, {InstanceId: "knd1"}},
+		Limits:        &nstancev1.GroupLimits{MinSize: 1},
 
 		KnownSettings: 1021,
 	})
@@ -56,8 +57,9 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"tier": "web"}),
 			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
-		Revision:  &shard.Revision{UID: "uid", Generation: 7},
-		Shortfall: shard.Shortfall{Missing: 2, Message: "none left"},
+		Revision:      &shard.Revision{UID: "uid", Generation: 7},
+		Shortfall:     shard.Shortfall{Missing: 2, Message: "none left"},
+		DeletionOrder: []shard.NextDeletion{{InstanceID: "knd2", Reason: "expired"}, {InstanceID: "knd1"}},
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)
