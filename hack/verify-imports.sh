@@ -56,7 +56,7 @@ never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
 never ./pkg/base/providerid "^$module/"
 never ./pkg/base/identifier "^$module/"
 # Output of the plugin does not depend on the way in which the objects are read.
-for pure in objects status why dashboard; do
+for pure in objects status why plan dashboard; do
 	never "./pkg/plugin/$pure" "^$module/pkg/plugin/(gather|command)\$"
 done
 # Controllers use the shards through interfaces, and never import each other. The webhook

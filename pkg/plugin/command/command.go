@@ -48,7 +48,7 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 	if err := root.RegisterFlagCompletionFunc("output", completeOutput); err != nil {
 		panic(err) // The flag does not exist.
 	}
-	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newDashboard(o), newVersion())
+	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newPlan(o), newDashboard(o), newVersion())
 	return root
 }
 
@@ -170,6 +170,8 @@ const (
 	exitError = 1
 	// exitIncomplete: the output is complete except for the objects that it lists as unknown.
 	exitIncomplete = 2
+	// exitBlocked: something blocks what the command plan shows.
+	exitBlocked = 3
 )
 
 // errIncomplete is the error of a command that could not read everything. The output lists the
@@ -183,13 +185,15 @@ func ExitCode(err error) int {
 		return exitOK
 	case errors.Is(err, errIncomplete):
 		return exitIncomplete
+	case errors.Is(err, errBlocked):
+		return exitBlocked
 	}
 	return exitError
 }
 
 // Message returns the text to print for the error of a command, empty if the output has it.
 func Message(err error) string {
-	if err == nil || errors.Is(err, errIncomplete) {
+	if err == nil || errors.Is(err, errIncomplete) || errors.Is(err, errBlocked) {
 		return ""
 	}
 	return err.Error()

@@ -4,6 +4,9 @@
 package command_test
 
 import (
+	"net/http"
+	"os"
+	"path/filepath"
 	"testing"
 	"unicode"
 
@@ -16,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/command"
 	"nstance.dev/operator/pkg/plugin/objects"
+	"nstance.dev/operator/pkg/plugin/plan"
 	"nstance.dev/operator/pkg/plugin/plugintest"
 	"nstance.dev/operator/pkg/plugin/status"
 	"nstance.dev/operator/pkg/plugin/why"
@@ -54,15 +58,21 @@ func TestExitCodes(t *testing.T) {
 		code      int
 		message   string
 	}{
-		"everything is known":         {[]string{"status"}, nil, 0, ""},
-		"Pods are forbidden":          {[]string{"drain-status"}, []string{"pods"}, 2, ""},
-		"why, MachinePools forbidden": {[]string{"why", "a1"}, []string{"machinepools"}, 2, ""},
-		"why, by provider id":         {[]string{"why", plugintest.ProviderID("a", "a1")}, nil, 0, ""},
-		"there is no such instance":   {[]string{"why", "kwok:///a/none"}, nil, 1, `Node, NstanceMachine or instance "kwok:///a/none" not found in namespace "nstance-system"`},
-		"there is no such pool":       {[]string{"status", "none"}, nil, 1, `NstanceMachinePool "none" not found in namespace "nstance-system"; there are: workers`},
-		"pools are forbidden":         {[]string{"status"}, []string{"nstancemachinepools"}, 1, "forbidden to list nstancemachinepools"},
-		"unknown output":              {[]string{"status", "-o", "xml"}, nil, 1, `--output must be wide, json or yaml, and is "xml"`},
-		"why without a Node":          {[]string{"why"}, nil, 1, "accepts 1 arg(s), received 0"},
+		"everything is known":          {[]string{"status"}, nil, 0, ""},
+		"Pods are forbidden":           {[]string{"drain-status"}, []string{"pods"}, 2, ""},
+		"why, MachinePools forbidden":  {[]string{"why", "a1"}, []string{"machinepools"}, 2, ""},
+		"why, by provider id":          {[]string{"why", plugintest.ProviderID("a", "a1")}, nil, 0, ""},
+		"there is no such instance":    {[]string{"why", "kwok:///a/none"}, nil, 1, `Node, NstanceMachine or instance "kwok:///a/none" not found in namespace "nstance-system"`},
+		"there is no such pool":        {[]string{"status", "none"}, nil, 1, `NstanceMachinePool "none" not found in namespace "nstance-system"; there are: workers`},
+		"pools are forbidden":          {[]string{"status"}, []string{"nstancemachinepools"}, 1, "forbidden to list nstancemachinepools"},
+		"plan":                         {[]string{"plan", "workers", "--replicas", "4"}, nil, 0, ""},
+		"plan, blocked":                {[]string{"plan", "workers", "--replicas", "20000"}, nil, 3, ""},
+		"plan, Machines are forbidden": {[]string{"plan", "workers"}, []string{"machines"}, 2, ""},
+		"plan of all namespaces":       {[]string{"plan", "workers", "-A"}, nil, 1, "a plan is for one pool: -A cannot be used"},
+		"plan of no pool":              {[]string{"plan"}, nil, 1, "name a pool, or a file with -f"},
+		"plan of fewer than none":      {[]string{"plan", "workers", "--replicas=-1"}, nil, 1, "--replicas must not be negative, and is -1"},
+		"unknown output":               {[]string{"status", "-o", "xml"}, nil, 1, `--output must be wide, json or yaml, and is "xml"`},
+		"why without a Node":           {[]string{"why"}, nil, 1, "accepts 1 arg(s), received 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := plugintest.NewServer(t, drained())
@@ -97,6 +107,53 @@ func TestStructuredOutput(t *testing.T) {
 	}
 }
 
+// A file is applied as a dry run by its field manager, and nothing else is written.
+func TestPlanOfAFile(t *testing.T) {
+	s := drained()
+	plugintest.Order(s, "a", "a2", "a1")
+	server := plugintest.NewServer(t, s)
+	file := filepath.Join(t.TempDir(), "pool.yaml")
+	require.NoError(t, os.WriteFile(file, []byte(`apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+---
+apiVersion: infrastructure.cluster.x-k8s.io/v1beta1
+kind: NstanceMachinePool
+metadata: {name: workers}
+spec: {template: large}
+---
+apiVersion: cluster.x-k8s.io/v1beta2
+kind: MachinePool
+metadata: {name: workers}
+spec: {replicas: 3}
+`), 0o600))
+	got := run(t, server, "plan", "-f", file, "--field-manager", "ci", "-o", "json")
+	require.Equal(t, 0, got.code, got.message)
+	var planned plan.Plan
+	require.NoError(t, yaml.UnmarshalStrict([]byte(got.stdout), &planned))
+	assert.EqualValues(t, 4, *planned.Replicas)
+	assert.EqualValues(t, 3, planned.NextReplicas)
+	require.Len(t, planned.Changes, 1)
+	assert.Equal(t, "template", planned.Changes[0].Setting)
+	assert.True(t, planned.Changes[0].Replaces)
+	for _, request := range server.Requests("") {
+		if request.Method != http.MethodGet {
+			assert.Equal(t, []string{http.MethodPatch, metav1.DryRunAll, "ci"}, []string{request.Method, request.DryRun, request.FieldManager})
+		}
+	}
+	for text, want := range map[string]string{
+		"kind: ConfigMap": ": read the objects: there is neither an NstanceMachinePool nor a MachinePool",
+		"a: [":            ": read the objects: ",
+	} {
+		require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
+		got := run(t, server, "plan", "-f", file)
+		assert.Equal(t, 1, got.code)
+		assert.Contains(t, got.message, want)
+	}
+	require.NoError(t, os.WriteFile(file, []byte("apiVersion: infrastructure.cluster.x-k8s.io/v1beta1\nkind: NstanceMachinePool\nmetadata: {name: others}\n"), 0o600))
+	assert.Contains(t, run(t, server, "plan", "workers", "-f", file).message, `describes pool "others", and the plan is for pool "workers"`)
+}
+
 func TestNoPools(t *testing.T) {
 	got := run(t, plugintest.NewServer(t, &objects.Snapshot{}), "status")
 	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found in namespace \"nstance-system\". -A reads all namespaces.\n" {
@@ -117,9 +174,12 @@ func TestOutputDoesNotControlTheTerminal(t *testing.T) {
 			s.Nodes.Items[i].Annotations[key] += hostile
 		}
 	}
+	plugintest.Order(s, "a", "a1", "a2")
+	plugintest.Group(s, "a").Status.DeletionOrder[0].Reason = hostile
 	server := plugintest.NewServer(t, s)
 	for _, arguments := range [][]string{
 		{"status"}, {"status", "-o", "wide"}, {"status", "-o", "json"}, {"status", "-o", "yaml"},
+		{"plan", "workers", "--replicas=1"}, {"plan", "workers", "--replicas=1", "-o", "json"},
 		{"drain-status"}, {"drain-status", "a1"}, {"why", "a1"}, {"why", "a1", "-o", "wide"}, {"status", hostile},
 	} {
 		got := run(t, server, arguments...)
@@ -135,7 +195,7 @@ func TestOutputDoesNotControlTheTerminal(t *testing.T) {
 
 // The help lists every command, and the help of a command lists its flags.
 func TestHelp(t *testing.T) {
-	for name, arguments := range map[string][]string{"help": {"--help"}, "help-dashboard": {"dashboard", "--help"}} {
+	for name, arguments := range map[string][]string{"help": {"--help"}, "help-dashboard": {"dashboard", "--help"}, "help-plan": {"plan", "--help"}} {
 		t.Run(name, func(t *testing.T) {
 			// A default of the flags has the home folder.
 			t.Setenv("HOME", "/home/user")

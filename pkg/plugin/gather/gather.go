@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package gather reads the objects that the commands of the plugin need from the API server.
-// It only gets and lists, in pages, and never lists the Pods of the whole cluster.
+// It gets and lists, in pages, and never lists the Pods of the whole cluster. Its only writes are dry
+// runs.
 package gather
 
 import (
@@ -293,7 +294,14 @@ func (g *Gatherer) Drains(ctx context.Context, node string) (*objects.Snapshot, 
 // readDrains reads the Pods, their budgets, the volumes and the MachineDrainRules of the Nodes that
 // are being drained, and nothing if no Node is being drained.
 func (g *Gatherer) readDrains(ctx context.Context, s *objects.Snapshot) {
-	nodes := status.DrainedNodes(s)
+	g.ReadPods(ctx, s, nil)
+}
+
+// ReadPods reads what readDrains reads also for other Nodes.
+func (g *Gatherer) ReadPods(ctx context.Context, s *objects.Snapshot, others []string) {
+	nodes := slices.Concat(status.DrainedNodes(s), others)
+	slices.Sort(nodes)
+	nodes = slices.Compact(nodes)
 	if len(nodes) == 0 {
 		return
 	}

@@ -5,6 +5,7 @@ package plugintest
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -21,8 +22,8 @@ import (
 	"nstance.dev/operator/pkg/plugin/objects"
 )
 
-// Server is an API server that only reads, over HTTP. It returns pages of at most PageSize
-// objects.
+// Server is an API server over HTTP, whose objects can be read, and applied as a dry run. It returns
+// pages of at most PageSize objects.
 type Server struct {
 	URL string
 	// Forbidden are resources that may not be read.
@@ -42,6 +43,7 @@ type Server struct {
 type Request struct {
 	Method, Namespace, Resource, Name             string
 	LabelSelector, FieldSelector, Limit, Continue string
+	DryRun, FieldManager                          string
 }
 
 // object is an object and its encoding.
@@ -135,6 +137,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	matching := s.matching(request)
+	if request.Method != http.MethodGet && (request.Method != http.MethodPatch || request.DryRun != metav1.DryRunAll) {
+		fail(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed)
+		return
+	}
 	w.Header().Set("Content-Type", "application/json")
 	if request.Name != "" {
 		if len(matching) == 0 {
@@ -144,6 +150,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply := map[string]any{}
 		_ = json.Unmarshal(matching[0].json, &reply)
 		reply["apiVersion"], reply["kind"] = version, kind
+		applied := struct{ Spec map[string]any }{}
+		if request.Method == http.MethodPatch && json.NewDecoder(r.Body).Decode(&applied) == nil {
+			spec, _ := reply["spec"].(map[string]any)
+			maps.Copy(spec, applied.Spec)
+		}
 		_ = json.NewEncoder(w).Encode(reply)
 		return
 	}
@@ -172,7 +183,7 @@ func parse(r *http.Request) (request Request, version string) {
 	}
 	query := r.URL.Query()
 	request = Request{Method: r.Method, LabelSelector: query.Get("labelSelector"), FieldSelector: query.Get("fieldSelector"),
-		Limit: query.Get("limit"), Continue: query.Get("continue")}
+		Limit: query.Get("limit"), Continue: query.Get("continue"), DryRun: query.Get("dryRun"), FieldManager: query.Get("fieldManager")}
 	if parts[0] == "namespaces" && len(parts) > 2 {
 		request.Namespace, parts = parts[1], parts[2:]
 	}

@@ -136,6 +136,14 @@ func Group(s *objects.Snapshot, shard string) *v1beta1.NstanceShardGroup {
 	panic("no shard " + shard)
 }
 
+// Order has a shard report its deletion order, for the instances that it reports.
+func Order(s *objects.Snapshot, shard string, instances ...string) {
+	group := Group(s, shard)
+	for _, id := range instances {
+		group.Status.DeletionOrder = append(group.Status.DeletionOrder, v1beta1.NextDeletion{Instance: id, ProviderID: ProviderID(shard, id)})
+	}
+}
+
 // SetCondition sets a condition that changed a minute ago.
 func SetCondition(conditions *[]metav1.Condition, kind string, status metav1.ConditionStatus, reason, message string) {
 	changed := condition(kind, status, reason, message)

@@ -131,6 +131,16 @@ func FindDrains(s *objects.Snapshot) []Drain {
 	return found
 }
 
+// Preview returns the drain of a Node as it would be if its shard deleted the instance now: the Pods
+// that would have to leave, and what blocks them.
+func Preview(s *objects.Snapshot, node *corev1.Node) Drain {
+	d := Drain{Node: node.Name, By: []string{ByShard}, Pods: []Pod{}, Volumes: []string{}}
+	d.locate(s, node)
+	d.addPods(s, node)
+	d.addVolumes(s)
+	return d
+}
+
 // DrainedNodes returns the names of the Nodes that FindDrains returns, sorted. It needs neither
 // Pods nor VolumeAttachments.
 func DrainedNodes(s *objects.Snapshot) []string {
