@@ -67,7 +67,7 @@ const nonceLifetime = time.Hour
 
 // agentNonceOptions has the flags of agent nonce.
 type agentNonceOptions struct {
-	cluster clusterOptions
+	cluster nonceOptions
 	agent   agentOptions
 	output  string
 }
@@ -107,7 +107,7 @@ func (o *agentNonceOptions) validate() error {
 
 // nonce returns a nonce that the audit log has.
 func (o *agentNonceOptions) nonce(ctx context.Context) (string, error) {
-	loaded, err := o.cluster.loadKeys(ctx)
+	signer, err := o.cluster.signer(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +122,7 @@ func (o *agentNonceOptions) nonce(ctx context.Context) (string, error) {
 	if !record.DeletionRequestedAt.IsZero() {
 		return "", fmt.Errorf("--%s: instance %s is being deleted", instanceFlag, record.ID)
 	}
-	token, err := registration.NewNonceSigner(loaded.Nonce).Agent(registration.AgentNonce{
+	token, err := signer.Agent(registration.AgentNonce{
 		InstanceID: record.ID, ClusterID: o.cluster.clusterID, Tenant: record.Tenant, Shard: o.agent.shard,
 		Group: record.Group, OnDemand: record.OnDemand, RegistrationTimeout: nonceLifetime,
 	})
@@ -130,7 +130,7 @@ func (o *agentNonceOptions) nonce(ctx context.Context) (string, error) {
 		return "", err
 	}
 	err = o.cluster.audit(ctx, auditlog.Entry{
-		Action: audit.IssueNonce, Tenant: record.Tenant, Instance: record.ID, ExpiresAt: time.Now().Add(nonceLifetime).UTC(), Reason: "command",
+		Action: audit.IssueNonce, Tenant: record.Tenant, Instance: record.ID, ExpiresAt: time.Now().Add(nonceLifetime).UTC(), Reason: o.cluster.reason(),
 	})
 	return token, err
 }

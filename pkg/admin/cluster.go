@@ -51,7 +51,7 @@ func newCACommand() *cobra.Command {
 }
 
 func newNonceCommand() *cobra.Command {
-	var options clusterOptions
+	var options nonceOptions
 	var expiry time.Duration
 	var output string
 	command := &cobra.Command{
@@ -71,11 +71,11 @@ func newNonceCommand() *cobra.Command {
 			if err := wrong.join(); err != nil {
 				return err
 			}
-			loaded, err := options.loadKeys(command.Context())
+			signer, err := options.signer(command.Context())
 			if err != nil {
 				return err
 			}
-			token, err := options.nonce(command.Context(), loaded, expiry)
+			token, err := options.operatorNonce(command.Context(), signer, expiry)
 			if err != nil {
 				return err
 			}
@@ -95,10 +95,10 @@ func newNonceCommand() *cobra.Command {
 	return command
 }
 
-// nonce returns a nonce that the audit log has.
-func (o *clusterOptions) nonce(ctx context.Context, loaded *clusterkeys.Keys, lifetime time.Duration) (string, error) {
+// operatorNonce returns a nonce that the audit log has.
+func (o *nonceOptions) operatorNonce(ctx context.Context, signer *registration.NonceSigner, lifetime time.Duration) (string, error) {
 	expires := time.Now().Add(lifetime)
-	token, err := registration.NewNonceSigner(loaded.Nonce).Operator(registration.OperatorNonce{
+	token, err := signer.Operator(registration.OperatorNonce{
 		ClusterID: o.clusterID,
 		Tenant:    o.tenant,
 		Lifetime:  lifetime,
@@ -107,7 +107,7 @@ func (o *clusterOptions) nonce(ctx context.Context, loaded *clusterkeys.Keys, li
 		return "", err
 	}
 	err = o.audit(ctx, auditlog.Entry{
-		Action: audit.IssueNonce, Name: storage.OperatorNonceKey(token), Tenant: o.tenant, Client: o.clusterID, ExpiresAt: expires.UTC(), Reason: "command",
+		Action: audit.IssueNonce, Name: storage.OperatorNonceKey(token), Tenant: o.tenant, Client: o.clusterID, ExpiresAt: expires.UTC(), Reason: o.reason(),
 	})
 	if err != nil {
 		return "", err
@@ -117,7 +117,7 @@ func (o *clusterOptions) nonce(ctx context.Context, loaded *clusterkeys.Keys, li
 
 // registerOptions has the flags of cluster register-operator.
 type registerOptions struct {
-	cluster      clusterOptions
+	cluster      nonceOptions
 	registration string
 	identity     string
 	timeout      time.Duration
@@ -169,7 +169,7 @@ func (o *registerOptions) validate() error {
 // register exchanges a nonce and a public key for a certificate. It stores the
 // private key first, so that no certificate is issued without a stored key.
 func (o *registerOptions) register(ctx context.Context) (expires time.Time, err error) {
-	loaded, err := o.cluster.loadKeys(ctx)
+	signer, err := o.cluster.signer(ctx)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -182,11 +182,14 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 		return time.Time{}, err
 	}
 	// The nonce is used at once, so a short lifetime is enough.
-	token, err := o.cluster.nonce(ctx, loaded, min(o.timeout+time.Minute, registration.MaxNonceLifetime))
+	token, err := o.cluster.operatorNonce(ctx, signer, min(o.timeout+time.Minute, registration.MaxNonceLifetime))
 	if err != nil {
 		return time.Time{}, err
 	}
-	caPEM := loaded.Authority.CertificatePEM()
+	caPEM, err := o.cluster.authorityPEM(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
 	tlsConfig, err := trust(caPEM)
 	if err != nil {
 		return time.Time{}, err

@@ -219,6 +219,8 @@ func (o *keyOptions) reencrypt(ctx context.Context, output io.Writer) error {
 	if err != nil {
 		return err
 	}
+	// The keys of nonce issuers are encrypted with keys of their own.
+	names = slices.DeleteFunc(names, storage.IsNonceIssuerSecret)
 	var failures []error
 	for _, name := range names {
 		replaced, err := encrypted.Reencrypt(ctx, name, func(data []byte) error {

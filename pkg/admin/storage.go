@@ -190,7 +190,8 @@ func (a *initAccess) OpenSecrets(ctx context.Context) (secrets.Store, error) {
 
 // Nonce implements clusterinit.Access.
 func (a *initAccess) Nonce(ctx context.Context, loaded *clusterkeys.Keys, lifetime time.Duration) (string, error) {
-	return a.nonce(ctx, loaded, lifetime)
+	nonces := nonceOptions{clusterOptions: a.clusterOptions}
+	return nonces.operatorNonce(ctx, registration.NewNonceSigner(loaded.Nonce), lifetime)
 }
 
 // AuditSecret implements clusterinit.Access.

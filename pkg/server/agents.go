@@ -122,7 +122,9 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 	closeService := t.shared.agentGate.Open(&grpcapi.AgentService{
 		Registrar: &agents.Registrar{
 			Authority: t.shared.keys.Authority,
-			NonceKey:  t.shared.keys.Nonce.Public().(ed25519.PublicKey),
+			Nonces: &registration.NonceVerifier{
+				Key: t.shared.keys.Nonce.Public().(ed25519.PublicKey), Authority: t.shared.keys.Authority, Store: t.storage,
+			},
 			Instances: t.instances,
 			Groups:    t.groups,
 			AuditLog:  t.auditLog(),

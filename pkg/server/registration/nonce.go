@@ -72,6 +72,8 @@ type OperatorNonce struct {
 // NonceSigner creates nonces. It is safe for concurrent use.
 type NonceSigner struct {
 	key ed25519.PrivateKey
+	// issuer is the owner of the key, with its certificate. It is nil for the cluster's nonce key.
+	issuer *certifiedIssuer
 }
 
 // NewNonceSigner returns a signer with the cluster's nonce key.
@@ -115,6 +117,12 @@ func (s *NonceSigner) sign(c tokenClaims, subject string, lifetime, clockSkew ti
 		return "", fmt.Errorf("sign a registration nonce: %w", err)
 	}
 	now := time.Now()
+	expires := now.Add(lifetime)
+	if s.issuer != nil {
+		if err := s.issuer.check(c.Kind, c.Tenant, expires); err != nil {
+			return "", fmt.Errorf("sign a registration nonce: %w", err)
+		}
+	}
 	c.RegisteredClaims = jwt.RegisteredClaims{
 		Subject: subject,
 		// Times are in whole seconds. Without an id, two nonces of the same second would be
@@ -122,12 +130,16 @@ func (s *NonceSigner) sign(c tokenClaims, subject string, lifetime, clockSkew ti
 		ID:        id.String(),
 		IssuedAt:  jwt.NewNumericDate(now),
 		NotBefore: jwt.NewNumericDate(now.Add(-clockSkew)),
-		ExpiresAt: jwt.NewNumericDate(now.Add(lifetime)),
+		ExpiresAt: jwt.NewNumericDate(expires),
 	}
 	if err := c.Validate(); err != nil {
 		return "", fmt.Errorf("sign a registration nonce: %w", err)
 	}
-	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c).SignedString(s.key)
+	unsigned := jwt.NewWithClaims(jwt.SigningMethodEdDSA, c)
+	if s.issuer != nil {
+		unsigned.Header[certificateHeader] = s.issuer.header()
+	}
+	token, err := unsigned.SignedString(s.key)
 	if err != nil {
 		return "", fmt.Errorf("sign a registration nonce: %w", err)
 	}
@@ -219,19 +231,36 @@ type NonceClaims struct {
 	// its validity begins; in whole seconds. It is zero if the nonce contains neither.
 	CreatedAt time.Time
 	ExpiresAt time.Time
+	// Issuer is the name of the nonce issuer that has signed the nonce. It is empty for the
+	// cluster's nonce key.
+	Issuer string
 }
 
-// ParseNonce verifies a nonce and returns its content. The error wraps ErrInvalidNonce, and
-// never contains the nonce. Issuer and audience are not checked
+// Reason returns why a certificate is issued for the nonce, for the audit log.
+func (c NonceClaims) Reason() string {
+	if c.Issuer == "" {
+		return "registration"
+	}
+	return "registration, nonce issuer " + c.Issuer
+}
+
+// ParseNonce verifies a nonce that a key has signed, and returns its content. The error wraps
+// ErrInvalidNonce, and never contains the nonce. The claims iss and aud are not checked
 // (docs/protocol.md#registration).
 func ParseNonce(token string, key ed25519.PublicKey) (NonceClaims, error) {
+	return parseNonce(token, func(*jwt.Token) (any, error) { return key, nil })
+}
+
+// parseNonce is ParseNonce for a key that keyOf returns, which gets the token before its signature
+// is verified.
+func parseNonce(token string, keyOf jwt.Keyfunc) (NonceClaims, error) {
 	// The decoder skips line breaks. Without this check a nonce would have many texts, and
 	// each text could be used once.
 	if strings.ContainsAny(token, "\r\n") {
 		return NonceClaims{}, fmt.Errorf("%w: it has a line break", ErrInvalidNonce)
 	}
 	var c tokenClaims
-	_, err := jwt.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return key, nil },
+	_, err := jwt.ParseWithClaims(token, &c, keyOf,
 		jwt.WithValidMethods([]string{jwt.SigningMethodEdDSA.Alg()}),
 		// A nonce without expiry would be a permanent password.
 		jwt.WithExpirationRequired(),

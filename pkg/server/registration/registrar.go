@@ -67,7 +67,8 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	if !r.Leading() {
 		return nil, errNotLeading
 	}
-	claims, err := ParseNonce(token, r.Keys.Nonce.Public().(ed25519.PublicKey))
+	nonces := NonceVerifier{Key: r.Keys.Nonce.Public().(ed25519.PublicKey), Authority: r.Keys.Authority, Store: r.Store}
+	claims, err := nonces.Verify(ctx, token)
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +84,7 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 		return nil, err
 	}
 	client := pki.Client{ID: claims.Subject, Tenant: claims.Tenant, Role: pki.RoleOperator}
-	entry := auditlog.Entry{Reason: "registration", Nonce: storage.OperatorNonceKey(token)}
+	entry := auditlog.Entry{Reason: claims.Reason(), Nonce: storage.OperatorNonceKey(token)}
 	certificate, err := r.issue(ctx, client, key, trusted, entry, func(record *Record, next Record) (Record, error) {
 		if err := record.checkNonce(claims, first); err != nil {
 			return Record{}, err

@@ -36,8 +36,8 @@ const Booting = "booting"
 
 // Behind is a server or a client that has not followed the present phase.
 type Behind struct {
-	// Name identifies it: Booting, shard/SHARD, server/SHARD/SERVER, operator/TENANT/CLIENT or
-	// agent/SHARD/INSTANCE.
+	// Name identifies it: Booting, shard/SHARD, server/SHARD/SERVER, operator/TENANT/CLIENT,
+	// agent/SHARD/INSTANCE or nonce-issuer/NAME.
 	Name string
 	// Reason is what is missing.
 	Reason string
@@ -64,7 +64,7 @@ func Check(ctx context.Context, store storage.Store, now time.Time) ([]Behind, e
 	if a.Phase == clusterkeys.PhaseAccept {
 		c.next = c.accepted[1]
 	}
-	for _, check := range []func(context.Context) error{c.servers, c.operators, c.agents} {
+	for _, check := range []func(context.Context) error{c.servers, c.operators, c.agents, c.nonceIssuers} {
 		if err := check(ctx); err != nil {
 			return nil, err
 		}
@@ -207,6 +207,38 @@ func (c *checker) agents(ctx context.Context) error {
 		}
 		shard, _, _ := strings.Cut(strings.TrimPrefix(infos[i].Key, prefix), "/")
 		c.client("agent/"+shard+"/"+record.ID, record.Registration.Trust, record.Registration.ExpiresAt)
+	}
+	return nil
+}
+
+// nonceIssuers checks that the certificate that each nonce issuer uses is from the new authority.
+// Before the new authority issues there is no such certificate.
+func (c *checker) nonceIssuers(ctx context.Context) error {
+	if c.phase != clusterkeys.PhaseIssue {
+		return nil
+	}
+	infos, err := c.store.List(ctx, storage.NonceIssuerPrefix)
+	if err != nil {
+		return fmt.Errorf("list the nonce issuers: %w", err)
+	}
+	for _, info := range infos {
+		name := strings.TrimSuffix(strings.TrimPrefix(info.Key, storage.NonceIssuerPrefix), ".json")
+		record, err := registration.ReadNonceIssuer(ctx, c.store, name)
+		if err != nil {
+			return err
+		}
+		if record == nil {
+			continue
+		}
+		for _, certificate := range slices.Backward(record.Certificates) {
+			if !certificate.Usable(c.now) {
+				continue
+			}
+			if certificate.Authority != c.next {
+				c.add("nonce-issuer/"+name, "has no certificate of the new authority yet; its certificate is valid until %s", certificate.ExpiresAt.UTC().Format(time.RFC3339))
+			}
+			break
+		}
 	}
 	return nil
 }

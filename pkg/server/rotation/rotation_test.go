@@ -135,6 +135,33 @@ func TestWhoIsBehind(t *testing.T) {
 	assert.Empty(t, c.names(0))
 }
 
+// A nonce issuer needs a certificate of the new authority before the old one is refused.
+func TestNonceIssuersAreBehind(t *testing.T) {
+	c := newCluster(t)
+	issue := func() {
+		t.Helper()
+		loaded, err := clusterkeys.Load(t.Context(), c.store, c.secrets)
+		require.NoError(t, err)
+		certificate, key, err := registration.NewNonceIssuer(loaded.Authority, pki.NonceIssuer{Name: "ci", Tenants: []string{"a"}, Roles: []string{pki.RoleOperator}}, time.Hour)
+		require.NoError(t, err)
+		_, err = registration.AddNonceIssuer(t.Context(), c.store, c.secrets, loaded.Authority, certificate, key)
+		require.NoError(t, err)
+	}
+	issue()
+	require.NoError(t, clusterkeys.Begin(t.Context(), c.store, c.secrets))
+	c.load("1", c.accepted())
+	assert.Empty(t, c.names(10*time.Minute), "there is no certificate of the next authority yet")
+	require.NoError(t, clusterkeys.Switch(t.Context(), c.store))
+	c.load("1", c.accepted())
+	assert.Equal(t, []string{"nonce-issuer/ci"}, c.names(0))
+	assert.Empty(t, c.names(2*time.Hour), "its certificate has expired")
+	issue()
+	assert.Empty(t, c.names(0))
+	_, err := registration.RevokeNonceIssuer(t.Context(), c.store, "ci", "")
+	require.NoError(t, err)
+	assert.Empty(t, c.names(0), "it is revoked")
+}
+
 func TestOnlyThoseThatTheUserNamesAreLeftBehind(t *testing.T) {
 	behind := []rotation.Behind{{Name: operator, Reason: "does not say"}, {Name: agent, Reason: "does not trust"}}
 	require.NoError(t, rotation.Without(behind, []string{agent, operator}))

@@ -23,6 +23,8 @@ const (
 	ClusterLeaderKey = "leader/cluster.json"
 	// SecretPrefix is the prefix of the keys of secrets, which are encrypted.
 	SecretPrefix = "secret/"
+	// NonceIssuerPrefix is the prefix of the keys of NonceIssuerKey.
+	NonceIssuerPrefix = "nonce-issuer/"
 )
 
 // Names of the secrets that only servers may read (docs/server-reference.md#keys).
@@ -33,9 +35,23 @@ const (
 	NextAuthoritySecretPrefix = AuthoritySecret + "."
 )
 
-// IsReservedSecret reports whether only servers may read the secret with this name.
+// nonceIssuerSecretPrefix is the prefix of the names of NonceIssuerSecret.
+const nonceIssuerSecretPrefix = "nonce-issuer/"
+
+// NonceIssuerSecret is the secret with the key of a nonce issuer's certificate. In the object
+// storage it is encrypted with a key of the issuer, not with the key of the cluster
+// (docs/server-reference.md#nonce-issuers).
+func NonceIssuerSecret(name, serial string) string {
+	return nonceIssuerSecretPrefix + name + "/" + serial
+}
+
+// IsNonceIssuerSecret reports whether the secret with this name is the key of a nonce issuer.
+func IsNonceIssuerSecret(name string) bool { return strings.HasPrefix(name, nonceIssuerSecretPrefix) }
+
+// IsReservedSecret reports whether only servers, or nonce issuers, may read the secret with this
+// name.
 func IsReservedSecret(name string) bool {
-	return IsUnboundSecret(name) || strings.HasPrefix(name, NextAuthoritySecretPrefix)
+	return IsUnboundSecret(name) || strings.HasPrefix(name, NextAuthoritySecretPrefix) || IsNonceIssuerSecret(name)
 }
 
 // IsUnboundSecret reports whether the secret with this name is stored without being bound to its
@@ -47,7 +63,7 @@ func IsUnboundSecret(name string) bool { return name == AuthoritySecret || name 
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case AuthoritiesKey, "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "loaded-authorities", "operator", "operator-nonce", "revoked-agents", "tenant":
+	case AuthoritiesKey, "accepted", "accepted-losses", "audit-log", "config", "secret", "groups", "instance", "leader", "loaded-authorities", "nonce-issuer", "operator", "operator-nonce", "revoked-agents", "tenant":
 		return true
 	}
 	return false
@@ -103,6 +119,9 @@ const OperatorPrefix = "operator/"
 
 // OperatorKey is the registration of an operator.
 func OperatorKey(tenant, id string) string { return OperatorPrefix + tenant + "." + id + ".json" }
+
+// NonceIssuerKey has the certificates of a nonce issuer.
+func NonceIssuerKey(name string) string { return NonceIssuerPrefix + name + ".json" }
 
 // TenantKey is the Kubernetes cluster whose operator a tenant belongs to.
 func TenantKey(tenant string) string { return "tenant/" + tenant + ".json" }

@@ -30,6 +30,7 @@ func TestKeysAreValid(t *testing.T) {
 		storage.OperatorKey("default", "cluster"):        "operator/default.cluster.json",
 		storage.TenantKey("default"):                     "tenant/default.json",
 		storage.OperatorNonceKey(""):                     "operator-nonce/e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855.pem",
+		storage.NonceIssuerKey("ci"):                     "nonce-issuer/ci.json",
 		storage.AuthorityKey:                             "ca.crt",
 		storage.AuthoritiesKey:                           "authorities.json",
 		storage.LoadedAuthoritiesKey("us-west-2a", "1"):  "loaded-authorities/us-west-2a/1.json",
@@ -110,6 +111,7 @@ func TestKeysOfServersAreReserved(t *testing.T) {
 		storage.AuthorityKey:                                 false,
 		storage.AuthoritiesKey:                               true,
 		storage.LoadedAuthoritiesKey("a", "1"):               true,
+		storage.NonceIssuerKey("ci"):                         true,
 		"files/object":                                       false,
 		"operators/object":                                   false,
 	} {
@@ -121,7 +123,7 @@ func TestKeysOfServersAreReserved(t *testing.T) {
 
 func TestOnlyServersReadTheKeysOfAuthorities(t *testing.T) {
 	for name, want := range map[string]bool{
-		"ca.key": true, "ca.key.0123456789abcdef": true, "registration-nonce.key": true,
+		"ca.key": true, "ca.key.0123456789abcdef": true, "registration-nonce.key": true, "nonce-issuer/ci/1": true,
 		"ca-kubelet.key": false, "my-ca.key": false, "app/ca.key": false,
 	} {
 		if got := storage.IsReservedSecret(name); got != want {

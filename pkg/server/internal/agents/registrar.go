@@ -56,8 +56,8 @@ type Groups interface {
 // are mandatory.
 type Registrar struct {
 	Authority *pki.Authority
-	// NonceKey verifies nonces.
-	NonceKey  ed25519.PublicKey
+	// Nonces verifies nonces.
+	Nonces    *registration.NonceVerifier
 	Instances Instances
 	Groups    Groups
 	// AuditLog gets each certificate.
@@ -100,7 +100,7 @@ func (r *Registrar) Register(ctx context.Context, request Request) (*x509.Certif
 	if request.Token == "" && len(request.Expired) > 0 {
 		return r.renewExpired(ctx, request)
 	}
-	claims, err := registration.ParseNonce(request.Token, r.NonceKey)
+	claims, err := r.Nonces.Verify(ctx, request.Token)
 	var expired *registration.ExpiredError
 	if errors.As(err, &expired) {
 		r.refused(expired.Subject, err)
@@ -172,7 +172,7 @@ func (r *Registrar) registerWith(ctx context.Context, request Request, claims re
 		changed.Trust = next.Trust
 		return changed, err
 	}
-	certificate, err := r.issue(ctx, &i, key, request.Trusted, "registration", register)
+	certificate, err := r.issue(ctx, &i, key, request.Trusted, claims.Reason(), register)
 	if isRefused(err) {
 		err = fmt.Errorf("%w: %w", registration.ErrInvalidNonce, err)
 	}

@@ -74,7 +74,8 @@ func newRegistrarWith(t testing.TB, provider *providertest.Instances) (*Registra
 	require.NoError(t, err)
 	nonceKey, _ := newKey(t, 0)
 	return &Registrar{
-		Authority: authority, NonceKey: nonceKey.Public().(ed25519.PublicKey), Instances: instances, Groups: wanted,
+		Authority: authority, Instances: instances, Groups: wanted,
+		Nonces:   &registration.NonceVerifier{Key: nonceKey.Public().(ed25519.PublicKey), Authority: authority, Store: store},
 		AuditLog: auditlog.Log{Store: store, Scope: "a"},
 		Revoked: func(ctx context.Context) (*registration.RevokedAgents, error) {
 			return registration.ReadRevokedAgents(ctx, store, "a")
