@@ -4,6 +4,7 @@
 package server_test
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -60,6 +61,22 @@ func TestConfigurationsThatCreateNothing(t *testing.T) {
 			require.ErrorContains(t, err, path+":\n"+tc.want)
 		})
 	}
+}
+
+// TestMistakeInASubnet: a subnet that the provider cannot have is reported where it is written, with
+// field, line, value and what is allowed, and nowhere else.
+func TestMistakeInASubnet(t *testing.T) {
+	const subnet = `"subnet-0123456789abcdef0"`
+	configuration := blocks(t, "aws.md", "jsonc")[0]
+	require.Contains(t, configuration, subnet)
+	configuration = strings.Replace(configuration, subnet, subnet+",\n\"lan\"", 1)
+	before, _, _ := strings.Cut(configuration, `"lan"`)
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	require.NoError(t, os.WriteFile(path, []byte(configuration), 0o600))
+	err := server.Validate(t.Context(), server.Options{}, path, io.Discard)
+	require.EqualError(t, err, fmt.Sprintf(
+		"configuration %s:\nshard.subnet_pools.default[1]: Invalid value: \"lan\": must be the id of a subnet, such as subnet-0123456789abcdef0 (line %d)",
+		path, strings.Count(before, "\n")+1))
 }
 
 func checkDocument(t *testing.T, document string) {

@@ -140,8 +140,8 @@ func (s *Shard) validateAdvertise(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateSubnetPools requires at least one pool, at least one subnet in each, and
-// no subnet in two pools.
+// validateSubnetPools requires at least one pool, at least one subnet in each, no subnet in two
+// pools, and what the provider requires of a subnet.
 func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(s.SubnetPools) == 0 {
@@ -160,6 +160,9 @@ func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 				errs = append(errs, field.Invalid(path.Child(pool).Index(i), subnet, fmt.Sprintf("is in pool %q already", other)))
 			}
 			poolOf[subnet] = pool
+			if rules, ok := s.Infra.Options.(provider.SubnetOptions); ok && subnet != "" {
+				errs = append(errs, rules.ValidateSubnet(path.Child(pool).Index(i), subnet)...)
+			}
 		}
 	}
 	return errs

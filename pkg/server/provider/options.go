@@ -103,6 +103,13 @@ type PlaceOptions interface {
 	ValidateZone(path *field.Path, region, zone string) field.ErrorList
 }
 
+// SubnetOptions are implemented by the options of a provider whose subnets have names of a certain
+// form, and no options of their own, in which a mistake would be reported.
+type SubnetOptions interface {
+	// ValidateSubnet returns every rule that the name of a subnet at path breaks.
+	ValidateSubnet(path *field.Path, subnet string) field.ErrorList
+}
+
 // AttestationOptions are implemented by the options of a provider whose cloud signs the identity of
 // a machine (docs/server.md#signed-identity).
 type AttestationOptions interface {

@@ -43,6 +43,9 @@ const (
 // anImageID describes the id of an image in error messages.
 const anImageID = "the id of an image, such as ami-0123456789abcdef0"
 
+// aSubnetID describes the id of a subnet in error messages.
+const aSubnetID = "the id of a subnet, such as subnet-0123456789abcdef0"
+
 // idSuffix matches the rest of the id of a resource after its type
 // (https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html).
 const idSuffix = `-([0-9a-f]{8}|[0-9a-f]{17})`

@@ -204,7 +204,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 }
 
 func errNoSubnet(name string) error {
-	return fmt.Errorf("subnet %q must be the id of a subnet, such as subnet-0123456789abcdef0", name)
+	return fmt.Errorf("subnet %q must be %s", name, aSubnetID)
 }
 
 // requested are the state reasons of an instance that ended because somebody has wished so, or

@@ -53,6 +53,7 @@ var (
 	_ provider.Options            = (*Options)(nil)
 	_ provider.AgentOptions       = (*Options)(nil)
 	_ provider.PlaceOptions       = (*Options)(nil)
+	_ provider.SubnetOptions      = (*Options)(nil)
 	_ provider.UserdataOptions    = (*Options)(nil)
 	_ provider.AttestationOptions = (*Options)(nil)
 )
@@ -96,7 +97,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 var typeNames = regexp.MustCompile(`^[a-z0-9-]+\.[a-z0-9-]+$`)
 
 // Validate returns every rule that the options break.
-func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.ErrorList {
+func (o *Options) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, validateEndpoint(path.Child("endpoint"), o.Endpoint, "https://ec2.us-west-2.amazonaws.com")...)
 	errs = append(errs, validateEndpoint(path.Child("load_balancer_endpoint"), o.LoadBalancerEndpoint, "https://elasticloadbalancing.us-west-2.amazonaws.com")...)
@@ -107,17 +108,20 @@ func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.Error
 	if o.AddressReserve < 0 || o.AddressReserve > maxAddressReserve {
 		errs = append(errs, field.Invalid(path.Child("address_reserve"), o.AddressReserve, fmt.Sprintf("must be a number from 0 to %d", maxAddressReserve)))
 	}
-	for _, name := range sets.List(known) {
-		if !subnets.MatchString(name) {
-			errs = append(errs, field.Invalid(path, name, errNoSubnet(name).Error()))
-		}
-	}
 	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
 		if !typeNames.MatchString(name) {
 			errs = append(errs, field.Invalid(path.Child("instance_types", name), name, "must be the name of an instance type, such as m7g.large"))
 		}
 	}
 	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
+}
+
+// ValidateSubnet requires the id of a subnet.
+func (o *Options) ValidateSubnet(path *field.Path, subnet string) field.ErrorList {
+	if subnets.MatchString(subnet) {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path, subnet, "must be "+aSubnetID)}
 }
 
 // validateEndpoint reports a URL that cannot be an endpoint of the API.

@@ -60,6 +60,18 @@ func TestZones(t *testing.T) {
 	}
 }
 
+// TestSubnets: a subnet is named by its id, and a mistake is reported where the name is.
+func TestSubnets(t *testing.T) {
+	path := field.NewPath("subnet_pools", "default").Index(0)
+	for _, subnet := range []string{largeSubnet, "subnet-01234567"} {
+		assert.Empty(t, (&Options{}).ValidateSubnet(path, subnet), subnet)
+	}
+	for _, subnet := range []string{"lan", "subnet-123", "Subnet-01234567"} {
+		assert.Equal(t, []string{`subnet_pools.default[0]: Invalid value: "` + subnet + `": must be the id of a subnet, such as subnet-0123456789abcdef0`},
+			providertest.Messages((&Options{}).ValidateSubnet(path, subnet)))
+	}
+}
+
 // TestUserdataThatIsTooLarge: gzip counts.
 func TestUserdataThatIsTooLarge(t *testing.T) {
 	require.NoError(t, (&Options{}).CheckUserdata(make([]byte, 1<<20)))
@@ -74,8 +86,6 @@ func TestInvalidOptions(t *testing.T) {
 		{"a path", `{"endpoint": "https://a/b"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"a password", `{"endpoint": "https://a:b@c"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"an image", `{"image": "debian-12"}`, largeSubnet, `options.image: Invalid value: "debian-12": must be the id of an image`},
-		{"a subnet", "{}", "lan", `options: Invalid value: "lan": subnet "lan" must be the id of a subnet`},
-		{"a short subnet", "{}", "subnet-123", `options: Invalid value: "subnet-123"`},
 		{"a type", `{"instance_types": {"small": {"cpu": "1", "memory": "1Gi", "arch": "amd64"}}}`, largeSubnet, `options.instance_types.small: Invalid value: "small": must be the name of an instance type`},
 		{"an architecture", `{"instance_types": {"a.b": {"cpu": "1", "memory": "1Gi", "arch": "x86"}}}`, largeSubnet, "options.instance_types.a.b.arch: Unsupported value"},
 		{"a quota", `{"quota": {"none.large": 1}}`, largeSubnet, "quota.none.large: Invalid value"},
