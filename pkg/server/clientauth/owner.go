@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -63,7 +64,8 @@ func namedCluster(ctx context.Context) (string, error) {
 	switch {
 	case len(values) == 0:
 		return "", nil
-	case len(values) > 1 || values[0] == "" || len(values[0]) > maxClusterLength:
+	// An owner is stored as JSON, which has no other text: it would not be the same when it is read.
+	case len(values) > 1 || values[0] == "" || len(values[0]) > maxClusterLength || !utf8.ValidString(values[0]):
 		return "", status.Errorf(codes.InvalidArgument, "metadata %s must be one UID of at most %d characters", identifier.KubernetesClusterKey, maxClusterLength)
 	}
 	return values[0], nil
