@@ -44,9 +44,9 @@ func TestRights(t *testing.T) {
 		{"default", "", "pods", "exec", "", nil},
 		{"default", "", "pods", "eviction", "", nil},
 		{"default", "apps", "statefulsets", "scale", "", nil},
-		{"", "", "nodes", "", "", nil},
+		{"", "", "nodes", "", "", []string{"get", "list"}},
 		{"", "", "namespaces", "", "", nil},
-		{"", "", "persistentvolumes", "", "", nil},
+		{"", "", "persistentvolumes", "", "", []string{"get"}},
 		{"", "rbac.authorization.k8s.io", "clusterroles", "", "", nil},
 	} {
 		var granted []string

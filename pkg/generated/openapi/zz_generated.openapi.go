@@ -5720,7 +5720,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, VolumesExpanded, Owned, Reconciled, DiskPressure, Paused.",
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -6209,6 +6209,13 @@ func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) comm
 							Description: "className is the StorageClass. An unset field means the default of the Kubernetes cluster. It is immutable.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"replaceLostAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replaceLostAfterSeconds is how long a volume must have been lost before its claim and its Pod are deleted, so that the node begins with an empty volume. A volume is lost when it no longer exists, or when only Kubernetes Nodes that no longer exist can use it. The other nodes must then have every copy, as before a removal. An unset field means never; the annotation marekvs.io/replace of a claim, with the value true, asks for the replacement of any node at once.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},

@@ -272,7 +272,7 @@ func newHarness(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
 func newEmpty(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
 	t.Helper()
 	a := newAPI(t)
-	h := &harness{api: a, nodes: &nodes{api: a, silent: map[string]bool{}, started: map[string]*node{}, broken: map[string]bool{}}}
+	h := &harness{api: a, nodes: &nodes{api: a, silent: map[string]bool{}, started: map[string]*node{}, broken: map[string]bool{}, lost: map[types.UID]bool{}}}
 	h.instance = a.newInstance(a.kube, h.nodes)
 	cluster := demo()
 	cluster.UID = ""
@@ -351,6 +351,9 @@ type nodes struct {
 	// for any number.
 	broken map[string]bool
 	full   int
+
+	// lost has the claims whose volumes are lost: no Node accepts their Pods.
+	lost map[types.UID]bool
 
 	created int
 	// adopts is true if Pods without a controller are adopted.
@@ -490,8 +493,10 @@ func (n *nodes) start(ordinal int32) bool {
 	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil && ordinal < *rolling.Partition {
 		set.Status.UpdateRevision = cmp.Or(set.Status.CurrentRevision, set.Status.UpdateRevision)
 	}
-	if _, err := n.api.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name); err != nil {
-		claim := newClaim(ordinal)
+	claim := newClaim(ordinal)
+	if present, err := n.api.kube.Tracker().Get(claimResource, "ns", claim.Name); err == nil {
+		claim = present.(*corev1.PersistentVolumeClaim)
+	} else {
 		claim.CreationTimestamp.Time = n.api.clock.Now()
 		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: *children.StorageOf(set)}
 		claim.Status.Capacity = claim.Spec.Resources.Requests
@@ -505,7 +510,7 @@ func (n *nodes) start(ordinal int32) bool {
 		{Name: "MAREKVS_CLUSTER", Value: children.GossipClusterOf(&set.Spec.Template.Spec)},
 	}}}
 	switch {
-	case n.full > 0 && int(n.podsOf()) >= n.full:
+	case n.full > 0 && int(n.podsOf()) >= n.full, n.lost[claim.UID]:
 		setPending(pod, "")
 	case n.broken[set.Status.UpdateRevision]:
 		setPending(pod, "ImagePullBackOff")

@@ -27,6 +27,9 @@ type memory struct {
 	applied map[string]applied
 	// unready has when each Pod that is not ready was first seen so.
 	unready map[types.UID]time.Time
+	// lost has since when the volume of each claim is known to be lost. After a restart of the operator
+	// that begins again.
+	lost map[types.UID]time.Time
 	// stamps has when the time in an annotation was first seen, by annotation.
 	stamps   map[string]stampSeen
 	progress progress
@@ -99,10 +102,12 @@ func (p *progress) stalledFor(step string, now time.Time) time.Duration {
 
 // stepOf describes how far a change is, empty if nothing is to change.
 func stepOf(o *scale.Observation, decision *scale.Decision) string {
-	if decision.Target == o.Replicas && decision.Rollout.Done {
+	replacement := decision.Replacement.Waiting
+	waits := replacement != nil && replacement.Reason != v1alpha1.ReasonVolumeLost
+	if decision.Target == o.Replicas && decision.Rollout.Done && !waits {
 		return ""
 	}
-	return fmt.Sprint(o.Replicas, decision.Target, o.TemplateCurrent, o.UpdateRevision, o.Updated(), decision.Rollout.Partition)
+	return fmt.Sprint(waits, len(o.Lost), o.Replicas, decision.Target, o.TemplateCurrent, o.UpdateRevision, o.Updated(), decision.Rollout.Partition)
 }
 
 // gapPeriods is the number of consecutive syncs that the history of the load may miss.

@@ -77,7 +77,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.LastScaleUpTime, status.LastScaleDownTime = result.scaledUp, result.scaledDown
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
-		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result), volumesExpanded(result))
+		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result), volumesExpanded(result), volumesAvailable(result))
 	if cluster.Spec.Autoscale != nil && cluster.Spec.Autoscale.TargetDiskPercent > 0 {
 		setConditions(&status, diskPressure(&decision.Disk))
 	} else {
@@ -249,9 +249,10 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 	o, decision := result.observed, &result.decision
 	sampled, want := o.Sampled()
 	unreachable := fmt.Sprintf("metrics unreachable (%d of %d pods scraped)", sampled, want)
+	lost, replacement := replacing(result)
 	resized := fmt.Sprintf("replicas %d -> %d (target %d)", o.Replicas, decision.Step.Replicas, decision.Target)
 	switch blocked := decision.Step.Blocked; {
-	case cluster.Spec.Paused && (decision.Target != o.Replicas || !decision.Rollout.Done || result.expansion.waiting != nil):
+	case cluster.Spec.Paused && (decision.Target != o.Replicas || !decision.Rollout.Done || result.expansion.waiting != nil || lost != ""):
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonPaused, "the cluster does not have its spec, because spec.paused is true"
 	case blocked != nil && transitional(result):
 		return v1alpha1.PhaseScalingDown, blocked.Reason, fmt.Sprintf("scale-down to %d waits: %s", decision.Target, blocked.Message)
@@ -265,6 +266,10 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonRolloutHalted, "rollout halted: " + decision.Rollout.Waiting.Message
 	case !decision.Rollout.Done && result.stalled:
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonProgressDeadlineExceeded, "the update waits: " + stalledMessage(cluster, &decision.Rollout)
+	case lost != "" && (result.stalled || needsUser(cluster, lost)):
+		return v1alpha1.PhaseBlocked, lost, replacement
+	case lost != "":
+		return v1alpha1.PhaseReconciling, lost, replacement
 	case sampled < want && cluster.Spec.Autoscale != nil && o.Ready() == o.Replicas:
 		return v1alpha1.PhaseBlocked, v1alpha1.ReasonMetricsUnavailable, "the size is kept: " + unreachable
 	case o.Ready() < o.Replicas:
@@ -341,6 +346,10 @@ func (c *Controller) recordWrites(cluster *v1alpha1.MarekvsCluster, result *sync
 	if result.deletedForClaims {
 		normal(nil, v1alpha1.ReasonStatefulSetRecreated, "Expand", "Deleted the StatefulSet without its Pods, to create it again with volume claims of %s", &result.expansion.size)
 	}
+	if name := result.replacedClaim; name != "" {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
+		normal(claim, v1alpha1.ReasonVolumeReplaced, "Replace", "Deleted volume claim %s and its Pod, to replace them%s", name, because(result.decision.Replacement.Node))
+	}
 	for _, name := range result.replaced {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(pod, v1alpha1.ReasonPodReplaced, "RollOut", "Deleted Pod %s, which did not work, so that it gets the present template", name)
@@ -368,6 +377,10 @@ func (c *Controller) recordTransitions(cluster *v1alpha1.MarekvsCluster, status 
 		if was := meta.FindStatusCondition(before, v1alpha1.ConditionVolumesExpanded); was == nil || was.Reason != kept.Reason {
 			controller.Warn(c.Recorder, cluster, kept.Reason, "Expand", kept.Message)
 		}
+	}
+	if lost := controller.TurnedFalse(before, status.Conditions, v1alpha1.ConditionVolumesAvailable); lost != nil &&
+		lost.Reason != v1alpha1.ReasonReplacing && !meta.IsStatusConditionFalse(before, v1alpha1.ConditionVolumesAvailable) {
+		controller.Warn(c.Recorder, cluster, lost.Reason, "Replace", lost.Message)
 	}
 	was := meta.IsStatusConditionTrue(before, v1alpha1.ConditionScaleDownBlocked)
 	now := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionScaleDownBlocked)

@@ -42,6 +42,10 @@ type syncResult struct {
 	// StatefulSet was deleted without its Pods, to create it with larger claims.
 	grown            []string
 	deletedForClaims bool
+	// claims has the volume claims by ordinal, as the decision about lost volumes saw them. replacedClaim
+	// is the name of the claim that was deleted to replace it.
+	claims        map[int32]*corev1.PersistentVolumeClaim
+	replacedClaim string
 	// reclaimed has the names of the deleted claims, replaced the names of the deleted Pods.
 	reclaimed, replaced []string
 	// stalled is true if the update or the change of the size has made no step for
@@ -124,8 +128,10 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 	if seconds, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationStabilization], 10, 64); err == nil {
 		wanted.Stabilization = time.Duration(seconds) * time.Second
 	}
+	var lost error
+	result.observed.Lost, result.claims, lost = c.findLost(ctx, m, cluster, set)
 	result.decision = scale.Decide(wanted, result.observed, result.load, c.readVolumes(cluster))
-	volumes := c.planExpansion(ctx, cluster, set, result)
+	volumes := errors.Join(lost, c.planExpansion(ctx, cluster, set, result))
 	if cluster.Spec.Paused {
 		m.progress.stalledFor("", c.Clock.Now())
 		result.keep(set)
@@ -139,6 +145,7 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		func() error { return c.resize(ctx, m, cluster, set, result) },
 		func() error { return c.replace(ctx, set, result) },
 		func() error { return c.reclaim(ctx, cluster, set, result) },
+		func() error { return c.replaceVolume(ctx, set, result) },
 		func() error { return c.deleteForClaims(ctx, set, result) },
 	} {
 		if err := act(); err != nil {
@@ -165,6 +172,11 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 	if share := result.decision.Disk.AtGrowth; share != nil {
 		size.Annotations[v1alpha1.AnnotationDiskAtGrowth] = strconv.FormatFloat(*share, 'f', 1, 64)
 	}
+	beginning := false
+	if node := result.decision.Replacement.Node; node != nil {
+		size.Annotations[v1alpha1.AnnotationReplacing] = string(result.claims[node.Ordinal].UID)
+		beginning = !node.Begun
+	}
 	keep := []string{v1alpha1.AnnotationLastScaleUp, v1alpha1.AnnotationLastScaleDown}
 	if cluster.Spec.Autoscale == nil && result.decision.Target < result.observed.Replicas {
 		keep = append(keep, v1alpha1.AnnotationStabilization)
@@ -180,7 +192,7 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 	case size.Replicas < before:
 		size.Annotations[v1alpha1.AnnotationLastScaleDown] = now.UTC().Format(time.RFC3339)
 	}
-	if size.Replicas < result.observed.Replicas || size.Partition < result.observed.Partition && !result.decision.Rollout.Done {
+	if beginning || size.Replicas < result.observed.Replicas || size.Partition < result.observed.Partition && !result.decision.Rollout.Done {
 		var err error
 		if version, err = c.confirm(ctx, set); err != nil {
 			return err
@@ -225,7 +237,8 @@ func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
 func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
 	spec := &cluster.Spec
 	wanted := &scale.Wanted{Nodes: spec.Nodes, ReplicationFactor: spec.ReplicationFactor, Reclaim: spec.ReclaimPvcs,
-		ReclaimAfter: time.Duration(spec.ReclaimAfterSeconds) * time.Second}
+		ReclaimAfter: time.Duration(spec.ReclaimAfterSeconds) * time.Second,
+		ReplaceAfter: time.Duration(spec.Storage.ReplaceLostAfterSeconds) * time.Second}
 	if a := spec.Autoscale; a != nil {
 		wanted.Autoscaler = &scale.Autoscaler{
 			MinNodes: a.MinNodes, MaxNodes: a.MaxNodes, ReplicationFactor: spec.ReplicationFactor,

@@ -137,6 +137,8 @@ func keepStatefulSet(cluster *v1alpha1.MarekvsCluster, result *syncResult) strin
 	switch {
 	case decision.Step.Replicas != o.Replicas:
 		return ", after the change of the size"
+	case len(o.Lost) > 0:
+		return ", after the replacement of a volume"
 	case !decision.Rollout.Done, o.CurrentRevision != o.UpdateRevision, o.OnDelete:
 		return ", after the update of the Pods"
 	case !o.Current, o.StatusReplicas != o.Replicas, int32(len(o.Pods)) != o.Replicas, o.Ready() != o.Replicas:

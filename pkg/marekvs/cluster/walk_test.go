@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -59,7 +60,11 @@ type walk struct {
 	addresses map[int]string
 	free      []string
 
-	removals, reclaimed, failures, updates int64
+	// deleting has, by ordinal, how many volumes of the node had been deleted when its claim was deleted:
+	// the claim exists until its volume is deleted, too.
+	deleting map[int32]int
+
+	removals, reclaimed, failures, updates, lost, replaced int64
 }
 
 type publishedPod struct {
@@ -72,9 +77,10 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 	cluster := demo()
 	cluster.UID, cluster.Spec.Storage.Size = "", ptr.To(quantity("10Gi"))
 	change(random, cluster)
-	w := &walk{api: newAPI(t), published: map[string]publishedPod{}, addresses: map[int]string{}, calm: true}
+	w := &walk{api: newAPI(t), published: map[string]publishedPod{}, addresses: map[int]string{}, deleting: map[int32]int{}, calm: true}
 	w.settle = []time.Duration{0, settle}[random.IntN(2)]
 	w.kinds.Add(cluster)
+	w.builtIn.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "host", Labels: map[string]string{corev1.LabelHostname: "host"}}})
 	w.leader = w.newOperator()
 	w.leader.show()
 	_, err := w.leader.syncStale(t.Context())
@@ -165,11 +171,17 @@ func (w *walk) publish() {
 			delete(w.published, name)
 		}
 	}
+	for _, ordinal := range slices.Sorted(maps.Keys(w.deleting)) {
+		if w.DeletedVolumes[ordinal] > w.deleting[ordinal] {
+			w.builtIn.Remove(claimResource, "ns", newClaim(ordinal).Name)
+			delete(w.deleting, ordinal)
+		}
+	}
 	for _, ordinal := range w.Volumes.Ordinals() {
-		if claim := newClaim(ordinal); !exists[claim.Name] {
-			if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
-				w.builtIn.Add(claim)
-			}
+		claim := newClaim(ordinal)
+		claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+		if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
+			w.builtIn.Add(claim)
 		}
 	}
 	status := appsv1.StatefulSetStatus{
@@ -196,6 +208,9 @@ func (w *walk) publishPod(set *appsv1.StatefulSet, n *storetest.Node) {
 	pod := newPod(set, n.Ordinal, fmt.Sprintf("pod-%d", n.UID), w.address(n))
 	if !n.Ready() {
 		pod.Status.Conditions[0].Status = "False"
+	}
+	if n.Stuck() {
+		setPending(pod, "")
 	}
 	pod.CreationTimestamp.Time = w.Now()
 	if n.Terminating {
@@ -247,15 +262,44 @@ func (w *walk) adopt() {
 			}
 		}
 	}
-	claims := map[string]bool{}
-	for _, name := range w.claimNames() {
-		claims[name] = true
-	}
-	for _, ordinal := range w.Volumes.Ordinals() {
-		if !claims[newClaim(ordinal).Name] {
+	for _, claim := range w.claims() {
+		ordinal, _ := scale.VolumeOrdinal("demo", claim.Name)
+		_, known := w.deleting[ordinal]
+		switch {
+		case claim.DeletionTimestamp == nil || known:
+		case ordinal < w.Replicas:
+			w.deleting[ordinal] = w.DeletedVolumes[ordinal]
+			w.DeleteClaim(ordinal)
+			w.replaced++
+		default:
+			w.builtIn.Remove(claimResource, "ns", claim.Name)
 			w.DeleteVolume(ordinal)
 			w.reclaimed++
 		}
+	}
+}
+
+// lose loses a volume together with its Kubernetes Node, unless others are lost that may have the other
+// copies.
+func (w *walk) lose(ordinal int32) {
+	factor := int(w.cluster().WithDefaults().Spec.ReplicationFactor)
+	if _, deleting := w.deleting[ordinal]; deleting || w.VolumesLost() >= factor-1 || !w.LoseVolume(ordinal) {
+		return
+	}
+	w.lost++
+	w.changeClaim(ordinal, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.VolumeName = fmt.Sprintf("local-%d", w.lost)
+		w.builtIn.Add(localVolume(claim.Spec.VolumeName, "former-host"))
+	})
+	w.publish()
+}
+
+func (w *walk) changeClaim(ordinal int32, change func(*corev1.PersistentVolumeClaim)) {
+	object, err := w.kube.Tracker().Get(claimResource, "ns", newClaim(ordinal).Name)
+	if err == nil {
+		claim := object.(*corev1.PersistentVolumeClaim).DeepCopy()
+		change(claim)
+		w.builtIn.Update(claimResource, claim)
 	}
 }
 
@@ -325,6 +369,10 @@ func (w *walk) disturb() {
 		w.change(w.changeSpec)
 	case 10:
 		w.Drain(60)
+	case 11:
+		w.lose(w.Int32N(w.Replicas))
+	case 12: // on purpose, by mistake, or too early
+		w.changeClaim(w.Int32N(w.Replicas), requestReplacement)
 	}
 }
 
@@ -398,6 +446,7 @@ func (w *walk) end() {
 	require.Equal(w.t, w.target(), w.Replicas, "the size at the end: %+v", w.cluster().Status)
 	require.Len(w.t, w.Online(), int(w.Replicas))
 	require.True(w.t, updated(), "%+v", w.cluster().Status)
+	require.Zero(w.t, w.VolumesLost(), "%+v", w.cluster().Status)
 }
 
 // target returns the expected size at the end.
@@ -418,12 +467,13 @@ func (w *walk) target() int32 {
 
 // Everything happens at random: load, missing metrics, evictions, drains, restarts of the operator, two
 // operators at a time, old caches, requests that fail or whose response is lost, and changes
-// of the spec, which also update the Pods. Nodes get the addresses of nodes that have ended, and other
-// clusters do, too. Partitions take up to 40 seconds to copy, with 1 to 3 copies of each. No partition
-// ever loses its last copy, no volume of a node is deleted, and in the end the cluster has its size and
-// its template.
+// of the spec, which also update the Pods, lost volumes, and requests to replace nodes, which may work.
+// Nodes get the addresses of nodes that have ended, and other clusters do, too. Partitions take up to 40
+// seconds to copy, with 1 to 3 copies of each. No partition ever loses its last copy, no volume of a node is
+// deleted but to replace it, and in the end the cluster has its size and its template, and no volume is
+// lost.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
-	var removals, reclaimed, failures, updates atomic.Int64
+	var removals, reclaimed, failures, updates, lost, replaced atomic.Int64
 	seeds := tier.Seeds(t, tier.Pick(50, 210))
 	t.Run("walks", func(t *testing.T) {
 		for _, seed := range seeds {
@@ -432,7 +482,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				w := newWalk(t, seed, func(random *rand.Rand, c *v1alpha1.MarekvsCluster) {
 					c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
 					c.Spec.ReplicationFactor = 1 + random.Int32N(3)
-					c.Spec.ReclaimAfterSeconds = 60
+					c.Spec.ReclaimAfterSeconds, c.Spec.Storage.ReplaceLostAfterSeconds = 60, 60
 					if random.IntN(2) == 0 {
 						autoscaled(c)
 						c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int32](60)
@@ -442,21 +492,26 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				w.shrink()
 				w.end()
 				if w.cluster().Spec.ReplicationFactor == 1 {
-					require.Zero(t, w.removals+w.reclaimed, "the only copy of data")
+					require.Zero(t, w.removals+w.reclaimed+w.replaced, "the only copy of data")
 				}
 				removals.Add(w.removals)
 				reclaimed.Add(w.reclaimed)
 				updates.Add(w.updates)
 				failures.Add(w.failures)
+				lost.Add(w.lost)
+				replaced.Add(w.replaced)
 			})
 		}
 	})
-	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d failures", removals.Load(), reclaimed.Load(), updates.Load(), failures.Load())
+	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d failures, %d volumes lost, %d replaced",
+		removals.Load(), reclaimed.Load(), updates.Load(), failures.Load(), lost.Load(), replaced.Load())
 	if walks := int64(len(seeds)); walks > 1 {
 		assert.Greater(t, removals.Load(), walks/2)
 		assert.Greater(t, reclaimed.Load(), walks/8)
 		assert.Greater(t, updates.Load(), walks/2)
 		assert.Greater(t, failures.Load(), 3*walks)
+		assert.Greater(t, lost.Load(), walks/2)
+		assert.GreaterOrEqual(t, replaced.Load(), lost.Load())
 	}
 }
 

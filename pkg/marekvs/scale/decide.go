@@ -25,6 +25,9 @@ type Wanted struct {
 	// last removal.
 	Reclaim      bool
 	ReclaimAfter time.Duration
+	// ReplaceAfter is how long a volume must have been lost before it is replaced without a request, 0
+	// for never.
+	ReplaceAfter time.Duration
 }
 
 // Decision is the next change of a cluster.
@@ -39,6 +42,8 @@ type Decision struct {
 	Reclaim []Volume
 	// Disk is what is done about full volumes.
 	Disk Disk
+	// Replacement is what is done about lost volumes.
+	Replacement Replacement
 }
 
 // Disk is what an autoscaler does about full volumes.
@@ -67,7 +72,7 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	decision := Decision{Target: FixedTarget(wanted.Nodes, wanted.ReplicationFactor)}
 	if autoscaler := wanted.Autoscaler; autoscaler != nil {
 		now := *load
-		now.CopiesComplete = o.checkCopies(none) == nil && o.checkQuiet() == nil
+		now.CopiesComplete = o.checkCopies(none) == nil && o.checkQuiet(none) == nil
 		decision.Target = autoscaler.Target(o.Replicas, &now)
 		decision.Disk = autoscaler.disk(o.Replicas, decision.Target, &now)
 		if autoscaler.DiskPercent > 0 {
@@ -78,6 +83,7 @@ func Decide(wanted *Wanted, o *Observation, load *Load, volumes []Volume) Decisi
 	}
 	decision.Step = Next(decision.Target, o, removal)
 	decision.Rollout = NextRollout(o)
+	decision.replaceVolumes(o, wanted.ReplaceAfter, removal.DiskPercent)
 	switch size := decision.Step.Replicas; {
 	case size == o.Replicas:
 	case decision.Rollout.Done && decision.Rollout.Partition == o.Replicas:

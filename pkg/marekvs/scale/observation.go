@@ -67,6 +67,8 @@ type Observation struct {
 	Pods []Pod
 	// Empty has the ordinals of nodes without data: they never ran with their volume.
 	Empty map[int32]bool
+	// Lost has the nodes whose volumes are lost or are to be replaced, by ordinal.
+	Lost []Lost
 
 	// TemplateCurrent is true when the StatefulSet has the wanted template.
 	TemplateCurrent bool
@@ -223,14 +225,17 @@ func (o *Observation) DiskUsed() *float64 {
 // DiskAfterRemoval returns the used share of the fullest volume in percent after the last
 // node is removed and the other nodes share its data evenly. It returns nil unless every
 // node reports its volume.
-func (o *Observation) DiskAfterRemoval() *float64 {
+func (o *Observation) DiskAfterRemoval() *float64 { return o.diskWithout(o.Replicas - 1) }
+
+// diskWithout returns the same for the node with an ordinal.
+func (o *Observation) diskWithout(ordinal int32) *float64 {
 	pods, want := o.expected(none)
 	if len(pods) < want || want < 2 {
 		return nil
 	}
 	var removed, most float64
 	for _, pod := range pods {
-		if pod.Ordinal == o.Replicas-1 {
+		if pod.Ordinal == ordinal {
 			used, _, ok := pod.Sample.disk()
 			if !ok {
 				return nil
@@ -239,7 +244,7 @@ func (o *Observation) DiskAfterRemoval() *float64 {
 		}
 	}
 	for _, pod := range pods {
-		if pod.Ordinal == o.Replicas-1 {
+		if pod.Ordinal == ordinal {
 			continue
 		}
 		used, total, ok := pod.Sample.disk()

@@ -4,6 +4,7 @@
 package scale
 
 import (
+	"maps"
 	"strconv"
 	"strings"
 	"time"
@@ -40,9 +41,10 @@ func Next(target int32, o *Observation, removal Removal) Step {
 	var blocked *Block
 	if empty := o.lastEmpty(); len(empty) > 0 {
 		// A node that never ran takes nothing with it, whatever keeps it from running. The other
-		// nodes have every copy without it.
+		// nodes have every copy without it, and without nodes whose volumes are lost.
+		maps.Copy(empty, o.away())
 		blocked = o.checkCopies(empty)
-	} else if blocked = o.checkComplete(); blocked == nil {
+	} else if blocked = o.checkComplete(none); blocked == nil {
 		blocked = o.checkRemoval(removal)
 	}
 	if blocked != nil {
@@ -51,12 +53,14 @@ func Next(target int32, o *Observation, removal Removal) Step {
 	return Step{Replicas: o.Replicas - 1}
 }
 
-// checkComplete returns why the nodes may lose data without the last node, nil if they do not.
-func (o *Observation) checkComplete() *Block {
-	for _, check := range []func() *Block{
-		o.checkSingleCopy, o.checkFactors, func() *Block { return o.checkCopies(none) }, o.checkQuiet,
-	} {
-		if found := check(); found != nil {
+// checkComplete returns why the nodes may lose data without any further node, nil if they do not. It ignores
+// the ordinals in except.
+func (o *Observation) checkComplete(except ordinals) *Block {
+	if found := o.checkSingleCopy(); found != nil {
+		return found
+	}
+	for _, check := range []func(ordinals) *Block{o.checkFactors, o.checkCopies, o.checkQuiet} {
+		if found := check(except); found != nil {
 			return found
 		}
 	}
@@ -75,8 +79,8 @@ func (o *Observation) checkSingleCopy() *Block {
 
 // checkFactors returns a Block while a node keeps fewer copies than the cluster is to have. It
 // reports no more copies than it keeps.
-func (o *Observation) checkFactors() *Block {
-	pods, _ := o.expected(none)
+func (o *Observation) checkFactors(except ordinals) *Block {
+	pods, _ := o.expected(except)
 	for _, pod := range pods {
 		if pod.Factor > 0 && pod.Factor < o.ReplicationFactor {
 			return block(v1alpha1.ReasonRollingOut, "pod %s keeps %d of %d copies until it is updated",
@@ -90,7 +94,7 @@ func (o *Observation) checkRemoval(removal Removal) *Block {
 	if o.rolling() {
 		return block(v1alpha1.ReasonRollingOut, "pods are being updated")
 	}
-	if found := o.checkDisk(removal.DiskPercent); found != nil {
+	if found := o.checkDisk(o.Replicas-1, removal.DiskPercent); found != nil {
 		return found
 	}
 	if removal.Wait > 0 {
@@ -207,8 +211,8 @@ func (o *Observation) checkRepair(except ordinals) *Block {
 
 // checkQuiet returns a Block until copying has ended: a round only begins to copy. An update of a
 // Pod does not wait for this, because its volume stays.
-func (o *Observation) checkQuiet() *Block {
-	pods, _ := o.expected(none)
+func (o *Observation) checkQuiet(except ordinals) *Block {
+	pods, _ := o.expected(except)
 	for _, pod := range pods {
 		if pod.QuietRounds == nil {
 			return block(v1alpha1.ReasonMetricsUnavailable, "pod %s does not report how many rounds of repair it has begun and what they repaired", o.podName(pod.Ordinal))
@@ -247,13 +251,13 @@ func VolumeOrdinal(cluster, claim string) (int32, bool) {
 
 // Reclaimable returns the volumes of removed nodes that may be deleted. It returns nil
 // unless the cluster has its target size, every copy exists without these volumes, no
-// Pod of a removed node exists, and the last removal was at least a time ago: what the nodes report
+// Pod of a removed node exists, no volume is lost or being replaced, and the last removal was at least a time ago: what the nodes report
 // does not prove that every copy is complete.
 func Reclaimable(target int32, o *Observation, after time.Duration, volumes []Volume) []Volume {
 	if o.SinceRemoval < after {
 		return nil
 	}
-	if target != o.Replicas || o.rolling() || o.checkComplete() != nil {
+	if target != o.Replicas || o.rolling() || len(o.Lost) > 0 || o.checkComplete(none) != nil {
 		return nil
 	}
 	var reclaimable []Volume
@@ -265,14 +269,15 @@ func Reclaimable(target int32, o *Observation, after time.Duration, volumes []Vo
 	return reclaimable
 }
 
-func (o *Observation) checkDisk(limit int32) *Block {
+// checkDisk returns a Block if a node is too full to be without the node with an ordinal.
+func (o *Observation) checkDisk(without, limit int32) *Block {
 	pods, _ := o.expected(none)
 	for _, pod := range pods {
 		if stopped := pod.Sample.WriteStopped; stopped != nil && *stopped > 0 {
 			return block(v1alpha1.ReasonDiskFull, "pod %s has stopped to write, because its volume is full", o.podName(pod.Ordinal))
 		}
 	}
-	if used := o.DiskAfterRemoval(); used != nil && *used > float64(limit) {
+	if used := o.diskWithout(without); used != nil && *used > float64(limit) {
 		return block(v1alpha1.ReasonDiskFull, "a volume would be used to %.0f %%, more than %d %%", *used, limit)
 	}
 	return nil

@@ -33,10 +33,7 @@ type Rollout struct {
 // are updated one at a time, the highest ordinal first, and each only when the others have every
 // copy.
 func NextRollout(o *Observation) Rollout {
-	partition := min(o.Partition, o.Replicas)
-	if o.OnDelete {
-		partition = o.Replicas
-	}
+	partition := o.partition()
 	wait := func(reason *Block) Rollout { return Rollout{Partition: partition, Waiting: reason} }
 	switch {
 	case !o.TemplateCurrent:
@@ -79,6 +76,14 @@ func NextRollout(o *Observation) Rollout {
 		return wait(blocked)
 	}
 	return Rollout{Partition: next}
+}
+
+// partition returns the lowest ordinal that the StatefulSet controller updates by itself.
+func (o *Observation) partition() int32 {
+	if o.OnDelete {
+		return o.Replicas
+	}
+	return min(o.Partition, o.Replicas)
 }
 
 // outdated returns the Pods of the present size that have another revision than the update revision.

@@ -4,7 +4,9 @@
 package scale_test
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -31,26 +33,45 @@ type walk struct {
 	// late is a decision that is written some seconds after it was taken.
 	late   *taken
 	lateIn int
+	// last is the last decision.
+	last *taken
+	// requested has the claims whose replacement users have asked for, lostAt when a volume was lost, and
+	// replacing is the claim that is being replaced.
+	requested map[claim]bool
+	lostAt    map[claim]int
+	replacing claim
 
-	removals, reclaimed, updates int
+	removals, reclaimed, updates, lost, replaced int
 }
 
-// taken is a decision, with the generation and the image that it was taken for.
+// claim is a volume claim of a node: each that is created has another number.
+type claim struct {
+	ordinal int32
+	number  int
+}
+
+// taken is a decision, with the generation, the image and the claims that it was taken for.
 type taken struct {
 	scale.Decision
 
 	generation int
 	image      string
+	claims     map[int32]int
+	replacing  claim
 }
+
+// nothing is no claim.
+var nothing = claim{ordinal: -1}
 
 func newWalk(seed uint64) *walk {
 	random := rand.New(rand.NewPCG(seed, 5))
 	factor := 1 + random.Int32N(3)
-	w := &walk{Model: storetest.NewFactor(random, 4+random.Int32N(4), int(factor)), memory: newMemory(), image: "1"}
+	w := &walk{Model: storetest.NewFactor(random, 4+random.Int32N(4), int(factor)), memory: newMemory(), image: "1",
+		requested: map[claim]bool{}, lostAt: map[claim]int{}, replacing: nothing}
 	w.Volumes.CopySteps = []int{1, 5, 15, 40}[random.IntN(4)]
 	w.settle = []time.Duration{0, 30 * time.Second}[random.IntN(2)]
 	w.wanted = scale.Wanted{Nodes: 3 + random.Int32N(5), ReplicationFactor: factor,
-		Reclaim: random.IntN(2) == 0, ReclaimAfter: time.Minute}
+		Reclaim: random.IntN(2) == 0, ReclaimAfter: time.Minute, ReplaceAfter: time.Minute}
 	if random.IntN(2) == 0 {
 		w.wanted.Autoscaler = &scale.Autoscaler{
 			MinNodes: 3, MaxNodes: 8, ReplicationFactor: factor, OpsPerNode: 5000,
@@ -77,15 +98,32 @@ func (w *walk) disturb() {
 		w.image = strconv.Itoa(w.Second)
 	case 9:
 		w.Drain(60)
+	case 10:
+		w.lose(w.Int32N(w.Replicas))
+	case 11: // on purpose, by mistake, or too early
+		w.requested[w.claimOf(w.Int32N(w.Replicas))] = true
+	case 12:
+		clear(w.requested)
 	}
 }
+
+// lose loses a volume unless others are lost that may have the other copies.
+func (w *walk) lose(ordinal int32) {
+	if w.VolumesLost() < int(w.wanted.ReplicationFactor)-1 && w.LoseVolume(ordinal) {
+		w.lostAt[w.claimOf(ordinal)] = w.Second
+		w.lost++
+	}
+}
+
+func (w *walk) claimOf(ordinal int32) claim { return claim{ordinal, w.DeletedVolumes[ordinal]} }
 
 // pass is one pass of the operator. Its decision is written at once, not at all, or late.
 func (w *walk) pass(disturbed bool) {
 	window := time.Minute
 	sinceScale := time.Duration(w.Second-w.lastScaled) * time.Second
 	o, load, volumes := w.observe(w.memory, window, sinceScale)
-	next := &taken{scale.Decide(&w.wanted, o, load, volumes), w.Generation, w.image}
+	next := &taken{scale.Decide(&w.wanted, o, load, volumes), w.Generation, w.image, maps.Clone(w.DeletedVolumes), w.replacing}
+	w.last = next
 	delay := 0
 	if disturbed {
 		delay = w.IntN(12)
@@ -101,9 +139,10 @@ func (w *walk) pass(disturbed bool) {
 
 // write writes a decision unless the StatefulSet has changed since it was taken.
 func (w *walk) write(decision *taken) {
-	if decision.generation != w.Generation {
+	if decision.generation != w.Generation || decision.replacing != w.replacing {
 		return
 	}
+	w.replace(decision)
 	for _, v := range decision.Reclaim {
 		w.DeleteVolume(v.Ordinal)
 		w.reclaimed++
@@ -123,6 +162,21 @@ func (w *walk) write(decision *taken) {
 	w.lastScaled = w.Second
 }
 
+// replace begins a replacement, or deletes the volume of one that has begun.
+func (w *walk) replace(decision *taken) {
+	node := decision.Replacement.Node
+	if node == nil {
+		w.replacing = nothing
+		return
+	}
+	lost := claim{node.Ordinal, decision.claims[node.Ordinal]}
+	w.replacing = lost
+	if decision.Replacement.Waiting == nil && node.Begun && lost == w.claimOf(node.Ordinal) {
+		w.ReplaceVolume(node.Ordinal)
+		w.replaced++
+	}
+}
+
 func (w *walk) run(seconds int, disturbed bool) {
 	for range seconds {
 		if w.Tick(); disturbed {
@@ -140,6 +194,18 @@ func (w *walk) run(seconds int, disturbed bool) {
 	}
 }
 
+// settled reports whether the cluster has its size and its template, and no lost volume.
+func (w *walk) settled() bool {
+	return w.Replicas == w.target() && !w.tooLarge() && len(w.Online()) == int(w.Replicas) && w.VolumesLost() == 0 &&
+		!slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool { return n.Revision != w.image })
+}
+
+// tooLarge reports whether the autoscaler must remove a node.
+func (w *walk) tooLarge() bool {
+	return w.wanted.Autoscaler != nil && w.wanted.ReplicationFactor > 1 && w.Replicas > w.wanted.Autoscaler.Clamp(0) &&
+		w.Rate/float64(max(w.Replicas-1, 1)) < 0.6*5000
+}
+
 // target returns the expected size at the end.
 func (w *walk) target() int32 {
 	switch target := scale.FixedTarget(w.wanted.Nodes, w.wanted.ReplicationFactor); {
@@ -155,11 +221,12 @@ func (w *walk) target() int32 {
 }
 
 // The nodes change at random: load, lost metrics, evictions, drains, restarts of the operator, writes
-// that fail or are late, and changes of the spec, which also update the Pods. Partitions take up to 40
-// seconds to copy, with 1 to 3 copies of each. No partition ever loses its last copy, no volume of a
-// node is deleted, and in the end the cluster has its size and its template.
+// that fail or are late, changes of the spec, which also update the Pods, lost volumes, and requests to
+// replace nodes, which may work. Partitions take up to 40 seconds to copy, with 1 to 3 copies of each. No
+// partition ever loses its last copy, no volume of a node is deleted but to replace it, and in the end the
+// cluster has its size and its template, and no volume is lost.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
-	removals, reclaimed, updates := 0, 0, 0
+	removals, reclaimed, updates, lost, replaced := 0, 0, 0, 0, 0
 	seeds := tier.Seeds(t, 200)
 	for _, seed := range seeds {
 		w := newWalk(seed)
@@ -167,34 +234,45 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		for _, n := range w.Pods {
 			n.Silent = 0
 		}
-		w.run(2700, false) // each removal waits for the copies, which may take minutes
+		clear(w.requested)
+		// Each step waits for the copies, which may take minutes.
+		for kept, seconds := 0, 0; kept < 3 && seconds < 9000; seconds += 100 {
+			if w.run(100, false); w.settled() {
+				kept++
+			} else {
+				kept = 0
+			}
+		}
 		if len(w.Problems) > 0 {
 			t.Fatalf("seed %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
 		}
 		if w.Replicas != w.target() || len(w.Online()) != int(w.Replicas) {
-			t.Fatalf("the walk with seed %d ends with %d nodes, %d of them online, want %d", seed, w.Replicas, len(w.Online()), w.target())
+			t.Fatalf("the walk with seed %d ends with %d nodes, %d of them online, want %d; it waits for %+v, %+v and %+v", seed, w.Replicas, len(w.Online()), w.target(),
+				w.last.Step.Blocked, w.last.Rollout.Waiting, w.last.Replacement.Waiting)
 		}
 		for _, n := range w.Pods {
 			if n.Revision != w.image {
 				t.Fatalf("the walk with seed %d ends with template %s of node %d, want %s", seed, n.Revision, n.Ordinal, w.image)
 			}
 		}
-		if w.wanted.ReplicationFactor == 1 && w.removals+w.reclaimed > 0 {
-			t.Fatalf("the walk with seed %d removes %d nodes and %d volumes with a single copy", seed, w.removals, w.reclaimed)
+		if w.wanted.ReplicationFactor == 1 && w.removals+w.reclaimed+w.replaced > 0 {
+			t.Fatalf("the walk with seed %d removes %d nodes and %d volumes with a single copy, and replaces %d", seed, w.removals, w.reclaimed, w.replaced)
 		}
-		if w.wanted.Autoscaler != nil && w.wanted.ReplicationFactor > 1 {
-			per := w.Rate / float64(max(w.Replicas-1, 1))
-			if w.Replicas > w.wanted.Autoscaler.Clamp(0) && per < 0.6*5000 {
-				t.Fatalf("the walk with seed %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
-			}
+		if w.VolumesLost() > 0 {
+			t.Fatalf("the walk with seed %d ends with %d lost volumes", seed, w.VolumesLost())
+		}
+		if w.tooLarge() {
+			t.Fatalf("the walk with seed %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
 		}
 		removals += w.removals
 		reclaimed += w.reclaimed
 		updates += w.updates
+		lost += w.lost
+		replaced += w.replaced
 	}
-	t.Logf("%d removals, %d volumes reclaimed, %d updates", removals, reclaimed, updates)
-	if len(seeds) > 1 && (removals < 250 || reclaimed < 100 || updates < 500) {
-		t.Errorf("only %d removals, %d reclaimed volumes and %d updates", removals, reclaimed, updates)
+	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d volumes lost, %d replaced", removals, reclaimed, updates, lost, replaced)
+	if len(seeds) > 1 && (removals < 250 || reclaimed < 100 || updates < 500 || lost < 100 || replaced < lost) {
+		t.Errorf("only %d removals, %d reclaimed volumes, %d updates, and %d of %d lost volumes are replaced", removals, reclaimed, updates, replaced, lost)
 	}
 }
 
@@ -252,6 +330,16 @@ func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale
 		Name: "demo", ReplicationFactor: w.wanted.ReplicationFactor, Replicas: w.Replicas, StatusReplicas: int32(len(w.Pods)), Current: w.Observed == w.Generation,
 		TemplateCurrent: w.Update.Template == w.image, CurrentRevision: w.Update.CurrentRevision, UpdateRevision: w.Update.UpdateRevision,
 		Partition: w.Update.Partition, OnDelete: w.Update.OnDelete,
+	}
+	for ordinal := range w.Replicas {
+		claim := w.claimOf(ordinal)
+		lost := scale.Lost{Ordinal: ordinal, Requested: w.requested[claim], Begun: w.replacing == claim, Deleting: w.DeletingVolume(ordinal)}
+		if w.VolumeLost(ordinal) {
+			lost.Why, lost.For = "its Kubernetes Node does not exist", time.Duration(w.Second-w.lostAt[claim])*time.Second
+		}
+		if lost.Requested || lost.Begun || lost.Why != "" {
+			o.Lost = append(o.Lost, lost)
+		}
 	}
 	o.Settle, o.SinceRemoval = w.settle, time.Duration(w.Second-w.lastRemoved)*time.Second
 	readings, known := map[observe.Process]observe.Reading{}, map[int32]observe.Node{}

@@ -116,13 +116,13 @@ func (d *Data) Write(partition int, active []*Node) {
 }
 
 // Lost returns the partitions with a write that is on none of the volumes of the ordinals below
-// size.
-func (d *Data) Lost(size int32) []int {
+// size, except those in without.
+func (d *Data) Lost(size int32, without ...int32) []int {
 	var lost []int
 	for p := range Partitions {
 		var all chunks
 		for ordinal, volume := range d.volumes {
-			if ordinal < size {
+			if ordinal < size && !slices.Contains(without, ordinal) {
 				all |= volume.copies[p]
 			}
 		}

@@ -40,6 +40,8 @@ type Model struct {
 	Generation, Observed int
 	// Update is the part of the spec and the status that is about updates of the Pods.
 	Update Update
+	// DeletedVolumes counts the volumes of each node that were deleted: a new volume is another one.
+	DeletedVolumes map[int32]int
 	// Problems describes lost data and forbidden changes.
 	Problems []string
 	// MostTerminating is the maximum number of Pods that were being deleted at the same
@@ -47,6 +49,9 @@ type Model struct {
 	MostTerminating int
 
 	created int
+	// lost has the ordinals whose volumes are lost: their Pods do not start. doomed has those whose
+	// claims are being deleted, which lasts until their Pods have ended.
+	lost, doomed map[int32]bool
 	// draining is the number of seconds for which a Kubernetes Node is drained.
 	draining int
 }
@@ -57,7 +62,8 @@ func New(random *rand.Rand, size int32) *Model { return NewFactor(random, size, 
 
 // NewFactor returns a cluster as New does, with another number of copies.
 func NewFactor(random *rand.Rand, size int32, factor int) *Model {
-	m := &Model{Rand: random, Volumes: NewData(random, factor), Replicas: size, Rate: 10_000, Update: newUpdate(size)}
+	m := &Model{Rand: random, Volumes: NewData(random, factor), Replicas: size, Rate: 10_000, Update: newUpdate(size),
+		DeletedVolumes: map[int32]int{}, lost: map[int32]bool{}, doomed: map[int32]bool{}}
 	for ordinal := range size {
 		m.create(ordinal).readyIn = 0
 	}
@@ -70,7 +76,9 @@ func (m *Model) create(ordinal int32) *Node {
 	n := &Node{UID: m.created, Ordinal: ordinal, Factor: m.Volumes.Factor, readyIn: 2 + m.IntN(5), fresh: 2, roundIn: 5 + m.IntN(3)}
 	n.Revision = m.Update.revisionOf(ordinal)
 	m.Pods = append(m.Pods, n)
-	m.Volumes.Open(n)
+	if n.stuck = m.lost[ordinal]; !n.stuck {
+		m.Volumes.Open(n)
+	}
 	return n
 }
 
@@ -120,11 +128,14 @@ func (m *Model) Tick() {
 		}
 	}
 	for _, n := range m.Pods {
-		n.readyIn = max(n.readyIn-1, 0)
+		if !n.stuck {
+			n.readyIn = max(n.readyIn-1, 0)
+		}
 		n.Silent = max(n.Silent-1, 0)
 		n.endsIn = max(n.endsIn-1, 0)
 	}
 	m.Pods = slices.DeleteFunc(m.Pods, func(n *Node) bool { return n.Terminating && n.endsIn == 0 })
+	m.deleteDoomed()
 	m.checkCopies()
 }
 
@@ -136,7 +147,7 @@ func (m *Model) runStatefulSetController() {
 		}
 	}
 	for ordinal := range m.Replicas {
-		if !slices.ContainsFunc(m.Pods, func(n *Node) bool { return n.Ordinal == ordinal }) {
+		if !m.exists(ordinal) {
 			m.create(ordinal)
 		}
 	}
@@ -184,6 +195,7 @@ func (m *Model) DeleteVolume(ordinal int32) {
 		m.Problems = append(m.Problems, "the volume of node "+strconv.Itoa(int(ordinal))+" is deleted at "+strconv.Itoa(m.Second))
 	}
 	m.Volumes.Delete(ordinal)
+	m.DeletedVolumes[ordinal]++
 }
 
 // Resize changes the size of the StatefulSet. At most one node is removed at a time.

@@ -32,6 +32,8 @@ type Node struct {
 	// deleted, and until it first refreshes its metrics.
 	readyIn, endsIn, fresh int
 	roundIn                int
+	// stuck is true if the node never starts, because its volume is lost.
+	stuck bool
 
 	volume *Volume
 	// active is true when the node has joined. returning is true if its volume was in use

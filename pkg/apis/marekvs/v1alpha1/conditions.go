@@ -51,6 +51,9 @@ const (
 	// ConditionDiskPressure is True while a volume is used to targetDiskPercent. It is missing if
 	// targetDiskPercent is not set.
 	ConditionDiskPressure = "DiskPressure"
+	// ConditionVolumesAvailable is False while the volume of a node is lost, is to be replaced on request,
+	// or is being replaced. The message says which, and what the replacement waits for.
+	ConditionVolumesAvailable = "VolumesAvailable"
 	// ConditionPaused is True while spec.paused is true. Otherwise it is missing.
 	ConditionPaused = "Paused"
 )
@@ -101,6 +104,13 @@ const (
 	ReasonApplyFailed = "ApplyFailed"
 	// ReasonDeleteFailed means that a volume claim could not be deleted.
 	ReasonDeleteFailed = "DeleteFailed"
+	// ReasonVolumeLost means that the volume of a node is lost, and is not replaced by itself or not yet.
+	ReasonVolumeLost = "VolumeLost"
+	// ReasonTooManyLost means that so many nodes are lost that their volumes may have the last copy of
+	// data.
+	ReasonTooManyLost = "TooManyLost"
+	// ReasonReplacing means that the volume of a node is being replaced.
+	ReasonReplacing = "Replacing"
 	// ReasonAsExpected means that nothing is wrong.
 	ReasonAsExpected = "AsExpected"
 	// ReasonCreating means that the StatefulSet is being created.
@@ -121,6 +131,8 @@ const (
 	ReasonVolumeExpanded = "VolumeExpanded"
 	// ReasonStatefulSetRecreated is the reason of an event.
 	ReasonStatefulSetRecreated = "StatefulSetRecreated"
+	// ReasonVolumeReplaced is the reason of an event.
+	ReasonVolumeReplaced = "VolumeReplaced"
 	// ReasonVolumeReclaimed is the reason of an event.
 	ReasonVolumeReclaimed = "VolumeReclaimed"
 )

@@ -32,6 +32,11 @@ const (
 	// AnnotationGossipCluster of a StatefulSet is the gossip cluster of its nodes, empty for the
 	// default of the store. It never changes: nodes with another value would not find each other.
 	AnnotationGossipCluster = "marekvs.io/gossip-cluster"
+	// AnnotationReplace of a volume claim asks for the replacement of its node, if the value is "true".
+	AnnotationReplace = "marekvs.io/replace"
+	// AnnotationReplacing of a StatefulSet is the UID of the volume claim that is being replaced. While it
+	// is there, no node is removed or updated.
+	AnnotationReplacing = "marekvs.io/replacing"
 	// AnnotationStabilization of a StatefulSet is the stabilization in seconds of the
 	// autoscaler that determined its size.
 	AnnotationStabilization = "marekvs.io/stabilization-seconds"

@@ -207,6 +207,15 @@ type Storage struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`
 	ClassName string `json:"className,omitempty"`
+	// replaceLostAfterSeconds is how long a volume must have been lost before its claim and its Pod are
+	// deleted, so that the node begins with an empty volume. A volume is lost when it no longer exists,
+	// or when only Kubernetes Nodes that no longer exist can use it. The other nodes must then have
+	// every copy, as before a removal. An unset field means never; the annotation marekvs.io/replace of
+	// a claim, with the value true, asks for the replacement of any node at once.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=31536000
+	ReplaceLostAfterSeconds int32 `json:"replaceLostAfterSeconds,omitempty"`
 }
 
 // Resources are the processor time and the memory of a node.
@@ -325,7 +334,7 @@ const MaxMessage = 32768
 // +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, VolumesExpanded, Owned, Reconciled, DiskPressure, Paused.
+	// MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -1069,6 +1069,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: className
       type:
         scalar: string
+    - name: replaceLostAfterSeconds
+      type:
+        scalar: numeric
     - name: size
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity

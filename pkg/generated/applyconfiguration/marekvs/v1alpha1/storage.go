@@ -21,6 +21,12 @@ type StorageApplyConfiguration struct {
 	// className is the StorageClass. An unset field means the default of the Kubernetes
 	// cluster. It is immutable.
 	ClassName *string `json:"className,omitempty"`
+	// replaceLostAfterSeconds is how long a volume must have been lost before its claim and its Pod are
+	// deleted, so that the node begins with an empty volume. A volume is lost when it no longer exists,
+	// or when only Kubernetes Nodes that no longer exist can use it. The other nodes must then have
+	// every copy, as before a removal. An unset field means never; the annotation marekvs.io/replace of
+	// a claim, with the value true, asks for the replacement of any node at once.
+	ReplaceLostAfterSeconds *int32 `json:"replaceLostAfterSeconds,omitempty"`
 }
 
 // StorageApplyConfiguration constructs a declarative configuration of the Storage type for use with
@@ -42,5 +48,13 @@ func (b *StorageApplyConfiguration) WithSize(value resource.Quantity) *StorageAp
 // If called multiple times, the ClassName field is set to the value of the last call.
 func (b *StorageApplyConfiguration) WithClassName(value string) *StorageApplyConfiguration {
 	b.ClassName = &value
+	return b
+}
+
+// WithReplaceLostAfterSeconds sets the ReplaceLostAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReplaceLostAfterSeconds field is set to the value of the last call.
+func (b *StorageApplyConfiguration) WithReplaceLostAfterSeconds(value int32) *StorageApplyConfiguration {
+	b.ReplaceLostAfterSeconds = &value
 	return b
 }
