@@ -7,6 +7,7 @@ package cluster
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -74,6 +75,9 @@ type Controller struct {
 
 	mu       sync.Mutex
 	memories map[types.UID]*memory
+
+	// leads is true while clusters are synced.
+	leads atomic.Bool
 }
 
 // New returns a Controller, and registers its event handlers.
@@ -100,7 +104,11 @@ func New(config Config) (*Controller, error) {
 }
 
 // Run syncs clusters until ctx is done.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+func (c *Controller) Run(ctx context.Context) {
+	c.leads.Store(true)
+	defer c.leads.Store(false)
+	c.queue.Run(ctx, workers)
+}
 
 const (
 	// byController indexes Pods by the UID of their controller.

@@ -343,6 +343,10 @@ type nodes struct {
 	under int64
 	// moved is how much each node has moved.
 	moved int64
+	// disk is the used share of each volume, nil if nodes do not report it. stopped is more than 0 if nodes
+	// have stopped to write.
+	disk    *float64
+	stopped int64
 	// silent has the addresses of nodes that do not report metrics.
 	silent map[string]bool
 	// draining keeps Pods that are being deleted from ending.
@@ -392,6 +396,9 @@ func (n *nodes) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 			},
 			Commands: ptr.To(float64(int64(started.commands))), Rounds: ptr.To(int64(started.rounds)), Moved: ptr.To(n.moved),
 		}}
+		if sample := &results[i].Metrics.Sample; n.disk != nil {
+			sample.DiskTotal, sample.DiskAvailable, sample.WriteStopped = ptr.To(100.0), ptr.To(100*(1-*n.disk)), &n.stopped
+		}
 	}
 	return results
 }

@@ -5,6 +5,7 @@ package cluster
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -33,6 +34,8 @@ type memory struct {
 	// stamps has when the time in an annotation was first seen, by annotation.
 	stamps   map[string]stampSeen
 	progress progress
+	// seen is read by the metrics, while syncs write the other fields.
+	seen atomic.Pointer[seen]
 }
 
 // stampSeen is the text of a time, and when it was first seen.

@@ -124,6 +124,7 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		return result, services
 	}
 	result.observed, result.load = c.observe(ctx, m, cluster, set)
+	m.see(result.observed, c.Clock.Now())
 	wanted := wantedOf(cluster)
 	if seconds, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationStabilization], 10, 64); err == nil {
 		wanted.Stabilization = time.Duration(seconds) * time.Second

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -83,10 +84,6 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	health := daemon.NewHealth()
-	if err := health.Serve(ctx, options.HTTPAddress, daemon.NewMetricsHandler("marekvs_operator", controller.SyncPanics, controller.SyncDuration)); err != nil {
-		return err
-	}
 	recorder, err := controller.NewRecorder(ctx, clients.kube, v1alpha1.ManagerName, v1alpha1.AddToScheme)
 	if err != nil {
 		return err
@@ -109,6 +106,10 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
+	health := daemon.NewHealth()
+	if err := health.Serve(ctx, options.HTTPAddress, daemon.NewMetricsHandler("marekvs_operator", collectors(clusters)...)); err != nil {
+		return err
+	}
 	informers.run(ctx)
 	if !cache.WaitFor(ctx, "caches", clusters.HasSynced()...) {
 		return nil
@@ -122,6 +123,11 @@ func Run(ctx context.Context, options *Options) error {
 		clusters.Run(ctx)
 		return nil
 	})
+}
+
+// collectors returns the metrics of the operator itself.
+func collectors(clusters prometheus.Collector) []prometheus.Collector {
+	return []prometheus.Collector{controller.SyncPanics, controller.SyncDuration, clusters}
 }
 
 // cachedKinds returns the kinds that decide about removals. Their caches are compared with

@@ -222,6 +222,18 @@ func (o *Observation) DiskUsed() *float64 {
 	return most
 }
 
+// WriteStopped returns how many nodes have stopped to write, because their volumes are full.
+func (o *Observation) WriteStopped() int {
+	stopped := 0
+	pods, _ := o.expected(none)
+	for _, pod := range pods {
+		if pod.Sample != nil && pod.Sample.WriteStopped != nil && *pod.Sample.WriteStopped > 0 {
+			stopped++
+		}
+	}
+	return stopped
+}
+
 // DiskAfterRemoval returns the used share of the fullest volume in percent after the last
 // node is removed and the other nodes share its data evenly. It returns nil unless every
 // node reports its volume.
