@@ -356,6 +356,9 @@ type nodes struct {
 	broken map[string]bool
 	full   int
 
+	// waits is true if the StatefulSet controller updates no Pod while one is not ready, as that of
+	// Kubernetes 1.35.0 does with a Pod that fails.
+	waits bool
 	// lost has the claims whose volumes are lost: no Node accepts their Pods.
 	lost map[types.UID]bool
 
@@ -429,7 +432,8 @@ func (n *nodes) runStatefulSet() {
 			continue
 		}
 		current := pod.Labels["controller-revision-hash"] == revision
-		if ordinal >= *set.Spec.Replicas || !onDelete && !current && ordinal >= *set.Spec.UpdateStrategy.RollingUpdate.Partition {
+		stuck := n.waits && !describe(&pod, ordinal).Ready
+		if ordinal >= *set.Spec.Replicas || !onDelete && !current && !stuck && ordinal >= *set.Spec.UpdateStrategy.RollingUpdate.Partition {
 			n.end(&pod)
 			present[ordinal] = n.draining
 			continue
