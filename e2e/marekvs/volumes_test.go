@@ -31,8 +31,8 @@ func createClass(t *testing.T, name string, expandable bool) {
 	t.Cleanup(func() { _ = classes.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) })
 }
 
-// bindVolumes gives each claim of a cluster a volume.
-func bindVolumes(t *testing.T, cluster string) {
+// bindVolumes gives each claim of a cluster a volume, which only some Nodes can use if they are given.
+func bindVolumes(t *testing.T, cluster string, hosts ...string) {
 	t.Helper()
 	list, err := env.kube.CoreV1().PersistentVolumeClaims(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + cluster})
 	require.NoError(t, err)
@@ -40,10 +40,17 @@ func bindVolumes(t *testing.T, cluster string) {
 	for i := range list.Items {
 		claim := &list.Items[i]
 		name := "test-" + string(claim.UID)
+		var affinity *corev1.VolumeNodeAffinity
+		if len(hosts) > 0 {
+			affinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+				MatchExpressions: []corev1.NodeSelectorRequirement{{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: hosts}},
+			}}}}
+		}
 		_, err := volumes.Create(t.Context(), &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.PersistentVolumeSpec{
-				AccessModes: claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, StorageClassName: *claim.Spec.StorageClassName,
+				NodeAffinity: affinity,
+				AccessModes:  claim.Spec.AccessModes, Capacity: claim.Spec.Resources.Requests, StorageClassName: *claim.Spec.StorageClassName,
 				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
 				ClaimRef:                      &corev1.ObjectReference{APIVersion: "v1", Kind: "PersistentVolumeClaim", Namespace: namespace, Name: claim.Name, UID: claim.UID},
 				PersistentVolumeSource:        corev1.PersistentVolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/data"}},

@@ -71,7 +71,10 @@ func (s *Store) sync(ctx context.Context) {
 	terminating, exists := map[string]int{}, map[types.UID]bool{}
 	for i := range list.Items {
 		pod := &list.Items[i]
-		exists[pod.UID] = true
+		exists[pod.UID] = !s.dead[pod.Spec.NodeName]
+		if !exists[pod.UID] {
+			continue
+		}
 		if pod.DeletionTimestamp != nil {
 			terminating[pod.Labels[v1alpha1.LabelApp]]++
 			s.end(ctx, pod)
@@ -94,16 +97,23 @@ func (s *Store) sync(ctx context.Context) {
 }
 
 func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
-	switch {
-	case pod.Status.PodIP != "":
+	if pod.Status.PodIP != "" {
 		s.report(ctx, pod)
 		return
-	case pod.Spec.NodeName == "" && s.Scheduled:
+	}
+	// No Pod starts with a claim that is being deleted.
+	claim, err := s.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).Get(ctx, claimOf(pod.Name), metav1.GetOptions{})
+	if err != nil || claim.DeletionTimestamp != nil {
+		return
+	}
+	switch {
+	case pod.Spec.NodeName == "" && (s.Scheduled || s.lost[claim.UID]):
 		return
 	case pod.Spec.NodeName == "":
 		// A Pod without a Node would be deleted at once.
 		_ = s.Kube.CoreV1().Pods(s.Namespace).Bind(ctx, &corev1.Binding{
-			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: NodeName},
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID},
+			Target:     corev1.ObjectReference{Kind: "Node", Name: cmp.Or(s.places[pod.Name], NodeName)},
 		}, metav1.CreateOptions{})
 		return
 	}
@@ -131,9 +141,7 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 			Cluster: cmp.Or(variable(pod, "MAREKVS_CLUSTER"), storetest.DefaultGossipCluster), Node: int32(ordinal), Address: address,
 		},
 	}
-	data := s.cluster(name).data
-	data.Factor = factor
-	data.Open(p.node)
+	s.cluster(name).open(p.node, factor, claim.UID)
 	s.network.Start(p.peer, s.addressesOf(name)...)
 	s.pods[address] = p
 	if err := s.patchStatus(ctx, pod.Name, map[string]any{
@@ -143,6 +151,18 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 		delete(s.pods, address) // the next sync starts it again
 		s.network.Stop(address)
 	}
+}
+
+// claimOf returns the name of the volume claim of a Pod.
+func claimOf(pod string) string { return "data-" + pod }
+
+// open starts a node on the volume of its claim, which is empty if the claim is another one than before.
+func (c *cluster) open(n *storetest.Node, factor int, claim types.UID) {
+	if before := c.claims[n.Ordinal]; before != "" && before != claim {
+		c.data.Delete(n.Ordinal)
+	}
+	c.claims[n.Ordinal], c.data.Factor = claim, factor
+	c.data.Open(n)
 }
 
 // newAddress returns an address for a Pod: the address of a Pod that has ended, if there are some.

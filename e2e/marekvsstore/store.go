@@ -56,6 +56,11 @@ type Store struct {
 	// failing has the images that do not start, silent the Pods whose metrics cannot be
 	// read.
 	failing, silent map[string]bool
+	// places has the Nodes of Pods that are not on NodeName, dead the Nodes that do not respond, lost the
+	// claims whose volumes are lost.
+	places map[string]string
+	dead   map[string]bool
+	lost   map[types.UID]bool
 }
 
 // cluster is the state that the Pods of a cluster share.
@@ -69,6 +74,8 @@ type cluster struct {
 	// data has the volumes, which are empty before Fill.
 	data   *storetest.Data
 	filled bool
+	// claims has the volume claim of each node.
+	claims map[int32]types.UID
 	// mostTerminating is the maximum number of Pods that were being deleted at the same
 	// time. fewestCopies is the lowest number of copies of a partition on running nodes
 	// since Fill.
@@ -107,6 +114,7 @@ func Start(ctx context.Context, o Options) (*Store, error) {
 	o.Port = listener.Addr().(*net.TCPAddr).Port
 	s := &Store{
 		Options: o, pods: map[string]*process{}, clusters: map[string]*cluster{}, failing: map[string]bool{}, silent: map[string]bool{},
+		places: map[string]string{}, dead: map[string]bool{}, lost: map[types.UID]bool{},
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", s.serve)
@@ -129,7 +137,7 @@ func (s *Store) cluster(name string) *cluster {
 	if s.clusters[name] == nil {
 		data := storetest.NewData(rand.New(rand.NewPCG(1, 2)), storetest.Copies)
 		data.CopySteps = copySteps
-		s.clusters[name] = &cluster{data: data}
+		s.clusters[name] = &cluster{data: data, claims: map[int32]types.UID{}}
 	}
 	return s.clusters[name]
 }
@@ -208,6 +216,13 @@ func (s *Store) FewestCopies(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.cluster(name).fewestCopies
+}
+
+// Copies returns the lowest number of copies of a partition on running nodes now.
+func (s *Store) Copies(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cluster(name).data.Fewest(s.online(name))
 }
 
 // SetRate sets the commands per second of a cluster.

@@ -36,6 +36,12 @@ var required = []string{
 	"Uninstall",
 	"Move from cloud auto-scaling groups",
 	"Move a tenant",
+	"A node of marekvs that is lost",
+	"A volume of marekvs that is lost",
+	"A volume of marekvs that is full",
+	"An update of marekvs that has stopped",
+	"Another number of copies",
+	"Restore a cluster of marekvs",
 }
 
 // The documents have every required procedure with blocks, the index lists it, and a test runs it. A procedure

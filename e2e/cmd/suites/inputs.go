@@ -28,7 +28,7 @@ var suites = map[string][]string{
 	"external":    with("nstance-admin", inputs.Docs),
 	"faults":      with("nstance-admin"),
 	"machines":    with("marekvs-operator"),
-	"marekvs":     {controlplane.ControlPlaneInput, "marekvs-operator", inputs.Manifests},
+	"marekvs":     {controlplane.ControlPlaneInput, "marekvs-operator", inputs.Docs, inputs.Manifests},
 	"monitoring":  with("kubectl-nstance", inputs.Docs),
 	"move":        with("nstance-admin", inputs.Docs),
 	"ondemand":    cluster,
