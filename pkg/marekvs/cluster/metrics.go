@@ -36,22 +36,22 @@ func (m *memory) see(o *scale.Observation, now time.Time) {
 // newDesc returns a metric of clusters. The label namespace is the namespace of the operator, as Prometheus
 // sets it.
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("marekvs_operator_cluster_"+name, help, append([]string{"cluster_namespace", "cluster"}, labels...), nil)
+	return prometheus.NewDesc("marekvs_operator_"+name, help, append([]string{"cluster_namespace", "cluster"}, labels...), nil)
 }
 
 var (
-	metricDesired         = newDesc("desired_nodes", "Nodes that a cluster is to have.")
-	metricNodes           = newDesc("nodes", "Nodes that the StatefulSet of a cluster has, ready or not.")
-	metricReady           = newDesc("ready_nodes", "Nodes of a cluster that are ready.")
-	metricUnderreplicated = newDesc("underreplicated_partitions",
+	metricDesired         = newDesc("cluster_desired_nodes", "Nodes that a cluster is to have.")
+	metricNodes           = newDesc("cluster_nodes", "Nodes that the StatefulSet of a cluster has, ready or not.")
+	metricReady           = newDesc("cluster_ready_nodes", "Nodes of a cluster that are ready.")
+	metricUnderreplicated = newDesc("cluster_underreplicated_partitions",
 		"The largest number of partitions with too few owners that a node of a cluster reports; missing unless every node reports it.")
-	metricRate = newDesc("operations_per_second",
+	metricRate = newDesc("cluster_operations_per_second",
 		"Commands per second of all nodes of a cluster, as its status has them; missing unless every node reports them.")
-	metricPhase      = newDesc("phase", "1 for the phase of a cluster.", "phase")
-	metricCondition  = newDesc("condition", "1 for the status and the reason of each condition of a cluster.", "type", "status", "reason")
-	metricVolumeUsed = newDesc("volume_used_ratio", "Used share of the fullest volume of a cluster, from 0 to 1; missing while no node reports it.")
-	metricStopped    = newDesc("write_stopped_nodes", "Nodes of a cluster that have stopped to write, because their volumes are full.")
-	metricLastSync   = newDesc("last_sync_timestamp_seconds", "Time at which the nodes of a cluster were last looked at, in seconds since 1970.")
+	metricPhase      = newDesc("cluster_phase", "1 for the phase of a cluster.", "phase")
+	metricCondition  = newDesc("cluster_condition", "1 for the status and the reason of each condition of a cluster.", "type", "status", "reason")
+	metricVolumeUsed = newDesc("cluster_volume_used_ratio", "Used share of the fullest volume of a cluster, from 0 to 1; missing while no node reports it.")
+	metricStopped    = newDesc("cluster_write_stopped_nodes", "Nodes of a cluster that have stopped to write, because their volumes are full.")
+	metricLastSync   = newDesc("cluster_last_sync_timestamp_seconds", "Time at which the nodes of a cluster were last looked at, in seconds since 1970.")
 )
 
 // Describe implements prometheus.Collector.
