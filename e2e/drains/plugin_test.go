@@ -6,6 +6,7 @@ package drains
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -61,6 +62,10 @@ func TestPlugin(t *testing.T) {
 		env.CreatePods(t, timeout, pod)
 		protect(t, name, pod.Name)
 	}
+	planned := kubectl.plannedNode(t, reader, name, replicas-1)
+	planArguments := []string{"plan", name, fmt.Sprintf("--replicas=%d", replicas-1)}
+	blocking := fmt.Sprintf("pod-%d", slices.Index(nodes, planned))
+	kubectl.golden(t, "plan", reader, 3, append(startingWith(planned, nodes), blocking), planArguments...)
 	env.Scale(t, name, replicas-1)
 	var drained string
 	testcluster.Eventually(t, timeout, "the drain is blocked", func(ctx context.Context) error {
@@ -78,6 +83,7 @@ func TestPlugin(t *testing.T) {
 		}
 		return poolIs(ctx, name, v1beta1.ReasonDrainBlocked)
 	})
+	require.Equal(t, planned, drained, "the plan named the Node")
 	pod := fmt.Sprintf("pod-%d", slices.Index(nodes, drained))
 	names = append(startingWith(drained, nodes), pod)
 	kubectl.golden(t, "scaling", reader, 0, names, "status", name)
@@ -206,6 +212,47 @@ func (r pluginRunner) golden(t *testing.T, name, kubeconfig string, code int, na
 		t.Errorf("%s: exit code %d, want %d", name, got, code)
 	}
 	plugintest.Golden(t, "plugin-"+name+".txt", normalize(stdout.String(), names)+stderr.String())
+}
+
+// plannedNode returns the only Node that leaves by the plan for a number of replicas, as soon as the
+// plan is exact and the only Pod on it blocks its drain.
+func (r pluginRunner) plannedNode(t *testing.T, kubeconfig, pool string, replicas int) (node string) {
+	t.Helper()
+	testcluster.Eventually(t, timeout, "the plan names a Node with a blocking Pod", func(ctx context.Context) error {
+		cmd := exec.CommandContext(ctx, r.kubectl, "kubectl", "nstance", "plan", pool, fmt.Sprintf("--replicas=%d", replicas), "-o", "json",
+			"--namespace", installation.Namespace)
+		cmd.Env = append(os.Environ(), "PATH="+r.path, "KUBECONFIG="+kubeconfig)
+		// The exit code says that a Pod blocks the plan.
+		printed, _ := cmd.Output()
+		var planned struct {
+			Shards []struct {
+				Exact  bool
+				Leaves []struct{ Node string }
+			}
+			Nodes []struct {
+				Name string
+				Pods []struct{ Blockers []string }
+			}
+		}
+		if err := json.Unmarshal(printed, &planned); err != nil {
+			return fmt.Errorf("%w: %s", err, printed)
+		}
+		var nodes []string
+		for _, shard := range planned.Shards {
+			for _, instance := range shard.Leaves {
+				nodes = append(nodes, instance.Node)
+			}
+			if !shard.Exact {
+				return fmt.Errorf("not exact: %s", printed)
+			}
+		}
+		if len(nodes) != 1 || len(planned.Nodes) != 1 || len(planned.Nodes[0].Pods) != 1 || len(planned.Nodes[0].Pods[0].Blockers) != 1 {
+			return fmt.Errorf("planned %s", printed)
+		}
+		node = nodes[0]
+		return nil
+	})
+	return node
 }
 
 // age is a duration or an age as kubectl prints it.
