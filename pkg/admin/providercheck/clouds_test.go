@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/aws/elbtest"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
+	"nstance.dev/operator/pkg/server/storage/gcs/gcstest"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -53,11 +54,11 @@ func writeCloudConfig(t *testing.T, values ...any) string {
 	return path
 }
 
-// checkCloud interrupts the program while the machine starts, runs it to its end, and kills it at
-// questions. left returns what exists.
-func checkCloud(t *testing.T, env []string, config string, left func() []string) {
+// checkCloud interrupts the program while the machine starts, runs it to its end, and stops it at
+// steps and questions. left returns what exists, and args are more arguments.
+func checkCloud(t *testing.T, env []string, config string, left func() []string, args ...string) {
 	t.Helper()
-	timeouts := []string{"--timeout", "3m", "--cleanup-timeout", "3m"}
+	timeouts := append([]string{"--timeout", "3m", "--cleanup-timeout", "3m"}, args...)
 	output, code := runProgram(t, env, config, "wait until it runs", func(process *os.Process, _ io.Closer) {
 		require.NoError(t, process.Signal(os.Interrupt))
 	}, timeouts...)
@@ -70,7 +71,7 @@ func checkCloud(t *testing.T, env []string, config string, left func() []string)
 	for _, step := range append(append([]string{}, steps[:1]...), append([]string{registerStep, deregisterStep}, steps[2:]...)...) {
 		assert.Contains(t, output, step+" ... ok")
 	}
-	killAtQuestions(t, env, config, expectAnswers(t, output), left)
+	stopEverywhere(t, env, config, expectAnswers(t, output), left, args...)
 }
 
 // expectAnswers expects that the emulator answers as expected, and that the report has the 25
@@ -89,31 +90,64 @@ func expectAnswers(t *testing.T, output string) [][]string {
 // questions match the steps in which the check asks something, with their results.
 var questions = regexp.MustCompile(`(?m)^ask about (.+) \.\.\. (.+)$`)
 
-// killAtQuestions interrupts and kills the program at questions, in turn. An interrupted program
-// leaves nothing. What a killed one has left is removed by the next, which asks no questions in the
-// end. left returns what exists.
-func killAtQuestions(t *testing.T, env []string, config string, asked [][]string, left func() []string) {
-	t.Helper()
-	// make test does so at two questions.
-	every := tier.Pick(1+len(asked)/2, 1)
-	killed := false
-	for n := 0; n < len(asked); n += every {
-		killed = n/every%2 == 1
-		signal, want := os.Interrupt, 1
-		if killed {
-			signal, want = os.Kill, -1
-		}
-		output, code := runProgram(t, env, config, "ask about "+asked[n][1], func(process *os.Process, _ io.Closer) {
-			require.NoError(t, process.Signal(signal))
-		}, "--timeout", "3m", "--cleanup-timeout", "3m")
-		require.Equal(t, want, code, output)
-		if killed {
-			require.NotEmpty(t, left(), "what the killed check has left")
-		} else {
-			require.Empty(t, left(), output)
+// stop is a moment at which a check is stopped.
+type stop struct {
+	// title is the step, or the question, that has just begun.
+	title    string
+	question bool
+	signal   os.Signal
+}
+
+// stops returns when checks are stopped, in turn: in make test at two questions, and at full size at
+// each step and each question, once with kill -9 and once as with Ctrl-C.
+func stops(asked [][]string) []stop {
+	if !tier.Full() {
+		return []stop{
+			{"ask about " + asked[0][1], true, os.Interrupt},
+			{"ask about " + asked[1+len(asked)/2][1], true, os.Kill},
 		}
 	}
-	output, code := runProgram(t, env, config, "", nil, "--timeout", "3m", "--skip-assumptions")
+	var all []stop
+	// Without the removal of what an earlier check has left, which there need not be.
+	for _, step := range slices.Concat(steps[:1], steps[2:]) {
+		all = append(all, stop{step, false, os.Kill}, stop{step, false, os.Interrupt})
+	}
+	for _, question := range asked {
+		title := "ask about " + question[1]
+		all = append(all, stop{title, true, os.Kill}, stop{title, true, os.Interrupt})
+	}
+	return all
+}
+
+// stopEverywhere stops the program at steps and questions. An interrupted program leaves nothing, and
+// removes what a killed one has left before. At last the program runs to its end. left returns what
+// exists.
+func stopEverywhere(t *testing.T, env []string, config string, asked [][]string, left func() []string, args ...string) {
+	t.Helper()
+	args = append([]string{"--timeout", "3m", "--cleanup-timeout", "3m"}, args...)
+	killed := false
+	for _, stop := range stops(asked) {
+		output, code := runProgram(t, env, config, stop.title, func(process *os.Process, _ io.Closer) {
+			require.NoError(t, process.Signal(stop.signal))
+		}, args...)
+		killed = stop.signal == os.Kill
+		switch {
+		case killed:
+			require.Equal(t, -1, code, output)
+			if stop.question {
+				require.NotEmpty(t, left(), "what the check has left that was killed at %q", stop.title)
+			}
+		case stop.title == steps[len(steps)-1] && code == 0:
+			// The last step was faster than the signal.
+		default:
+			require.Equal(t, 1, code, output)
+		}
+		// The first step is before the removal of what an earlier check has left.
+		if !killed && stop.title != steps[0] {
+			require.Empty(t, left(), "what is left after the check was interrupted at %q:\n%s", stop.title, output)
+		}
+	}
+	output, code := runProgram(t, env, config, "", nil, append([]string{"--skip-assumptions"}, args...)...)
 	require.Equal(t, 0, code, output)
 	if killed {
 		assert.Contains(t, output, "remove what an earlier check has left ... ok")
@@ -163,7 +197,10 @@ func TestGoogle(t *testing.T) {
 			"instance_types": {"e2-small": {"cpu": "2", "memory": "2Gi", "arch": "amd64"}},
 		}}`, gcetest.Region, gcetest.Project, s.Endpoint(), gcetest.Image),
 		"subnet", `{"network_endpoint_groups": ["web"]}`, "e2-small")
-	checkCloud(t, []string{"GOOGLE_APPLICATION_CREDENTIALS=" + s.Credentials(t)}, config, s.All)
+	objects := gcstest.Start(t, nil, "nstance")
+	checkCloud(t, []string{"GOOGLE_APPLICATION_CREDENTIALS=" + s.Credentials(t), "STORAGE_EMULATOR_HOST=" + objects.URL}, config,
+		func() []string { return append(s.All(), objects.Keys("nstance")...) },
+		"--storage", "gcs", "--storage-bucket", "nstance")
 	assert.Empty(t, s.Machines())
 	assert.Empty(t, s.Disks())
 	for _, name := range s.Made() {

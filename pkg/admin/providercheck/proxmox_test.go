@@ -56,7 +56,7 @@ const proxmoxConfig = `{
 
 // TestProxmox runs the program: it is killed while it clones, it is interrupted while the machine
 // starts, stopped then, it loses its terminal then, and it runs to its end, with one endpoint and with
-// two. At last it is stopped at questions.
+// two. At last it is stopped at steps and questions.
 func TestProxmox(t *testing.T) {
 	t.Parallel()
 	s := pvetest.New("pve1")
@@ -111,7 +111,7 @@ func TestProxmox(t *testing.T) {
 	asked := expectAnswers(t, output)
 	assert.Contains(t, output, "ask about other nodes ... as expected")
 	expectNoMachine(t, s, 7)
-	killAtQuestions(t, env, path, asked, func() []string {
+	stopEverywhere(t, env, path, asked, func() []string {
 		var left []string
 		for _, made := range s.Made() {
 			if len(s.VMs(made.Name)) > 0 {

@@ -98,6 +98,13 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler, buc
 	return s
 }
 
+// Keys returns the names of the objects in a bucket, sorted.
+func (s *Server) Keys(bucket string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.buckets[bucket]))
+}
+
 // Methods returns the methods that were called, sorted.
 func (s *Server) Methods() []string {
 	s.mu.Lock()
