@@ -83,7 +83,7 @@ func TestWrongFlags(t *testing.T) {
 		{"ill-formed tenant to adopt", nil, adopt("--release", "--tenant", "A"), []string{`--tenant: "A" must consist of`}},
 		{"no bucket with operators", nil, []string{"operator", "list"}, []string{"--storage-bucket: must be the name"}},
 		{"unknown command", nil, []string{"cluster", "nonces"}, []string{`unknown command "nonces" of "nstance-admin cluster", known are ca, init, nonce, register-operator`}},
-		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are agent, ca, cluster, config, group, operator, provider, secret, shard, tenant"}},
+		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are agent, ca, cluster, config, group, nonce-issuer, operator, provider, secret, shard, tenant"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {

@@ -138,32 +138,32 @@ func (w *walk) pass(disturbed bool) {
 }
 
 // write writes a decision unless the StatefulSet has changed since it was taken.
-func (w *walk) write(decision *taken) {
-	if decision.generation != w.Generation || decision.replacing != w.replacing {
+func (w *walk) write(planned *taken) {
+	if planned.generation != w.Generation || planned.replacing != w.replacing {
 		return
 	}
-	w.replace(decision)
-	for _, v := range decision.Reclaim {
+	w.replaceVolume(planned)
+	for _, v := range planned.Reclaim {
 		w.DeleteVolume(v.Ordinal)
 		w.reclaimed++
 	}
-	if w.Update.Template != decision.image {
+	if w.Update.Template != planned.image {
 		w.updates++
 	}
-	w.Roll(decision.image, decision.Rollout.Partition, decision.Rollout.OnDelete)
-	if decision.Step.Replicas == w.Replicas {
+	w.Roll(planned.image, planned.Rollout.Partition, planned.Rollout.OnDelete)
+	if planned.Step.Replicas == w.Replicas {
 		return
 	}
-	if decision.Step.Replicas < w.Replicas {
+	if planned.Step.Replicas < w.Replicas {
 		w.removals++
 		w.lastRemoved = w.Second
 	}
-	w.Resize(decision.Step.Replicas)
+	w.Resize(planned.Step.Replicas)
 	w.lastScaled = w.Second
 }
 
-// replace begins a replacement, or deletes the volume of one that has begun.
-func (w *walk) replace(decision *taken) {
+// replaceVolume begins a replacement, or deletes the volume of one that has begun.
+func (w *walk) replaceVolume(decision *taken) {
 	node := decision.Replacement.Node
 	if node == nil {
 		w.replacing = nothing
@@ -222,7 +222,7 @@ func (w *walk) target() int32 {
 
 // The nodes change at random: load, lost metrics, evictions, drains, restarts of the operator, writes
 // that fail or are late, changes of the spec, which also update the Pods, lost volumes, and requests to
-// replace nodes, which may work. Partitions take up to 40 seconds to copy, with 1 to 3 copies of each. No
+// replaceVolume nodes, which may work. Partitions take up to 40 seconds to copy, with 1 to 3 copies of each. No
 // partition ever loses its last copy, no volume of a node is deleted but to replace it, and in the end the
 // cluster has its size and its template, and no volume is lost.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
