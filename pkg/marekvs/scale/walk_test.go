@@ -137,7 +137,7 @@ func (w *walk) pass(disturbed bool) {
 	}
 }
 
-// write writes a decision unless the StatefulSet has changed since it was taken.
+// write writes what was planned unless the StatefulSet has changed since it was taken.
 func (w *walk) write(planned *taken) {
 	if planned.generation != w.Generation || planned.replacing != w.replacing {
 		return
