@@ -39,6 +39,12 @@ skipped=$(comm -23 <(tests skip) <(tests pass))
 if [[ -n $skipped ]]; then
 	printf 'Skipped:\n%s\n' "$skipped"
 fi
+# The end of a log is what is read first.
+while read -r package test; do
+	printf 'FAILED: %s %s\n' "$package" "$test"
+	grep -hF "\"Package\":\"nstance.dev/operator/$package\",\"Test\":\"$test\",\"Output\":" "${events[@]}" | tail -n 12 |
+		sed -E 's|.*"Output":"(.*)"[^"]*("OutputType":"[a-z]+")?\}$|    \1|; s|\\n$||; s|\\t|    |g; s|\\"|"|g'
+done < <(tests fail)
 unexpected=$(grep -vE "${NSTANCE_TEST_MAY_SKIP:-^$}" <<<"$skipped" | grep . || true)
 if [[ ${1:-} == complete && -n $unexpected ]]; then
 	printf 'Skipped although everything was to be tested:\n%s\n' "$unexpected" >&2
