@@ -474,7 +474,7 @@ func (w *walk) target() int32 {
 // lost.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 	var removals, reclaimed, failures, updates, lost, replaced atomic.Int64
-	seeds := tier.Seeds(t, tier.Pick(50, 210))
+	seeds := tier.Seeds(t, tier.Pick(20, 210))
 	t.Run("walks", func(t *testing.T) {
 		for _, seed := range seeds {
 			t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
