@@ -205,7 +205,7 @@ func TestADeletedGroupIsListedUntilItsInstancesAreDeleted(t *testing.T) {
 
 	deleteGroup(t, operator, "workers")
 	want := withoutInstances(before)
-	want.Size, want.Deleting = 0, true
+	want.Size, want.Deleting, want.DeletionOrder = 0, true, nil
 	if got := list(t, operator); len(got) != 1 || !proto.Equal(withoutInstances(got[0]), want) || !slices.Equal(instanceIDs(got[0]), instanceIDs(before)) {
 		t.Errorf("there are groups %v, want %v", got, want)
 	}
