@@ -35,10 +35,10 @@ func (c *cluster) opened(b byte) secrets.Store {
 	return opened
 }
 
-// issuer creates a nonce issuer whose encryption key is 9.
-func (c *cluster) issuer(issuer pki.NonceIssuer, lifetime time.Duration) (*x509.Certificate, ed25519.PrivateKey) {
+// issuer creates a nonce issuer, for an hour, whose encryption key is 9.
+func (c *cluster) issuer(issuer pki.NonceIssuer) (*x509.Certificate, ed25519.PrivateKey) {
 	c.t.Helper()
-	certificate, key, err := registration.NewNonceIssuer(c.keys.Authority, issuer, lifetime)
+	certificate, key, err := registration.NewNonceIssuer(c.keys.Authority, issuer, time.Hour)
 	require.NoError(c.t, err)
 	_, err = registration.AddNonceIssuer(c.t.Context(), c.storage, c.opened(9), c.keys.Authority, certificate, key)
 	require.NoError(c.t, err)
@@ -86,7 +86,7 @@ var operatorsOfA = pki.NonceIssuer{Name: "ci", Tenants: []string{"a", "b"}, Role
 // of the CA nor the nonce key.
 func TestNonceIssuerHasNoKeyOfTheCluster(t *testing.T) {
 	c := newCluster(t)
-	certificate, _ := c.issuer(operatorsOfA, time.Hour)
+	certificate, _ := c.issuer(operatorsOfA)
 	for _, name := range []string{storage.AuthoritySecret, storage.NonceSecret} {
 		_, err := c.opened(9).Get(t.Context(), name)
 		require.ErrorContains(t, err, "encrypted with none of the 1 keys", "the issuer reads %s", name)
@@ -130,8 +130,8 @@ func TestNonceIssuerHasNoKeyOfTheCluster(t *testing.T) {
 
 func TestNonceIssuerSignsWithinItsScope(t *testing.T) {
 	c := newCluster(t)
-	c.issuer(operatorsOfA, time.Hour)
-	c.issuer(pki.NonceIssuer{Name: "all", Tenants: []string{pki.AllTenants}, Roles: []string{pki.RoleOperator, pki.RoleAgent}}, time.Hour)
+	c.issuer(operatorsOfA)
+	c.issuer(pki.NonceIssuer{Name: "all", Tenants: []string{pki.AllTenants}, Roles: []string{pki.RoleOperator, pki.RoleAgent}})
 	operator := func(tenant string, lifetime time.Duration) registration.OperatorNonce {
 		return registration.OperatorNonce{ClusterID: clusterID, Tenant: tenant, Lifetime: lifetime}
 	}
@@ -158,10 +158,10 @@ func TestNonceIssuerSignsWithinItsScope(t *testing.T) {
 // Servers check what a nonce issuer may sign: a stolen key signs anything.
 func TestForgedNoncesOfIssuersAreRefused(t *testing.T) {
 	c := newCluster(t)
-	certificate, key := c.issuer(operatorsOfA, time.Hour)
+	certificate, key := c.issuer(operatorsOfA)
 	unrecorded, unrecordedKey, err := registration.NewNonceIssuer(c.keys.Authority, operatorsOfA, time.Hour)
 	require.NoError(t, err)
-	foreign, foreignKey := newCluster(t).issuer(operatorsOfA, time.Hour)
+	foreign, foreignKey := newCluster(t).issuer(operatorsOfA)
 	client := c.issue(pki.Client{ID: clusterID, Tenant: "a", Role: pki.RoleOperator}, time.Hour)
 	clientCertificate := parseCertificate(t, client.certPEM)
 	workload, err := c.keys.Authority.SignWorkload(pki.Workload{CommonName: "ci", Organizations: []string{"a"}, TTL: time.Hour}, key.Public(), nil)
@@ -214,9 +214,9 @@ func TestNewKeyOfANonceIssuer(t *testing.T) {
 		_, err := c.verifier().Verify(t.Context(), token)
 		return err
 	}
-	first, firstKey := c.issuer(operatorsOfA, time.Hour)
+	first, firstKey := c.issuer(operatorsOfA)
 	old := nonce()
-	second, secondKey := c.issuer(operatorsOfA, time.Hour)
+	second, secondKey := c.issuer(operatorsOfA)
 	assert.NotEqual(t, firstKey, secondKey)
 	require.NoError(t, verify(old))
 	require.NoError(t, verify(nonce()))
@@ -247,13 +247,13 @@ func TestNonceIssuerOfAReplacedCA(t *testing.T) {
 		_, err := c.verifier().Verify(t.Context(), c.forge("operator", "a", key, inHeader(certificate)))
 		return err
 	}
-	old, oldKey := c.issuer(operatorsOfA, time.Hour)
+	old, oldKey := c.issuer(operatorsOfA)
 	require.NoError(t, clusterkeys.Begin(t.Context(), c.storage, c.opened(7)))
 	load()
 	require.NoError(t, verify(old, oldKey))
 	require.NoError(t, clusterkeys.Switch(t.Context(), c.storage))
 	load()
-	next, nextKey := c.issuer(operatorsOfA, time.Hour)
+	next, nextKey := c.issuer(operatorsOfA)
 	require.NoError(t, verify(old, oldKey))
 	require.NoError(t, verify(next, nextKey))
 	require.NoError(t, clusterkeys.Finish(t.Context(), c.storage, c.opened(7)))
@@ -265,7 +265,7 @@ func TestNonceIssuerOfAReplacedCA(t *testing.T) {
 func TestCertificateOfANonceIssuerExpires(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCluster(t)
-		first, key := c.issuer(operatorsOfA, time.Hour)
+		first, key := c.issuer(operatorsOfA)
 		time.Sleep(time.Hour + time.Second)
 		_, err := c.verifier().Verify(t.Context(), c.forge("operator", "a", key, inHeader(first)))
 		require.ErrorContains(t, err, "certificate has expired")
