@@ -61,6 +61,8 @@ type Store struct {
 	places map[string]string
 	dead   map[string]bool
 	lost   map[types.UID]bool
+	// page writes more lines of the metrics of each Pod; nil for none.
+	page func(io.Writer)
 }
 
 // cluster is the state that the Pods of a cluster share.
@@ -269,6 +271,12 @@ func (s *Store) MostTerminating(name string) int {
 func (s *Store) serve(w http.ResponseWriter, r *http.Request) {
 	host, _, _ := net.SplitHostPort(r.Context().Value(http.LocalAddrContextKey).(net.Addr).String())
 	s.mu.Lock()
+	page := s.page
+	s.mu.Unlock()
+	if page != nil {
+		page(w)
+	}
+	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.pods[host]
 	if p == nil || s.silent[p.pod] {
@@ -281,6 +289,13 @@ func (s *Store) serve(w http.ResponseWriter, r *http.Request) {
 	report := c.data.Report(p.node, len(s.network.Members(p.peer)), len(s.online(p.cluster)))
 	report.Underreplicated = max(report.Underreplicated, int64(c.under))
 	report.Write(w, map[string]int64{"get": int64(p.commands)})
+}
+
+// SetPage adds lines to the metrics of every Pod; nil ends that.
+func (s *Store) SetPage(page func(io.Writer)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.page = page
 }
 
 // Scrapes returns how many times the metrics of a Pod were read since its container started.
