@@ -18,6 +18,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -30,6 +32,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // ClusterID is the cluster of a server by default.
@@ -157,13 +160,17 @@ type Server struct {
 	err error
 }
 
-// Start starts a server and returns when it serves. It stops with the test.
+// Start starts a server and returns when it serves, and leads the cluster if it is the first of the
+// cluster. It stops with the test.
 func Start(t testing.TB, o Options) *Server {
 	t.Helper()
 	s := Prepare(t, o)
 	s.Launch()
 	s.UntilListening()
 	s.UntilHealthy()
+	if o.SharedBucket == "" {
+		s.untilIssuing()
+	}
 	t.Cleanup(func() {
 		s.Stop()
 		if s.err != nil {
@@ -272,6 +279,20 @@ func (s *Server) UntilHealthy() {
 		return code == http.StatusOK, nil
 	})
 	require.NoError(s.t, err, "waiting for the server")
+}
+
+// untilIssuing returns when the server leads the cluster, and so issues certificates of operators. A
+// server is healthy when it leads its shard, which may be earlier.
+func (s *Server) untilIssuing() {
+	s.t.Helper()
+	connection := s.connect(s.RegistrationAddr)
+	defer func() { require.NoError(s.t, connection.Close()) }()
+	client := nstancev1.NewRegistrationServiceClient(connection)
+	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := client.RegisterOperator(ctx, &nstancev1.RegisterClientRequest{})
+		return status.Code(err) == codes.Unauthenticated, nil
+	})
+	require.NoError(s.t, err, "waiting until the server leads the cluster")
 }
 
 // Get returns status code and body of a response of the health address, and 0 if it does not
