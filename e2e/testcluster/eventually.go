@@ -16,8 +16,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+// patience is by how much a busy machine may be slower: timeouts end tests that would never end, and
+// no test is about them.
+const patience = 3
+
 // Eventually repeats check until it succeeds, and fails the test with check's
-// last error when it does not within timeout. It logs how long it took. It can be used in a
+// last error when it does not within timeout times patience. It logs how long it took. It can be used in a
 // cleanup.
 func Eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
@@ -29,16 +33,16 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(con
 func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
 	begin := time.Now()
-	require.NoError(t, Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check))
+	require.NoError(t, Poll(context.WithoutCancel(t.Context()), interval, patience*timeout, what, check))
 	t.Logf("%s: after %s", what, time.Since(begin).Round(time.Millisecond))
 }
 
 // EventuallyByProgress repeats check every two seconds until it succeeds, however long
 // that takes. It fails the test with check's last error when the progress that check
-// returns has not risen for stall. It can be used in a cleanup.
+// returns has not risen for stall times patience. It can be used in a cleanup.
 func EventuallyByProgress(t testing.TB, stall time.Duration, what string, check func(context.Context) (progress int, err error)) {
 	t.Helper()
-	require.NoError(t, pollByProgress(context.WithoutCancel(t.Context()), stall, what, check))
+	require.NoError(t, pollByProgress(context.WithoutCancel(t.Context()), patience*stall, what, check))
 }
 
 func pollByProgress(ctx context.Context, stall time.Duration, what string, check func(context.Context) (int, error)) error {
