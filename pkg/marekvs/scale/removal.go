@@ -129,13 +129,23 @@ func (o *Observation) checkCopies(except ordinals) *Block {
 	return nil
 }
 
+// copies returns how many copies the nodes without some ordinals can have of each partition. Two nodes
+// or more that are fewer than the copies have each partition; they report that all partitions have too
+// few owners, whatever data they have, and their rounds show whether the copies are equal.
+func (o *Observation) copies(except ordinals) int32 {
+	if _, left := o.expected(except); len(except) > 0 && left >= 2 {
+		return min(o.ReplicationFactor, int32(left))
+	}
+	return o.ReplicationFactor
+}
+
 func (o *Observation) checkMetrics(except ordinals) *Block {
 	under := o.underreplicated(except)
 	if under == nil {
 		sampled, want := o.sampled(except)
 		return block(v1alpha1.ReasonMetricsUnavailable, "metrics unreachable (%d of %d pods scraped)", sampled, want)
 	}
-	if *under > 0 {
+	if *under > 0 && o.copies(except) == o.ReplicationFactor {
 		return block(v1alpha1.ReasonUnderreplicated, "%d partitions under-replicated", *under)
 	}
 	return nil
@@ -181,7 +191,7 @@ func (o *Observation) checkMembers(except ordinals) *Block {
 		}
 		// A node reports at most as many copies as it keeps (github.com/yannick/marekvs, commit
 		// defc648, crates/marekvs-cluster/src/lib.rs:368-386): before its update, the former factor.
-		want := o.ReplicationFactor
+		want := o.copies(except)
 		if pod.Factor > 0 {
 			want = min(want, pod.Factor)
 		}

@@ -102,6 +102,34 @@ func TestEachObstacleBlocksAReplacement(t *testing.T) {
 	}
 }
 
+// Three nodes of five with 4 copies have each partition, and report that all have too few owners: nothing
+// else would ever let them replace the lost volumes.
+func TestFewerNodesThanCopiesReplaceLostVolumes(t *testing.T) {
+	o := withLost(2, 4)
+	o.Replicas, o.StatusReplicas, o.Pods = 5, 5, o.Pods[:5]
+	o.ReplicationFactor = 4
+	for _, ordinal := range []int{0, 1, 3} {
+		pod := &o.Pods[ordinal]
+		pod.Factor, pod.Rounds, pod.QuietRounds = 4, ptr.To[int64](6), ptr.To[int64](6)
+		pod.Sample.Members, pod.Sample.EffectiveReplicas, pod.Sample.Underreplicated = ptr.To[int64](3), ptr.To[int64](3), ptr.To[int64](4096)
+	}
+	require.NotNil(t, NextReplacement(o, time.Minute, 80).Node)
+	o.Pods[3].QuietRounds = ptr.To[int64](5)
+	assert.Equal(t, "Repairing", NextReplacement(o, time.Minute, 80).Waiting.Reason, "the copies may differ")
+	o.Pods[3].QuietRounds, o.Pods[3].Sample.EffectiveReplicas = ptr.To[int64](6), ptr.To[int64](2)
+	assert.Equal(t, "MembersDiffer", NextReplacement(o, time.Minute, 80).Waiting.Reason, "a node is not active")
+	o.Pods[3].Sample.EffectiveReplicas = ptr.To[int64](3)
+	require.NotNil(t, NextReplacement(o, time.Minute, 80).Node)
+
+	o = withLost(0, 1, 2)
+	o.Replicas, o.StatusReplicas, o.Pods = 4, 4, o.Pods[:4]
+	o.ReplicationFactor = 4
+	pod := &o.Pods[3]
+	pod.Factor, pod.Rounds, pod.QuietRounds = 4, ptr.To[int64](6), ptr.To[int64](6)
+	pod.Sample.Members, pod.Sample.EffectiveReplicas, pod.Sample.Underreplicated = ptr.To[int64](1), ptr.To[int64](1), ptr.To[int64](4096)
+	assert.Equal(t, "Underreplicated", NextReplacement(o, time.Minute, 80).Waiting.Reason, "the last node compares its copies with no other")
+}
+
 // Of several lost volumes one is replaced at a time: the volume whose claim is being deleted, then the volume
 // whose replacement has begun, nodes that do not work before nodes that do.
 func TestOneVolumeIsReplacedAtATime(t *testing.T) {

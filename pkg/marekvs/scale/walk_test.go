@@ -107,8 +107,12 @@ func (w *walk) disturb() {
 	}
 }
 
-// lose loses a volume unless others are lost that may have the other copies.
+// lose loses a volume unless others are lost that may have the other copies. No operator knows of a loss
+// between its decision and its write, which may take the node with the other copy.
 func (w *walk) lose(ordinal int32) {
+	if w.late != nil {
+		return
+	}
 	if w.VolumesLost() < int(w.wanted.ReplicationFactor)-1 && w.LoseVolume(ordinal) {
 		w.lostAt[w.claimOf(ordinal)] = w.Second
 		w.lost++
@@ -271,7 +275,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		replaced += w.replaced
 	}
 	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d volumes lost, %d replaced", removals, reclaimed, updates, lost, replaced)
-	if len(seeds) > 1 && (removals < 250 || reclaimed < 100 || updates < 500 || lost < 100 || replaced < lost) {
+	if len(seeds) > 1 && (removals < 150 || reclaimed < 40 || updates < 400 || lost < 100 || replaced < lost) {
 		t.Errorf("only %d removals, %d reclaimed volumes, %d updates, and %d of %d lost volumes are replaced", removals, reclaimed, updates, replaced, lost)
 	}
 }

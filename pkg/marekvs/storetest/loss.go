@@ -3,16 +3,20 @@
 
 package storetest
 
-import "slices"
+import (
+	"maps"
+	"slices"
+)
 
 // Stuck reports whether the node never starts, because its volume is lost.
 func (n *Node) Stuck() bool { return n.stuck }
 
 // LoseVolume loses the volume of a node together with its Kubernetes Node: its data is gone, and the
 // Pods that are created with its claim never start. It reports false, and loses nothing, if the volume has
-// the last copy of data.
+// the last copy of data, also if only volumes whose claims are being deleted have others.
 func (m *Model) LoseVolume(ordinal int32) bool {
-	if m.lost[ordinal] || len(m.Volumes.Lost(m.Replicas, ordinal)) > 0 {
+	without := slices.AppendSeq([]int32{ordinal}, maps.Keys(m.doomed))
+	if m.lost[ordinal] || len(m.Volumes.Lost(m.Replicas, without...)) > 0 {
 		return false
 	}
 	m.Pods = slices.DeleteFunc(m.Pods, func(n *Node) bool { return n.Ordinal == ordinal })
