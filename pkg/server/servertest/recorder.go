@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/proto"
 
@@ -88,6 +89,9 @@ func (r *Recorder) Upserts(group string) []*nstancev1.UpsertGroupRequest {
 	return requests
 }
 
+// unrecorded is the metadata of calls that are not recorded.
+const unrecorded = "unrecorded"
+
 // record returns the index of the call.
 func (r *Recorder) record(fullMethod string, request proto.Message) int {
 	r.mu.Lock()
@@ -97,6 +101,9 @@ func (r *Recorder) record(fullMethod string, request proto.Message) int {
 }
 
 func (r *Recorder) recordUnary(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	if len(metadata.ValueFromIncomingContext(ctx, unrecorded)) > 0 {
+		return handler(ctx, request)
+	}
 	message, _ := request.(proto.Message)
 	n := r.record(info.FullMethod, message)
 	response, err := handler(ctx, request)

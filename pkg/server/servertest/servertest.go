@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -289,7 +290,7 @@ func (s *Server) untilIssuing() {
 	defer func() { require.NoError(s.t, connection.Close()) }()
 	client := nstancev1.NewRegistrationServiceClient(connection)
 	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := client.RegisterOperator(ctx, &nstancev1.RegisterClientRequest{})
+		_, err := client.RegisterOperator(metadata.AppendToOutgoingContext(ctx, unrecorded, "true"), &nstancev1.RegisterClientRequest{})
 		return status.Code(err) == codes.Unauthenticated, nil
 	})
 	require.NoError(s.t, err, "waiting until the server leads the cluster")
