@@ -30,7 +30,7 @@ programs() {
 unit() {
 	local failed=0 fresh=()
 	[[ -z ${NSTANCE_TEST_FULL:-} ]] || fresh=(-count=1)
-	nice -n 5 hack/gotest.sh unit -timeout 30m "${fresh[@]}" ./... || failed=1
+	nice -n 5 hack/gotest.sh unit -timeout 60m "${fresh[@]}" ./... || failed=1
 	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat) || failed=1
 	(cd hack/supplychain && nice -n 5 "$root/hack/gotest.sh" supplychain ./...) || failed=1
 	return "$failed"

@@ -79,7 +79,7 @@ func TestReplaceCA(t *testing.T) {
 	require.NoError(t, env.Installation.ReadAuthority(t.Context()))
 	p.Run("Give the operator the new CA and a new nonce")
 	p.Run("Wait until the operator is registered")
-	p.Do("Issue the certificates of administrators again", func() {})
+	p.Do("Issue the certificates of administrators", func() {})
 
 	authority := env.Installation.Authority().CertificatePEM()
 	assert.False(t, bytes.Equal(old, authority), "the CA is the same")
@@ -119,7 +119,7 @@ func TestRotateCA(t *testing.T) {
 	require.NoError(t, env.Installation.ReadAuthority(t.Context()))
 	env.Scale(t, pool, replicas+1)
 	env.UntilRunning(t, pool, replicas+1)
-	p.Do("Issue the certificates of administrators again", func() {})
+	p.Do("Issue the certificates of administrators", func() {})
 	p.Run("Refuse the old CA")
 	require.NoError(t, env.Installation.ReadAuthority(t.Context()))
 	p.Run("Give the operator the CA that is left")
