@@ -12,6 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 	"slices"
 	"time"
 
@@ -95,16 +96,23 @@ type Trust struct {
 	Authorities []string `json:"authorities,omitempty"`
 }
 
-// Trust describes a client with a certificate that trusts authorities, by their fingerprints. It
-// leaves out fingerprints of authorities that are not accepted. It is nil if the client does not
+// maxTrusted limits the fingerprints of a Trust: a replacement has two authorities.
+const maxTrusted = 8
+
+// fingerprintForm is the form of fingerprints (docs/protocol.md#authorities).
+var fingerprintForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Trust describes a client with a certificate that trusts authorities, by their fingerprints. It has
+// also authorities that are not accepted: the server may not have loaded the next one yet, and the
+// client does not repeat what it trusts before its next renewal. Trust is nil if the client does not
 // say which authorities it trusts.
 func (a *Authority) Trust(certificate *x509.Certificate, trusted []string) *Trust {
 	if len(trusted) == 0 {
 		return nil
 	}
 	t := &Trust{Issuer: a.Issuer(certificate)}
-	for _, fingerprint := range a.Fingerprints() {
-		if slices.Contains(trusted, fingerprint) {
+	for _, fingerprint := range trusted {
+		if len(t.Authorities) < maxTrusted && fingerprintForm.MatchString(fingerprint) && !slices.Contains(t.Authorities, fingerprint) {
 			t.Authorities = append(t.Authorities, fingerprint)
 		}
 	}

@@ -6,7 +6,9 @@ package pki
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"fmt"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,7 +88,9 @@ func TestServersFollowTheAuthorityWithoutARestart(t *testing.T) {
 	require.NoError(t, refused)
 }
 
-func TestTrustHasOnlyAcceptedAuthorities(t *testing.T) {
+// A server that has not loaded the next authority yet records that a client trusts it: the client does
+// not say so again before its next renewal.
+func TestTrust(t *testing.T) {
 	old, err := NewAuthority("prod")
 	require.NoError(t, err)
 	next, err := NewNextAuthority("prod")
@@ -97,8 +101,14 @@ func TestTrustHasOnlyAcceptedAuthorities(t *testing.T) {
 	certificate, err := ParseCertificate(certPEM)
 	require.NoError(t, err)
 	assert.Nil(t, both.Trust(certificate, nil), "a client that does not say what it trusts")
+	assert.Equal(t, &Trust{Issuer: old.Fingerprints()[0], Authorities: both.Fingerprints()}, old.Trust(certificate, both.Fingerprints()))
 	assert.Equal(t, &Trust{Issuer: old.Fingerprints()[0], Authorities: old.Fingerprints()},
-		both.Trust(certificate, []string{"unknown", old.Fingerprints()[0]}))
+		both.Trust(certificate, []string{"unknown", old.Fingerprints()[0], old.Fingerprints()[0], strings.Repeat("x", 64)}))
+	var many []string
+	for n := range 100 {
+		many = append(many, fmt.Sprintf("%064x", n))
+	}
+	assert.Equal(t, many[:8], both.Trust(certificate, many).Authorities, "a client that trusts many")
 	assert.True(t, both.Accepts(mustParse(t, old)) && both.Accepts(mustParse(t, next)) && !old.Accepts(mustParse(t, next)))
 	assert.Len(t, both.KeySeeds(), 2)
 }
