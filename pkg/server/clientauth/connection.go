@@ -189,6 +189,7 @@ type transportCredentials struct {
 }
 
 func (c *transportCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	changes := c.guard.authorityChanges()
 	conn, auth, err := c.TransportCredentials.ServerHandshake(raw)
 	if err != nil {
 		return nil, nil, err
@@ -204,6 +205,10 @@ func (c *transportCredentials) ServerHandshake(raw net.Conn) (net.Conn, credenti
 	if isTLS && isTracked {
 		if connected := newConnection(tracked, info); connected != nil {
 			c.guard.add(tracked, connected)
+			if c.guard.authorityChanges() != changes {
+				// The client may have seen the authorities of before.
+				c.guard.authorityChanged(connected)
+			}
 			return conn, connected, nil
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/base/connlimit"
 	"nstance.dev/operator/pkg/server/pki"
@@ -46,6 +48,40 @@ func TestAConnectionThatIsClosedDuringItsHandshakeIsNotKept(t *testing.T) {
 		require.NoError(t, conn.Close())
 		w.add(conn, &connection{conn: conn, certificate: w.operator("default").Leaf})
 		assert.Empty(t, w.connected())
+	})
+}
+
+// The client has seen the authorities of before, and nothing else tells it that there are others.
+func TestAConnectionWhoseHandshakeTheAuthoritiesChangeIsClosed(t *testing.T) {
+	inBubble(t, func(t *testing.T, w *world) {
+		clientSide, serverSide := net.Pipe()
+		begin, closed := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(closed)
+			<-begin
+			_, _ = io.Copy(io.Discard, tls.Client(clientSide, w.tlsConfig(w.operator("default"))))
+		}()
+		accepted, err := w.listen(serverSide).Accept()
+		require.NoError(t, err)
+		handshake := make(chan credentials.AuthInfo)
+		go func() {
+			_, auth, err := w.serving.Clone().ServerHandshake(accepted)
+			assert.NoError(t, err)
+			handshake <- auth
+		}()
+		synctest.Wait()
+		w.AuthorityChanged()
+		close(begin)
+		auth := <-handshake
+		ended := func(auth credentials.AuthInfo) error {
+			c := auth.(*connection)
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			return c.ended
+		}
+		assert.Equal(t, status.Error(codes.Unavailable, "connect again: the authorities of the cluster have changed"), ended(auth))
+		<-closed
+		assert.NoError(t, ended(w.connect(w.operator("default")).auth), "the next connection")
 	})
 }
 

@@ -60,6 +60,8 @@ type Guard struct {
 	mu sync.Mutex
 	// connections are the connections whose handshake has finished.
 	connections map[*connection]struct{}
+	// changes counts the calls of AuthorityChanged.
+	changes int
 }
 
 // New returns a Guard without connections for the servers of a shard. store is the storage of the
@@ -95,12 +97,26 @@ func (g *Guard) SetAuthority(authority *pki.Authority) { g.authority.Store(autho
 
 // AuthorityChanged closes all connections after the accepted authorities have changed: clients
 // with a certificate of an authority that is no longer accepted are rejected, and the others learn
-// from the next handshake that the authorities have changed.
+// from the next handshake that the authorities have changed. A connection whose handshake has begun
+// before is closed when it ends.
 func (g *Guard) AuthorityChanged() {
+	g.mu.Lock()
+	g.changes++
+	g.mu.Unlock()
 	for _, c := range g.connected() {
-		if g.checkAuthority(c) == nil {
-			g.close(c, reconnect("the authorities of the cluster have changed"), reconnectDelay)
-		}
+		g.authorityChanged(c)
+	}
+}
+
+func (g *Guard) authorityChanges() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.changes
+}
+
+func (g *Guard) authorityChanged(c *connection) {
+	if g.checkAuthority(c) == nil {
+		g.close(c, reconnect("the authorities of the cluster have changed"), reconnectDelay)
 	}
 }
 
