@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -305,6 +306,8 @@ func (o Outage) Test(t *testing.T) {
 		want[h.MustRun(o.Spec)] = instance.Running
 	}
 	time.Sleep(5 * time.Minute)
+	// An outage that begins or ends in steps does so between two polls.
+	synctest.Wait()
 	h.DrainChanges()
 	o.Calls()
 
@@ -314,6 +317,7 @@ func (o Outage) Test(t *testing.T) {
 		time.Sleep(10 * time.Second)
 	}
 	assert.Empty(t, h.Changes, "changes")
+	synctest.Wait()
 	vanished := slices.Sorted(maps.Keys(want))[0]
 	o.Delete(vanished)
 	o.End()
