@@ -111,7 +111,7 @@ func (c *check) examine(ctx context.Context, spec provider.Spec) error {
 		if err := c.restart(ctx); err != nil {
 			return "", err
 		}
-		if err := c.session.remove(ctx, more); err != nil {
+		if err := c.removeWithSession(ctx, more); err != nil {
 			return "", err
 		}
 		for _, id := range more {

@@ -55,13 +55,16 @@ type check struct {
 	existing map[string]instance.VM
 	// unlisted has the ids of those that questions have requested and that no list has shown.
 	unlisted map[string]bool
+	// gone has the ids of those that a session has removed.
+	gone map[string]bool
 	// targets has the instances that may be targets of load balancers, by id.
 	targets map[string]instance.VM
 }
 
 // run makes all steps and removes what they have created.
 func (c *check) run(ctx context.Context) error {
-	c.existing, c.unlisted, c.targets = map[string]instance.VM{}, map[string]bool{}, map[string]instance.VM{}
+	c.existing, c.targets = map[string]instance.VM{}, map[string]instance.VM{}
+	c.unlisted, c.gone = map[string]bool{}, map[string]bool{}
 	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s, subnet %s.\n",
 		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, c.subnet)
 	err := c.steps(ctx)
@@ -115,7 +118,7 @@ func (c *check) steps(ctx context.Context) error {
 		{stepRegister, func(ctx context.Context) (string, error) { return c.register(ctx, spec.ID) }},
 		{stepDeregister, func(ctx context.Context) (string, error) { return "", c.deregister(ctx) }},
 		{stepTerminate, func(ctx context.Context) (string, error) {
-			return "", c.session.remove(ctx, []string{spec.ID})
+			return "", c.removeWithSession(ctx, []string{spec.ID})
 		}},
 		{stepConfirm, func(ctx context.Context) (string, error) { return "", c.confirm(ctx) }},
 	} {
@@ -186,6 +189,10 @@ func (c *check) restart(ctx context.Context) error {
 	if expecter, ok := s.Provider.(provider.Expecter); ok && len(c.existing) > 0 {
 		var expected []instance.VM
 		for id, vm := range c.existing {
+			if c.gone[id] {
+				// An empty list proves nothing to a session that expects it.
+				continue
+			}
 			if c.unlisted[id] {
 				// A provider id would mean that a list has shown it. It may be hidden still.
 				vm.ProviderID = ""
@@ -219,13 +226,23 @@ func (c *check) remove(ctx context.Context, ids []string) error {
 	if err := c.deregister(ctx); err != nil {
 		return err
 	}
-	if err := c.session.remove(ctx, ids); err != nil {
+	if err := c.removeWithSession(ctx, ids); err != nil {
 		return err
 	}
 	for _, id := range ids {
 		delete(c.existing, id)
 	}
 	return nil
+}
+
+// removeWithSession removes instances, and notes which are gone. They are not forgotten: another
+// session has to confirm it.
+func (c *check) removeWithSession(ctx context.Context, ids []string) error {
+	gone, err := c.session.remove(ctx, ids)
+	for _, id := range gone {
+		c.gone[id] = true
+	}
+	return err
 }
 
 func (c *check) room(ctx context.Context) (string, error) {

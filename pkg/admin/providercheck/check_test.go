@@ -158,6 +158,35 @@ func TestInterruption(t *testing.T) {
 	}
 }
 
+// TestInterruptionAfterTheTermination cancels the context while the instance is terminated and
+// while that is confirmed. The check is over before an empty list would prove anything: its
+// session has seen that the instance is gone.
+func TestInterruptionAfterTheTermination(t *testing.T) {
+	for _, step := range steps[len(steps)-2:] {
+		for _, delay := range []time.Duration{0, time.Nanosecond, 3 * time.Second, 12 * time.Second} {
+			t.Run(step+" "+delay.String(), func(t *testing.T) {
+				inBubble(t, func(t *testing.T, w *world) {
+					w.cloud.Limits.EmptyDelay = time.Hour
+					w.questions = []question{{"client tokens", "", "", launchAnother}}
+					ctx, cancel := context.WithCancel(t.Context())
+					defer cancel()
+					w.at[step] = func() {
+						if delay == 0 {
+							cancel()
+							return
+						}
+						time.AfterFunc(delay, cancel)
+					}
+					code := w.check(ctx)
+					assert.Equal(t, ctx.Err() == nil, code == 0, w.output.String())
+					assert.NotContains(t, w.output.String(), "COULD NOT REMOVE")
+					w.expectOnlyServer()
+				})
+			})
+		}
+	}
+}
+
 // TestKilled stops the process in each step. The next check removes what it has left.
 func TestKilled(t *testing.T) {
 	kill := map[string]func(*world){

@@ -56,8 +56,7 @@ func (c *check) cleanUp(ctx context.Context) error {
 // removeAll removes the instances with the session that requested them, which knows of
 // pending requests, and confirms the removal with a new session.
 func (c *check) removeAll(ctx context.Context) error {
-	// The session does not know what questions have requested.
-	if c.session == nil || c.examined {
+	if c.session == nil || c.hasUnknown() {
 		if err := c.restart(ctx); err != nil {
 			return err
 		}
@@ -69,7 +68,7 @@ func (c *check) removeAll(ctx context.Context) error {
 	if c.examined {
 		_, answers = c.removeAnswers(ctx)
 	}
-	if err := errors.Join(c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered, answers); err != nil {
+	if err := errors.Join(c.removeWithSession(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered, answers); err != nil {
 		return err
 	}
 	if err := c.restartWithoutKnowledge(ctx); err != nil {
@@ -77,6 +76,16 @@ func (c *check) removeAll(ctx context.Context) error {
 	}
 	// The next attempt removes instances that are listed now.
 	return c.noteMissing(ctx)
+}
+
+// hasUnknown reports whether questions have requested instances that the session does not know.
+func (c *check) hasUnknown() bool {
+	for id := range c.existing {
+		if _, known := c.session.Get(id); c.unlisted[id] && !c.gone[id] && !known {
+			return true
+		}
+	}
+	return false
 }
 
 // confirm waits until a new session finds no instances of a check, and then forgets them.
@@ -106,12 +115,14 @@ func (c *check) noteMissing(ctx context.Context) error {
 	for _, vm := range list {
 		c.existing[vm.ID] = vm
 		delete(c.unlisted, vm.ID)
+		delete(c.gone, vm.ID)
 		err = errors.Join(err, fmt.Errorf("instance %s is listed, %s", vm.ID, vm.ProviderID))
 	}
 	if finder, can := c.session.Provider.(provider.Finder); can && err == nil {
 		for _, id := range slices.Sorted(maps.Keys(c.existing)) {
 			vm, found, findErr := finder.Find(ctx, id)
 			if found {
+				delete(c.gone, id)
 				findErr = fmt.Errorf("instance %s is found, %s", id, vm.ProviderID)
 			}
 			err = errors.Join(err, findErr)

@@ -128,12 +128,24 @@ func (s *session) instances() ([]instance.VM, error) {
 	return list, nil
 }
 
-// remove deletes instances and waits until the provider does not know them any more.
-func (s *session) remove(ctx context.Context, ids []string) error {
-	for _, id := range ids {
-		if err := s.Delete(ctx, id); err != nil {
-			return err
+// remove deletes instances and waits until the provider does not know them any more. It returns
+// the instances that the provider has known and does not know any more, also with an error.
+func (s *session) remove(ctx context.Context, ids []string) (gone []string, err error) {
+	requested := map[string]bool{}
+	defer func() {
+		for _, id := range ids {
+			if _, known := s.Get(id); requested[id] && !known {
+				gone = append(gone, id)
+			}
 		}
+	}()
+	for _, id := range ids {
+		_, before := s.Get(id)
+		if err := s.Delete(ctx, id); err != nil {
+			return nil, err
+		}
+		_, after := s.Get(id)
+		requested[id] = before || after
 	}
 	for _, id := range ids {
 		err := s.await(ctx, id, func() (bool, error) {
@@ -141,8 +153,8 @@ func (s *session) remove(ctx context.Context, ids []string) error {
 			return !known, nil
 		})
 		if err != nil {
-			return fmt.Errorf("instance %s is not deleted: %w", id, err)
+			return nil, fmt.Errorf("instance %s is not deleted: %w", id, err)
 		}
 	}
-	return nil
+	return nil, nil
 }
