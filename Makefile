@@ -70,8 +70,9 @@ node-image: ## Build the image of nodes that are containers, nstance-node:dev, f
 # The image of the operator in the manifests: where it was pushed, with the digest that it has there.
 # Without it the manifests have the tag of the archive, which is in no registry.
 RELEASE_IMAGE ?=
-# The image of the marekvs operator in its chart, in the same way.
+# The images of the marekvs operator and of the shard server in their charts, in the same way.
 RELEASE_MAREKVS_IMAGE ?=
+RELEASE_SERVER_IMAGE ?=
 .PHONY: release
 release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 release: ## Write the release VERSION to bin/release, as clusterctl and Helm read it.
@@ -89,6 +90,7 @@ release: ## Write the release VERSION to bin/release, as clusterctl and Helm rea
 		echo "$$dir"
 	@hack/package-chart.sh nstance-operator '$(VERSION)' '$(RELEASE_IMAGE)' '$(RELEASE_DIR)/charts'
 	@hack/package-chart.sh marekvs-operator '$(VERSION)' '$(RELEASE_MAREKVS_IMAGE)' '$(RELEASE_DIR)/charts'
+	@hack/package-chart.sh nstance-server '$(VERSION)' '$(RELEASE_SERVER_IMAGE)' '$(RELEASE_DIR)/charts'
 
 # Where the archives of the plugin can be downloaded. Without it they can be installed from
 # files only (docs/kubectl-plugin.md#install).

@@ -50,6 +50,10 @@ func TestChartHasTheObjectsOfTheKustomization(t *testing.T) {
 		"marekvs": {
 			chart: marekvsChart, namespace: "marekvs-system", kustomization: []string{"marekvs"}, image: "docker.io/library/marekvs-operator:dev",
 		},
+		"the server of a shard": {
+			chart: serverChart, namespace: "nstance-servers", kustomization: []string{"server"}, image: "docker.io/library/nstance-server:dev",
+			values: required(serverChart),
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := kustomize(t, test.kustomization...)
@@ -113,7 +117,7 @@ func text(t *testing.T, object *unstructured.Unstructured) string {
 	}
 	object.SetLabels(labels)
 	if object.GetKind() == "Deployment" {
-		env := firstContainer(t, object)["env"].([]any)
+		env, _ := firstContainer(t, object)["env"].([]any)
 		slices.SortFunc(env, func(a, b any) int {
 			return strings.Compare(a.(map[string]any)["name"].(string), b.(map[string]any)["name"].(string))
 		})
@@ -157,6 +161,53 @@ func TestTwoReleasesHaveNoObjectInCommon(t *testing.T) {
 	assert.Equal(t, []any{"nstance-operator-team"}, rules[0].(map[string]any)["resourceNames"])
 }
 
+// The servers of two shards can be in one namespace: neither Deployment nor Service selects a Pod of
+// the other shard.
+func TestServersOfTwoShardsInANamespace(t *testing.T) {
+	server := load(t, folder(t, serverChart))
+	var labels, selectors []map[string]any
+	all := objects{}
+	for _, shard := range []string{"us-west-2a", "us-west-2b"} {
+		values := required(serverChart)
+		values["shard"], values["nameSuffix"] = shard, shard
+		rendered := render(t, server, namespace, values)
+		for _, object := range rendered {
+			require.NoError(t, all.add(object))
+		}
+		deployment := rendered["Deployment/"+namespace+"/nstance-server-"+shard]
+		labels = append(labels, field(deployment, []string{"spec", "template", "metadata", "labels"}).(map[string]any))
+		selectors = append(selectors,
+			field(deployment, []string{"spec", "selector", "matchLabels"}).(map[string]any),
+			field(rendered["Service/"+namespace+"/nstance-server-"+shard], []string{"spec", "selector"}).(map[string]any))
+	}
+	for i, selector := range selectors {
+		assert.Equal(t, labels[i/2], selector)
+		assert.NotEqual(t, labels[1-i/2], selector)
+	}
+}
+
+// A server can have its storage in a folder only if the folder is on a volume that other servers
+// have too.
+func TestServerWithAStorageInAFolder(t *testing.T) {
+	server := load(t, folder(t, serverChart))
+	values := func(storage map[string]any) map[string]any {
+		return map[string]any{"shard": "a", "storage": storage}
+	}
+	rendered := render(t, server, namespace, values(map[string]any{"type": "file", "bucket": "/bucket", "claimName": "bucket"}))
+	deployment := rendered["Deployment/"+namespace+"/nstance-server"]
+	assert.Equal(t, []any{"--shard=a", "--storage=file", "--bucket=/bucket", "--cache-dir=/cache"}, firstContainer(t, deployment)["args"])
+	assert.Contains(t, firstContainer(t, deployment)["volumeMounts"], map[string]any{"name": "storage", "mountPath": "/bucket"})
+	assert.Equal(t, int64(65532), field(deployment, []string{"spec", "template", "spec", "securityContext", "fsGroup"}))
+	for _, storage := range []map[string]any{
+		{"type": "file", "bucket": "/bucket"},
+		{"type": "file", "bucket": "bucket", "claimName": "bucket"},
+		{"type": "s3", "bucket": "bucket", "claimName": "bucket"},
+	} {
+		_, err := tryRender(server, namespace, values(storage))
+		assert.ErrorContains(t, err, "values don't meet the specifications of the schema", storage)
+	}
+}
+
 // expectReferences fails if an object refers to another one that the release does not have.
 func expectReferences(t *testing.T, rendered objects) {
 	t.Helper()
@@ -183,7 +234,9 @@ func references(t *testing.T, object *unstructured.Unstructured) (keys []string)
 			keys = append(keys, "ServiceAccount/"+subject["namespace"].(string)+"/"+subject["name"].(string))
 		}
 	case "Deployment":
-		keys = append(keys, "ServiceAccount/"+own+"/"+pod(t, object)["serviceAccountName"].(string))
+		if account, found := pod(t, object)["serviceAccountName"]; found {
+			keys = append(keys, "ServiceAccount/"+own+"/"+account.(string))
+		}
 	case "ValidatingAdmissionPolicyBinding":
 		name, _, err := unstructured.NestedString(object.Object, "spec", "policyName")
 		require.NoError(t, err)
@@ -200,8 +253,8 @@ func references(t *testing.T, object *unstructured.Unstructured) (keys []string)
 
 // The linter of Helm finds nothing but that there is no icon.
 func TestLint(t *testing.T) {
-	for _, name := range []string{operatorChart, marekvsChart} {
-		linter := lint.All(folder(t, name), nil, namespace, true)
+	for _, name := range allCharts {
+		linter := lint.All(folder(t, name), required(name), namespace, true)
 		for _, message := range linter.Messages {
 			assert.Equal(t, support.InfoSev, message.Severity, "%s: %v", name, message)
 		}

@@ -16,12 +16,13 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"helm.sh/helm/v3/pkg/chartutil"
 )
 
 // A chart of a release has the version and the image of the release, and the objects of the chart
 // in the tree. It is the same each time.
 func TestPackage(t *testing.T) {
-	for _, name := range []string{operatorChart, marekvsChart} {
+	for _, name := range allCharts {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			output, err := pack(t, name, "v0.1.0", "", dir)
@@ -31,10 +32,11 @@ func TestPackage(t *testing.T) {
 			packed := load(t, archive)
 			assert.Equal(t, "0.1.0", packed.Metadata.Version)
 			deployment := "Deployment/" + namespace + "/" + name
-			got := render(t, packed, namespace, nil)
+			got := render(t, packed, namespace, required(name))
 			assert.Equal(t, "docker.io/library/"+name+":v0.1.0", firstContainer(t, got[deployment])["image"])
 
-			want := render(t, load(t, folder(t, name)), namespace, map[string]any{"image": map[string]any{"tag": "v0.1.0"}})
+			values := chartutil.MergeTables(map[string]any{"image": map[string]any{"tag": "v0.1.0"}}, required(name))
+			want := render(t, load(t, folder(t, name)), namespace, values)
 			require.Len(t, got, len(want))
 			for key, object := range want {
 				assert.Equal(t, text(t, object), text(t, got[key]), key)
@@ -71,12 +73,12 @@ func expectNoTimes(t *testing.T, archive []byte) {
 
 // A chart of a release names an image in a registry by its digest. A tag is refused.
 func TestPackageNamesTheImageByItsDigest(t *testing.T) {
-	for _, name := range []string{operatorChart, marekvsChart} {
+	for _, name := range allCharts {
 		image := "registry.example.com:5000/" + name + "@" + digest
 		dir := t.TempDir()
 		output, err := pack(t, name, "v1.2.3", image, dir)
 		require.NoError(t, err, output)
-		rendered := render(t, load(t, filepath.Join(dir, name+"-1.2.3.tgz")), namespace, nil)
+		rendered := render(t, load(t, filepath.Join(dir, name+"-1.2.3.tgz")), namespace, required(name))
 		assert.Equal(t, image, firstContainer(t, rendered["Deployment/"+namespace+"/"+name])["image"])
 
 		output, err = pack(t, name, "v1.2.3", "registry.example.com:5000/"+name+":v1.2.3", dir)

@@ -31,6 +31,7 @@ import (
 const (
 	operatorChart = "nstance-operator"
 	marekvsChart  = "marekvs-operator"
+	serverChart   = "nstance-server"
 	namespace     = "nstance-system"
 )
 
@@ -47,6 +48,18 @@ func root(t *testing.T) string {
 	folder, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
 	return folder
+}
+
+// allCharts are the names of the charts.
+var allCharts = []string{operatorChart, marekvsChart, serverChart}
+
+// required returns the values without which a chart cannot be installed.
+func required(name string) map[string]any {
+	if name != serverChart {
+		return nil
+	}
+	// As in manifests/server.
+	return map[string]any{"shard": "us-west-2a", "storage": map[string]any{"bucket": "my-bucket"}}
 }
 
 // folder returns the folder of a chart.

@@ -9,11 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"helm.sh/helm/v3/pkg/chartutil"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/kustomize/kyaml/yaml"
 
@@ -28,6 +30,8 @@ var digest = "sha256:" + strings.Repeat("0a", 32)
 type value struct {
 	// set is a valid value, and the schema rejects wrong.
 	set, wrong any
+	// with are further values, without which set has no effect.
+	with map[string]any
 	// key is the object that set changes, and path the field of the object that becomes want. If
 	// path is empty, want says whether there is such an object.
 	key  string
@@ -35,7 +39,7 @@ type value struct {
 	want any
 }
 
-// common are the values of both charts.
+// common are the values of every chart.
 func common(deployment string) map[string]value {
 	image := []string{"spec", "template", "spec", "containers", "0", "image"}
 	pod := func(path ...string) []string { return append([]string{"spec", "template", "spec"}, path...) }
@@ -96,7 +100,7 @@ func documented() map[string]map[string]value {
 			set: "https://workload.example.com", wrong: "workload.example.com", key: "ClusterRole/nstance-operator-workload", want: false,
 		},
 		"workload.secretName": {
-			set: "other", wrong: "", key: deployment,
+			set: "other", wrong: "", key: deployment, with: nested("workload.endpoint", "https://workload.example.com:6443"),
 			path: []string{"spec", "template", "spec", "volumes", "0", "secret", "secretName"}, want: "other",
 		},
 		"crds.install": {
@@ -105,22 +109,51 @@ func documented() map[string]map[string]value {
 	})
 	marekvs := common("Deployment/" + namespace + "/marekvs-operator")
 	marekvs["crds.install"] = value{set: false, wrong: 0, key: "CustomResourceDefinition/marekvsclusters.marekvs.io", want: false}
-	return map[string]map[string]value{operatorChart: operator, marekvsChart: marekvs}
+	return map[string]map[string]value{operatorChart: operator, marekvsChart: marekvs, serverChart: documentedServer()}
+}
+
+// documentedServer returns the values of the chart of a shard server.
+func documentedServer() map[string]value {
+	deployment := "Deployment/" + namespace + "/nstance-server"
+	service := "Service/" + namespace + "/nstance-server"
+	pod := func(path ...string) []string { return append([]string{"spec", "template", "spec"}, path...) }
+	arg := func(index string) []string { return pod("containers", "0", "args", index) }
+	values := common(deployment)
+	delete(values, "replicas") // a Service does not know which of several servers leads
+	maps.Copy(values, map[string]value{
+		"shard":          {set: "zone-a", wrong: "Zone", key: deployment, path: arg("0"), want: "--shard=zone-a"},
+		"storage.type":   {set: "gcs", wrong: "azure", key: deployment, path: arg("1"), want: "--storage=gcs"},
+		"storage.bucket": {set: "other", wrong: "", key: deployment, path: arg("2"), want: "--bucket=other"},
+		"storage.prefix": {set: "a/", wrong: 1, key: deployment, path: arg("3"), want: "--prefix=a/"},
+		"storage.claimName": {
+			set: "bucket", wrong: "A_B", with: nested("storage", map[string]any{"type": "file", "bucket": "/bucket"}),
+			key: deployment, path: pod("volumes", "-1", "persistentVolumeClaim", "claimName"), want: "bucket",
+		},
+		"secretName":          {set: "keys", wrong: "", key: deployment, path: pod("containers", "0", "envFrom", "0", "secretRef", "name"), want: "keys"},
+		"filesSecretName":     {set: "files", wrong: "A_B", key: deployment, path: pod("volumes", "-1", "secret", "secretName"), want: "files"},
+		"args":                {set: []any{"--v=4"}, wrong: []any{"--shard=a"}, key: deployment, path: arg("-1"), want: "--v=4"},
+		"nameSuffix":          {set: "zone-a", wrong: "-a", key: service + "-zone-a", want: true},
+		"serviceAccountName":  {set: "servers", wrong: "A_B", key: deployment, path: pod("serviceAccountName"), want: "servers"},
+		"service.type":        {set: "ClusterIP", wrong: "ExternalName", key: service, path: []string{"spec", "type"}, want: "ClusterIP"},
+		"service.annotations": {set: map[string]any{"a": "b"}, wrong: map[string]any{"a": true}, key: service, path: []string{"metadata", "annotations", "a"}, want: "b"},
+	})
+	return values
 }
 
 // Each documented value has an effect, and the schema rejects a wrong one.
 func TestValues(t *testing.T) {
 	for name, values := range documented() {
 		loaded := load(t, folder(t, name))
-		defaults := render(t, loaded, namespace, nil)
+		defaults := render(t, loaded, namespace, required(name))
 		for path, v := range values {
 			t.Run(name+" "+path, func(t *testing.T) {
-				set := nested(path, v.set)
-				if path == "workload.secretName" {
-					set["workload"].(map[string]any)["endpoint"] = "https://workload.example.com:6443"
+				with := func(set any) map[string]any {
+					return chartutil.MergeTables(chartutil.MergeTables(nested(path, set), v.with), required(name))
 				}
-				rendered := render(t, loaded, namespace, set)
-				expectReferences(t, rendered)
+				rendered := render(t, loaded, namespace, with(v.set))
+				if name != serverChart { // its account is created by hand
+					expectReferences(t, rendered)
+				}
 				if len(v.path) == 0 {
 					assert.Equal(t, v.want, rendered[v.key] != nil, v.key)
 					assert.NotEqual(t, v.want, defaults[v.key] != nil, "%s of the default values", v.key)
@@ -128,7 +161,7 @@ func TestValues(t *testing.T) {
 					assert.Equal(t, v.want, field(rendered[v.key], v.path), v.path)
 					assert.NotEqual(t, v.want, field(defaults[v.key], v.path), "%s of the default values", v.path)
 				}
-				_, err := tryRender(loaded, namespace, nested(path, v.wrong))
+				_, err := tryRender(loaded, namespace, with(v.wrong))
 				assert.ErrorContains(t, err, "values don't meet the specifications of the schema")
 			})
 		}
@@ -150,14 +183,25 @@ func TestSchemaRejectsWhatHasNoEffect(t *testing.T) {
 	}
 }
 
-// The schema accepts the ids that the operator accepts.
+// The schemas accept the ids that operators and servers accept.
 func TestSchemaOfIdentifiers(t *testing.T) {
-	loaded := load(t, folder(t, operatorChart))
-	for _, c := range identifiertest.Cases {
-		for _, path := range []string{"clusterID", "tenant"} {
-			_, err := tryRender(loaded, namespace, nested(path, c.Value))
-			assert.Equal(t, c.Valid, err == nil, "%s %q: %v", path, c.Value, err)
+	for name, paths := range map[string][]string{operatorChart: {"clusterID", "tenant"}, serverChart: {"shard"}} {
+		loaded := load(t, folder(t, name))
+		for _, c := range identifiertest.Cases {
+			for _, path := range paths {
+				_, err := tryRender(loaded, namespace, chartutil.MergeTables(nested(path, c.Value), required(name)))
+				assert.Equal(t, c.Valid, err == nil, "%s %q: %v", path, c.Value, err)
+			}
 		}
+	}
+}
+
+// A server without a shard or a bucket cannot start.
+func TestServerNeedsShardAndBucket(t *testing.T) {
+	loaded := load(t, folder(t, serverChart))
+	for _, values := range []map[string]any{nil, nested("shard", "a"), nested("storage.bucket", "b")} {
+		_, err := tryRender(loaded, namespace, values)
+		assert.ErrorContains(t, err, "values don't meet the specifications of the schema", values)
 	}
 }
 
@@ -218,7 +262,7 @@ func nested(path string, v any) map[string]any {
 	return map[string]any{first: v}
 }
 
-// field returns a field of an object, or nil. A number selects an item of a list, -1 the last.
+// field returns a field of an object, or nil. A number selects an item of a list, -1 the last item.
 func field(object *unstructured.Unstructured, path []string) any {
 	if object == nil {
 		return nil
@@ -229,11 +273,11 @@ func field(object *unstructured.Unstructured, path []string) any {
 		case map[string]any:
 			current = c[name]
 		case []any:
-			index := len(c) - 1
-			if name == "0" {
-				index = 0
+			index, err := strconv.Atoi(name)
+			if index == -1 {
+				index = len(c) - 1
 			}
-			if len(c) == 0 {
+			if err != nil || index < 0 || index >= len(c) {
 				return nil
 			}
 			current = c[index]

@@ -1,5 +1,5 @@
 {{- /*
-What both charts share. The objects of a chart are those of the kustomize bases, which are
+What the charts share. The objects of a chart are those of the kustomize bases, which are
 linked in the folder "files". The templates change only what the release and its values say.
 */ -}}
 
@@ -53,13 +53,15 @@ linked in the folder "files". The templates change only what the release and its
 {{- $spec := .deployment.spec }}
 {{- $pod := $spec.template.spec }}
 {{- $container := first $pod.containers }}
+{{- if hasKey $values "replicas" }}
 {{- $_ := set $spec "replicas" $values.replicas }}
+{{- end }}
 {{- $tag := $values.image.tag | default .root.Chart.AppVersion }}
 {{- $version := ternary (print "@" $values.image.digest) (print ":" $tag) (not (empty $values.image.digest)) }}
 {{- $_ := set $container "image" (print $values.image.repository $version) }}
 {{- $_ := set $container "resources" $values.resources }}
 {{- range $name, $value := $values.env }}
-{{- $_ := set $container "env" (append $container.env (dict "name" $name "value" $value)) }}
+{{- $_ := set $container "env" (append ($container.env | default list) (dict "name" $name "value" $value)) }}
 {{- end }}
 {{- $_ := unset $pod "priorityClassName" }}
 {{- range $name := list "priorityClassName" "nodeSelector" "tolerations" "affinity" }}
