@@ -373,21 +373,3 @@ func TestAPausedClusterIsNotChanged(t *testing.T) {
 	created.expect(writeStatus)
 	assert.Contains(t, created.cluster().Status.Message, "spec.paused is true")
 }
-
-// A change of the size is an event, also if the status cannot be written then.
-func TestAnEventDoesNotNeedTheStatus(t *testing.T) {
-	h := newHarness(t, nil)
-	h.change(sized(4))
-	h.kinds.Fail(writeStatus, apierrors.NewInternalError(errors.New("broken")))
-	for range 3 {
-		h.show()
-		_, err := h.syncStale(t.Context())
-		require.ErrorContains(t, err, "broken")
-		h.runStatefulSet()
-	}
-	assert.Equal(t, []string{"Normal ScaledUp Scaled from 3 to 4 nodes"}, h.events())
-	h.kinds.Fail(writeStatus, nil)
-	h.settle()
-	assert.Empty(t, h.events())
-	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
-}

@@ -85,6 +85,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	result, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
 	if errors.Is(err, errStale) || apierrors.IsConflict(err) {
+		// The next sync does not repeat what this sync has written before the conflict.
+		c.recordWrites(cluster, result)
 		return c.staleReads.Delay(key), nil
 	}
 	c.staleReads.Reset(key)
