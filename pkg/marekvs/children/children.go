@@ -40,7 +40,8 @@ type Options struct {
 // HeadlessName returns the name of the Service that nodes find each other with.
 func HeadlessName(cluster string) string { return cluster + "-headless" }
 
-// Selector returns the labels that select the Pods of a cluster.
+// Selector returns the labels by which the StatefulSet selects its Pods, which cannot be changed. Pods of other
+// applications may have them too: Services and the budget select by all Labels.
 func Selector(cluster string) map[string]string { return map[string]string{v1alpha1.LabelApp: cluster} }
 
 // Labels returns the labels of every object of a cluster, including its Pods and volume
@@ -74,7 +75,7 @@ func Headless(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.Servi
 		WithSpec(corev1ac.ServiceSpec().
 			WithClusterIP(corev1.ClusterIPNone).
 			WithPublishNotReadyAddresses(true).
-			WithSelector(Selector(cluster.Name)).
+			WithSelector(Labels(cluster.Name)).
 			WithPorts(
 				servicePort(gossipName, gossipPort, corev1.ProtocolUDP),
 				servicePort(meshName, meshPort, corev1.ProtocolTCP),
@@ -90,7 +91,7 @@ func Client(cluster *v1alpha1.MarekvsCluster) *corev1ac.ServiceApplyConfiguratio
 		WithSpec(corev1ac.ServiceSpec().
 			WithType(corev1.ServiceTypeClusterIP).
 			WithTrafficDistribution(trafficDistribution).
-			WithSelector(Selector(cluster.Name)).
+			WithSelector(Labels(cluster.Name)).
 			WithPorts(servicePort(respName, respPort, corev1.ProtocolTCP)))
 }
 
@@ -99,14 +100,16 @@ func servicePort(name string, port int32, protocol corev1.Protocol) *corev1ac.Se
 }
 
 // Budget returns the PodDisruptionBudget. It allows one eviction at a time for any cluster
-// size: if as many nodes are missing as a partition has copies, data is not available.
+// size: if as many nodes are missing as a partition has copies, data is not available. It must not select
+// Pods of others, because a Pod with two budgets is never evicted
+// (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
 func Budget(cluster *v1alpha1.MarekvsCluster) *policyv1ac.PodDisruptionBudgetApplyConfiguration {
 	return policyv1ac.PodDisruptionBudget(cluster.Name, cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
 		WithOwnerReferences(owner(cluster)).
 		WithSpec(policyv1ac.PodDisruptionBudgetSpec().
 			WithMaxUnavailable(intstr.FromInt32(1)).
-			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))))
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Labels(cluster.Name))))
 }
 
 // IsOwned reports whether the cluster is the controller of the object.

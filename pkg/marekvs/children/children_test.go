@@ -65,7 +65,9 @@ func TestServices(t *testing.T) {
 	client := decode[corev1.Service](t, Client(demo()))
 	assert.Equal(t, int32(6379), client.Spec.Ports[0].Port)
 	assert.Equal(t, ptr.To("PreferClose"), client.Spec.TrafficDistribution)
-	assert.Equal(t, map[string]string{"app": "demo"}, client.Spec.Selector)
+	// An application that is named like the cluster may have the label app, too.
+	assert.Equal(t, Labels("demo"), client.Spec.Selector)
+	assert.Equal(t, Labels("demo"), headless.Spec.Selector)
 }
 
 // One eviction at a time, whatever the size.
@@ -73,6 +75,9 @@ func TestBudget(t *testing.T) {
 	budget := decode[policyv1.PodDisruptionBudget](t, Budget(demo()))
 	assert.Equal(t, 1, budget.Spec.MaxUnavailable.IntValue())
 	assert.Nil(t, budget.Spec.MinAvailable)
+	assert.Equal(t, Labels("demo"), budget.Spec.Selector.MatchLabels, "a Pod of others with two budgets could not be evicted")
+	pod := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template
+	assert.Equal(t, Labels("demo"), pod.Labels)
 }
 
 func TestStatefulSet(t *testing.T) {
@@ -81,6 +86,7 @@ func TestStatefulSet(t *testing.T) {
 	assert.Equal(t, ptr.To[int32](2), set.Spec.UpdateStrategy.RollingUpdate.Partition)
 	assert.Equal(t, appsv1.ParallelPodManagement, set.Spec.PodManagementPolicy)
 	assert.Equal(t, "demo-headless", set.Spec.ServiceName)
+	assert.Equal(t, map[string]string{"app": "demo"}, set.Spec.Selector.MatchLabels, "it cannot be changed")
 	assert.Equal(t, map[string]string{"a": "b", v1alpha1.AnnotationTemplateHash: TemplateHash(demo(), options, "gossip"), v1alpha1.AnnotationGossipCluster: "gossip"}, set.Annotations)
 	claim := set.Spec.VolumeClaimTemplates[0]
 	assert.Equal(t, "data", claim.Name)

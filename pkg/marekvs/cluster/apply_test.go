@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/marekvs/children"
 )
 
 const (
@@ -85,7 +86,7 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	h.expect(applyClient)
 	service, err = h.kube.Tracker().Get(serviceResource, "ns", "demo")
 	require.NoError(t, err)
-	assert.Equal(t, map[string]string{"app": "demo"}, service.(*corev1.Service).Spec.Selector)
+	assert.Equal(t, children.Labels("demo"), service.(*corev1.Service).Spec.Selector)
 
 	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.ReplicationFactor = 1 })
 	h.expect(applySet, writeStatus)
