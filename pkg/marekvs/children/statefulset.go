@@ -137,8 +137,9 @@ type Size struct {
 
 // StatefulSet returns the StatefulSet. It always sets replicas: server-side apply would
 // reset a field that is left out
-// (https://kubernetes.io/docs/reference/using-api/server-side-apply/). gossip is the gossip cluster,
-// which must be the same in every apply; empty for the default of the store.
+// (https://kubernetes.io/docs/reference/using-api/server-side-apply/). It also sets that claims are kept when their
+// Pods are removed, which is the default, so that no other writer can set that they are deleted. gossip is the gossip
+// cluster, which must be the same in every apply; empty for the default of the store.
 func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, gossip string, size Size) *appsv1ac.StatefulSetApplyConfiguration {
 	annotations := map[string]string{
 		v1alpha1.AnnotationTemplateHash:  TemplateHash(cluster, options, gossip),
@@ -156,7 +157,10 @@ func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, gossip strin
 			WithUpdateStrategy(strategy(size)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))).
 			WithTemplate(template(cluster, options, gossip)).
-			WithVolumeClaimTemplates(claim(cluster, size)))
+			WithVolumeClaimTemplates(claim(cluster, size)).
+			WithPersistentVolumeClaimRetentionPolicy(appsv1ac.StatefulSetPersistentVolumeClaimRetentionPolicy().
+				WithWhenScaled(appsv1.RetainPersistentVolumeClaimRetentionPolicyType).
+				WithWhenDeleted(appsv1.RetainPersistentVolumeClaimRetentionPolicyType)))
 }
 
 func strategy(size Size) *appsv1ac.StatefulSetUpdateStrategyApplyConfiguration {

@@ -92,6 +92,21 @@ func TestOnlyWhatDiffersIsWritten(t *testing.T) {
 	h.expect(applySet, writeStatus)
 }
 
+// The StatefulSet controller never deletes a claim, whatever another writer sets: the claims of removed nodes are kept until
+// every copy exists elsewhere.
+func TestTheStatefulSetKeepsItsClaims(t *testing.T) {
+	h := newHarness(t, nil)
+	set := h.set()
+	set.Spec.PersistentVolumeClaimRetentionPolicy = &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
+		WhenScaled: appsv1.DeletePersistentVolumeClaimRetentionPolicyType, WhenDeleted: appsv1.DeletePersistentVolumeClaimRetentionPolicyType,
+	}
+	h.builtIn.Update(setResource, set)
+	h.step()
+	assert.Equal(t, &appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy{
+		WhenScaled: appsv1.RetainPersistentVolumeClaimRetentionPolicyType, WhenDeleted: appsv1.RetainPersistentVolumeClaimRetentionPolicyType,
+	}, h.set().Spec.PersistentVolumeClaimRetentionPolicy)
+}
+
 // A child that was deleted is created again.
 func TestADeletedChildIsCreatedAgain(t *testing.T) {
 	h := newHarness(t, nil)
