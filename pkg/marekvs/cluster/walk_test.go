@@ -426,7 +426,8 @@ func (w *walk) shrink() {
 	})
 }
 
-// end stops all failures, and expects the cluster to reach its size and its template and keep them.
+// end stops all failures, and expects the cluster to replace its lost volumes, to reach its size and its
+// template, and to keep them.
 func (w *walk) end() {
 	w.calm, w.former = true, nil
 	for _, n := range w.Pods {
@@ -435,8 +436,11 @@ func (w *walk) end() {
 	updated := func() bool {
 		return !slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool { return n.Revision != w.cluster().Spec.Image })
 	}
+	ended := func() bool {
+		return w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) && updated() && w.VolumesLost() == 0
+	}
 	for kept, seconds := 0, 0; kept < 2 && seconds < 6000; seconds += 100 {
-		if w.run(100); w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) && updated() {
+		if w.run(100); ended() {
 			kept++
 		} else {
 			kept = 0

@@ -29,8 +29,16 @@ func (m *Model) LoseVolume(ordinal int32) bool {
 // VolumeLost reports whether the volume of a node is lost.
 func (m *Model) VolumeLost(ordinal int32) bool { return m.lost[ordinal] }
 
-// VolumesLost returns how many volumes are lost.
-func (m *Model) VolumesLost() int { return len(m.lost) }
+// VolumesLost returns how many volumes of the nodes of the StatefulSet are lost. What a removed node has
+// lost is replaced only if the cluster grows again.
+func (m *Model) VolumesLost() (volumes int) {
+	for ordinal := range m.lost {
+		if ordinal < m.Replicas {
+			volumes++
+		}
+	}
+	return volumes
+}
 
 // DeletingVolume reports whether the claim of a node is being deleted.
 func (m *Model) DeletingVolume(ordinal int32) bool { return m.doomed[ordinal] }

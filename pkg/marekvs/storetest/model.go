@@ -194,6 +194,7 @@ func (m *Model) DeleteVolume(ordinal int32) {
 	if ordinal < m.Replicas {
 		m.Problems = append(m.Problems, "the volume of node "+strconv.Itoa(int(ordinal))+" is deleted at "+strconv.Itoa(m.Second))
 	}
+	delete(m.lost, ordinal)
 	m.Volumes.Delete(ordinal)
 	m.DeletedVolumes[ordinal]++
 }
