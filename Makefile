@@ -127,18 +127,13 @@ test: ## Run every test that needs neither Docker nor QEMU, at the smallest size
 .PHONY: test-full
 test-full: ## Run everything at full size, with new seeds: hours. MAY_SKIP=REGEXP names tests that may be skipped.
 	NSTANCE_TEST_FULL=1 NSTANCE_TEST_BROWSER=1 NSTANCE_TEST_MONITORING=1 $(FLAGS) hack/test.sh
-	@# Machines mostly boot and wait: the race detector, which makes another variant of every package
-	@# and tests several times slower, has what they leave of the processors. Races need no further
-	@# seeds to be found.
-	nice -n 5 $(MAKE) test-race & race=$$!; \
-		NSTANCE_TEST_FULL=1 $(MAKE) test-machines test-moto; status=$$?; wait $$race && exit $$status
 	NSTANCE_TEST_FULL=1 $(MAKE) bench-targets agent
 	@# The hour is a test of its own: make quiet-hour.
 	NSTANCE_TEST_MAY_SKIP='TestNoAlertFiresInQuietLife$(if $(MAY_SKIP),|$(MAY_SKIP))' hack/test-report.sh complete
 
 .PHONY: test-race
 test-race: ## Run the unit tests with the race detector, which needs a C compiler.
-	CGO_ENABLED=1 $(subst CGO_ENABLED=0,,$(FLAGS)) hack/gotest.sh race -race -timeout 30m ./...
+	CGO_ENABLED=1 $(subst CGO_ENABLED=0,,$(FLAGS)) hack/gotest.sh race -race -timeout 60m ./...
 
 .PHONY: smoke
 smoke: ## One cluster: create, scale up and down, delete: about a minute once the programs are built.
