@@ -6,6 +6,27 @@
 # line for each package and the output of tests that fail, and keeps all events and the time
 # in .dev/test, for hack/test-report.sh.
 set -euo pipefail
+
+# events ARGUMENTS... prints the events of go test. A benchmark that ends well has no last event:
+# gotestsum would report it as failed.
+if [[ ${1:-} == events ]]; then
+	shift
+	go test -json -vet=off -ldflags=-w -toolexec 'env GOGC=400' "$@" | awk '
+		match($0, /"Package":"[^"]*","Test":"Benchmark[^"]*"/) {
+			benchmark = substr($0, RSTART, RLENGTH)
+			if (/"Action":"(fail|skip)"/) delete running[benchmark]; else running[benchmark]
+		}
+		match($0, /"Action":"pass","Package":"[^"]*"/) && !/"Test":/ {
+			package = substr($0, RSTART + 16, RLENGTH - 16)
+			for (benchmark in running) if (index(benchmark, package) == 1) {
+				printf "{\"Action\":\"pass\",%s,\"Elapsed\":0}\n", benchmark
+				delete running[benchmark]
+			}
+		}
+		{ print; fflush() }'
+	exit
+fi
+
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 name=$1
 shift
@@ -19,5 +40,5 @@ exec 3>&2
 TIMEFORMAT='%R %U %S'
 {
 	time "$gotestsum" --format pkgname --hide-summary skipped --jsonfile "$results/$name.json" --raw-command -- \
-		go test -json -vet=off -ldflags=-w -toolexec 'env GOGC=400' "$@" 2>&3
+		"${BASH_SOURCE[0]}" events "$@" 2>&3
 } 2>"$results/$name.time"
