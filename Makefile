@@ -7,7 +7,7 @@ SHELL := /bin/bash -o pipefail
 # the programs are static, and the linker drops what they do not call, which it cannot do
 # when plugins could (k8s.io/cli-runtime brings the package plugin). Packages that were
 # compiled with other flags are compiled again.
-FLAGS := CGO_ENABLED=0 GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
+FLAGS := CGO_ENABLED=0 GOFLAGS='$(strip $(filter-out -gcflags=all=-dwarf=false,$(shell go env GOFLAGS)) -gcflags=all=-dwarf=false)'
 COMPILE := GOGC=400 $(FLAGS)
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
 # What --version and the metric build_info of released binaries report.
