@@ -5,8 +5,12 @@ package identity
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 
+	"nstance.dev/operator/pkg/agent/internal/atomicfile"
 	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/keys"
 )
@@ -23,48 +27,64 @@ func (i *Identity) Trusted() ([]string, error) {
 // SetIssued stores the authorities and the certificate that a server issued, in this order: a
 // crash in between leaves the present certificate, which servers accept as long as the authority
 // that issued it. A server that does not know the extension sends no authorities, and the present
-// authorities stay (docs/protocol.md#certificates). It reports whether the authorities, or the
-// authority of the certificate, have changed: then another renewal shows the server that they are
-// stored.
-func (i *Identity) SetIssued(issued keys.Issued) (changed bool, err error) {
+// authorities stay (docs/protocol.md#certificates).
+func (i *Identity) SetIssued(issued keys.Issued) error {
 	before, err := i.Certificate()
 	if err != nil {
-		return false, err
+		return err
 	}
-	if len(issued.AuthoritiesPEM) > 0 {
-		if changed, err = i.setCA(issued); err != nil {
-			return false, err
-		}
-	}
-	if err := i.SetCertificate(issued.CertificatePEM); err != nil {
-		return changed, err
-	}
-	after, err := i.Certificate()
-	if err != nil {
-		return changed, err
-	}
-	if before != nil && !bytes.Equal(before.Leaf.RawIssuer, after.Leaf.RawIssuer) {
-		changed = true
-	}
-	return changed, nil
-}
-
-// setCA replaces the CA file, unless its authorities have not issued the certificate.
-func (i *Identity) setCA(issued keys.Issued) (changed bool, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	certificate, err := i.parse(issued.CertificatePEM)
 	if err != nil {
-		return false, fmt.Errorf("read the certificate that the server issued: %w", err)
+		return fmt.Errorf("read the certificate that the server issued: %w", err)
 	}
-	if err := authorities.Verify(certificate.Leaf, issued.AuthoritiesPEM); err != nil {
+	newCA, err := i.isNewCA(certificate, issued.AuthoritiesPEM)
+	if err != nil {
+		return err
+	}
+	if newCA || before != nil && !bytes.Equal(before.Leaf.RawIssuer, certificate.Leaf.RawIssuer) {
+		// It is written first, so that a crash does not lose it.
+		if err := i.write(unconfirmedFile, nil); err != nil {
+			return err
+		}
+		if newCA {
+			if err := i.write(caFile, issued.AuthoritiesPEM); err != nil {
+				return err
+			}
+		}
+		return i.setCertificate(issued.CertificatePEM)
+	}
+	if err := i.setCertificate(issued.CertificatePEM); err != nil {
+		return err
+	}
+	return atomicfile.Remove(i.path(unconfirmedFile))
+}
+
+// isNewCA reports whether a server has sent other authorities than those of the CA file. The error
+// says that they have not issued the certificate.
+func (i *Identity) isNewCA(certificate *Certificate, caPEM []byte) (bool, error) {
+	if len(caPEM) == 0 {
+		return false, nil
+	}
+	if err := authorities.Verify(certificate.Leaf, caPEM); err != nil {
 		return false, fmt.Errorf("verify the certificate that the server issued with the authorities that it sent: %w", err)
 	}
 	present, err := i.read(caFile)
-	if err != nil || bytes.Equal(present, issued.AuthoritiesPEM) {
+	return err == nil && !bytes.Equal(present, caPEM), err
+}
+
+// Unconfirmed reports whether the authorities, or the authority of the certificate, have changed
+// since the last renewal: another renewal shows the server that they are stored.
+func (i *Identity) Unconfirmed() (bool, error) {
+	switch _, err := os.Stat(i.path(unconfirmedFile)); {
+	case err == nil:
+		return true, nil
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	default:
 		return false, err
 	}
-	return true, i.write(caFile, issued.AuthoritiesPEM)
 }
 
 // Outdated reports whether the last server that the agent connected to shows that the CA of the

@@ -30,9 +30,11 @@ func TestAuthoritiesAreStoredWithTheCertificate(t *testing.T) {
 	}
 	set := func(certificatePEM, caPEM []byte) bool {
 		t.Helper()
-		changed, err := id.SetIssued(keys.Issued{CertificatePEM: certificatePEM, AuthoritiesPEM: caPEM})
+		require.NoError(t, id.SetIssued(keys.Issued{CertificatePEM: certificatePEM, AuthoritiesPEM: caPEM}))
+		// The agent may have been started again.
+		unconfirmed, err := open(t, id.folder).Unconfirmed()
 		require.NoError(t, err)
-		return changed
+		return unconfirmed
 	}
 	assert.False(t, set(issue(old), nil), "a server that does not send its authorities")
 	assert.False(t, set(issue(old), old.CertificatePEM()), "the same authorities")
@@ -47,7 +49,7 @@ func TestAuthoritiesAreStoredWithTheCertificate(t *testing.T) {
 
 	// Authorities that have not issued the certificate would cut the agent off.
 	for _, caPEM := range [][]byte{old.CertificatePEM(), []byte("no PEM")} {
-		_, err = id.SetIssued(keys.Issued{CertificatePEM: issue(next), AuthoritiesPEM: caPEM})
+		err = id.SetIssued(keys.Issued{CertificatePEM: issue(next), AuthoritiesPEM: caPEM})
 		require.ErrorContains(t, err, "with the authorities that it sent")
 		present, err := os.ReadFile(id.path(caFile))
 		require.NoError(t, err)

@@ -65,6 +65,11 @@ func (i *Identity) Certificate() (*Certificate, error) {
 func (i *Identity) SetCertificate(certPEM []byte) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
+	return i.setCertificate(certPEM)
+}
+
+// setCertificate is SetCertificate for a caller that has locked mu.
+func (i *Identity) setCertificate(certPEM []byte) error {
 	certificate, err := i.parse(certPEM)
 	if err != nil {
 		return fmt.Errorf("read the certificate that the server issued: %w", err)

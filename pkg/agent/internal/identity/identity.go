@@ -26,6 +26,7 @@ import (
 // Names of the files.
 const (
 	caFile          = "ca.crt"
+	unconfirmedFile = "ca.unconfirmed"
 	nonceFile       = "nonce.jwt"
 	keyFile         = "identity.key"
 	nextKeyFile     = "identity.next.key"
@@ -62,7 +63,7 @@ func Open(folder string, mode fs.FileMode, instanceID string) (*Identity, error)
 		return nil, err
 	}
 	i := &Identity{folder: folder, mode: mode, instanceID: instanceID}
-	for _, name := range []string{caFile, nonceFile, keyFile, nextKeyFile, publicKeyFile, certificateFile, configHashFile, readyFile} {
+	for _, name := range []string{caFile, unconfirmedFile, nonceFile, keyFile, nextKeyFile, publicKeyFile, certificateFile, configHashFile, readyFile} {
 		if err := os.Chmod(i.path(name), mode.Perm()); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("set the mode of the identity: %w", err)
 		}

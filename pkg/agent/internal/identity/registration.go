@@ -52,9 +52,6 @@ type Registration struct {
 	// SignedIdentity returns the identity of the machine that its cloud has signed for an audience.
 	// It is nil if the cloud signs none.
 	SignedIdentity func(ctx context.Context, audience string) ([]byte, error)
-
-	// changed is true if the last response had other authorities than the CA file.
-	changed bool
 }
 
 // Run registers the instance unless it has a valid certificate, and returns when it has
@@ -142,7 +139,7 @@ func (r *Registration) Once(ctx context.Context) (nonce string, err error) {
 	if err != nil {
 		return nonce, err
 	}
-	if r.changed, err = r.Identity.SetIssued(issued); err != nil {
+	if err := r.Identity.SetIssued(issued); err != nil {
 		return nonce, err
 	}
 	klog.FromContext(ctx).Info("Registered the instance", "server", r.Address)
@@ -174,7 +171,7 @@ func (r *Registration) renewExpired(ctx context.Context, expired *Certificate) e
 	if err != nil {
 		return fmt.Errorf("renew the certificate that expired at %s: %w", expired.Leaf.NotAfter.Format(time.RFC3339), err)
 	}
-	if r.changed, err = r.Identity.SetIssued(issued); err != nil {
+	if err := r.Identity.SetIssued(issued); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Renewed the expired certificate", "server", r.Address)

@@ -40,9 +40,8 @@ type Renewal struct {
 	// Registration registers the instance again if its certificate has expired.
 	Registration *Registration
 
-	// unconfirmed is true while the server does not know that the agent has stored the latest
-	// authorities, and extended whether the last server has sent its authorities.
-	unconfirmed, extended bool
+	// extended is whether the last server has sent its authorities.
+	extended bool
 	// early is when a renewal may begin because the CA of the cluster is being replaced, zero if
 	// it is not.
 	early time.Time
@@ -51,7 +50,6 @@ type Renewal struct {
 // Run renews the certificate when two thirds of its life are over, until ctx is done. An
 // attempt that fails is repeated, also after the certificate has expired.
 func (r *Renewal) Run(ctx context.Context) {
-	r.unconfirmed = r.Registration != nil && r.Registration.changed
 	delays := retry.NewDelays(maxRenewalDelay)
 	var failures retry.Failures
 	jitter := rand.Float64()
@@ -92,7 +90,7 @@ func (r *Renewal) Run(ctx context.Context) {
 // replaced. Many agents learn at the same moment that it is: jitter, between 0 and 1, spreads
 // their renewals over a 288th of the life of a certificate, 5 minutes of a day.
 func (r *Renewal) untilEarly(certificate *Certificate, jitter float64) time.Duration {
-	if r.unconfirmed {
+	if unconfirmed, err := r.Identity.Unconfirmed(); err == nil && unconfirmed {
 		return 0
 	}
 	if !r.Identity.Outdated() {
@@ -155,22 +153,14 @@ func (r *Renewal) replace(ctx context.Context, present ed25519.PrivateKey) error
 	if err != nil {
 		return err
 	}
-	changed, err := r.Identity.SetIssued(issued)
-	if changed {
-		r.unconfirmed = true
-		klog.FromContext(ctx).Info("The authorities of the cluster have changed")
-	} else if err == nil {
-		r.unconfirmed = false
-	}
 	r.extended = len(issued.AuthoritiesPEM) > 0
-	return err
+	return r.Identity.SetIssued(issued)
 }
 
 func (r *Renewal) registerAgain(ctx context.Context) error {
 	if _, err := r.Registration.Once(ctx); err != nil {
 		return err
 	}
-	r.unconfirmed = r.Registration.changed
 	r.reconnect(ctx)
 	return nil
 }

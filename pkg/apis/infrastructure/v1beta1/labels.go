@@ -115,6 +115,10 @@ const (
 	// digits, that the CA in the Secret replaces. Another CA in the ConfigMap is newer.
 	// +metadata:on=the Secret with the certificate,writer=operator,internal
 	AnnotationReplacesCA = "nstance.dev/replaces-ca"
+	// AnnotationShownCA is the SHA-256 digest of the fingerprints of the CA that the operator trusted
+	// when it requested the certificate, in hexadecimal digits. The servers know of no later CA.
+	// +metadata:on=the Secret with the certificate,writer=operator,internal
+	AnnotationShownCA = "nstance.dev/shown-ca"
 )
 
 // Annotations with which an administrator confirms what the operator does not do on its own.

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/authorities"
 	"nstance.dev/operator/pkg/base/keys"
 )
 
@@ -116,6 +118,12 @@ func parseNonce(name string, object *corev1.Secret, cluster, tenant string) (str
 }
 
 // digest identifies a nonce without revealing it, or a CA.
+// fingerprints returns the digest of the fingerprints of the authorities, which neither their order
+// nor the text between them changes.
+func (c *ca) fingerprints() string {
+	return digest(strings.Join(slices.Sorted(slices.Values(authorities.Fingerprints([]byte(c.pem)))), ","))
+}
+
 func digest(text string) string {
 	sum := sha256.Sum256([]byte(text))
 	return hex.EncodeToString(sum[:])
@@ -132,16 +140,22 @@ type certificate struct {
 	issued time.Time
 	// nonce is the digest of the nonce that the operator registered with.
 	nonce string
+	// shownCA is the digest of the CA that the servers know the operator to trust, empty if the
+	// certificate is an administrator's or was stored by a version that did not record it.
+	shownCA string
 }
 
 // parseCertificate returns nil if the Secret has no certificate. It returns a problem if an
 // administrator's certificate is invalid or an own certificate was edited; own is set in
 // either case.
-func parseCertificate(name string, object *corev1.Secret, authorities *x509.CertPool) (*certificate, *problem) {
+func parseCertificate(name string, object *corev1.Secret, roots *x509.CertPool) (*certificate, *problem) {
 	if object == nil || len(object.Data[corev1.TLSCertKey]) == 0 && len(object.Data[corev1.TLSPrivateKeyKey]) == 0 {
 		return nil, nil
 	}
-	c := &certificate{nonce: object.Annotations[v1beta1.AnnotationRegisteredWith]}
+	c := &certificate{
+		nonce:   object.Annotations[v1beta1.AnnotationRegisteredWith],
+		shownCA: object.Annotations[v1beta1.AnnotationShownCA],
+	}
 	issued, own := object.Annotations[v1beta1.AnnotationCertificateIssued]
 	c.own = own
 	invalid := func(err error) (*certificate, *problem) {
@@ -152,7 +166,7 @@ func parseCertificate(name string, object *corev1.Secret, authorities *x509.Cert
 		return invalid(fmt.Errorf("read %s and %s: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err))
 	}
 	c.leaf = pair.Leaf
-	if err := chains(c.leaf, authorities); err != nil {
+	if err := chains(c.leaf, roots); err != nil {
 		return invalid(fmt.Errorf("%s was not issued by the cluster CA: %w", corev1.TLSCertKey, err))
 	}
 	c.issued = c.leaf.NotBefore
@@ -164,9 +178,9 @@ func parseCertificate(name string, object *corev1.Secret, authorities *x509.Cert
 
 // chains returns an error unless an authority has issued the client certificate. It ignores
 // the validity period.
-func chains(leaf *x509.Certificate, authorities *x509.CertPool) error {
+func chains(leaf *x509.Certificate, roots *x509.CertPool) error {
 	_, err := leaf.Verify(x509.VerifyOptions{
-		Roots:       authorities,
+		Roots:       roots,
 		CurrentTime: leaf.NotAfter,
 		KeyUsages:   []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	})

@@ -65,6 +65,13 @@ type decision struct {
 	again time.Time
 }
 
+// unshown reports whether the operator trusts another CA than the servers know of, because a server
+// has sent the CA or an administrator has changed the ConfigMap. A renewal shows it to them: the
+// replacement of the CA waits for that (docs/protocol.md#certificates).
+func (o *observation) unshown() bool {
+	return o.cert.own && o.cert.shownCA != "" && o.cert.shownCA != o.ca.fingerprints()
+}
+
 // plan decides on the next step. A certificate that an administrator provides is never
 // replaced.
 func plan(o observation, now time.Time) decision {
@@ -74,7 +81,7 @@ func plan(o observation, now time.Time) decision {
 	blocked := o.unusable(now)
 	if blocked == nil {
 		early := o.cert.own && !o.outdated.IsZero()
-		if early && !now.Before(o.outdated) || o.cert.own && !now.Before(o.cert.renewal()) {
+		if o.unshown() || early && !now.Before(o.outdated) || o.cert.own && !now.Before(o.cert.renewal()) {
 			return decision{step: renew}
 		}
 		again := o.cert.next(now)

@@ -174,6 +174,7 @@ func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
 			v1beta1.AnnotationCertificateIssued: now.UTC().Format(time.RFC3339Nano),
 			v1beta1.AnnotationRegisteredWith:    i.nonce,
 			v1beta1.AnnotationReplacesCA:        i.ca.configured,
+			v1beta1.AnnotationShownCA:           i.ca.fingerprints(),
 		}).
 		WithData(map[string][]byte{corev1.TLSCertKey: i.CertificatePEM, corev1.TLSPrivateKeyKey: i.keyPEM, caKey: caPEM}), controllers.Apply)
 	if err != nil {

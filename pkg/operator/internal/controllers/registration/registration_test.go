@@ -394,3 +394,34 @@ func TestTheCertificateIsRenewedWhenTheCAIsReplaced(t *testing.T) {
 	o.cert.own = false
 	require.NotEqual(t, renew, plan(o, now.Add(time.Hour)).step, "an administrator's certificate is not renewed")
 }
+
+// TestServersLearnWhichCAIsTrusted: the replacement of the CA waits until the servers know that the
+// operator trusts the next authority, also if an administrator, and not a server, has made it trusted
+// after the last renewal, and if another replica begins to lead between two renewals.
+func TestServersLearnWhichCAIsTrusted(t *testing.T) {
+	h := newHarness(t)
+	h.register()
+	next, err := pki.NewNextAuthority("test")
+	require.NoError(t, err)
+	configMap, err := h.KubeClient.CoreV1().ConfigMaps(namespace).Get(h.Ctx, caName, metav1.GetOptions{})
+	require.NoError(t, err)
+	configMap.Data[caKey] = string(pki.Join(next, h.server.Authority).CertificatePEM())
+	_, err = h.KubeClient.CoreV1().ConfigMaps(namespace).Update(h.Ctx, configMap, metav1.UpdateOptions{})
+	require.NoError(t, err)
+
+	h.mustSync(writeCert)
+	require.Equal(t, 1, h.calls("RenewCertificate"))
+	// The server has not loaded the next authority, and its CA replaces the one in the ConfigMap.
+	h.restart()
+	h.mustSync(writeCert)
+	require.Equal(t, 2, h.calls("RenewCertificate"))
+	h.mustSync()
+
+	// A version that did not record it.
+	secret := h.secret(certName)
+	delete(secret.Annotations, v1beta1.AnnotationShownCA)
+	_, err = h.KubeClient.CoreV1().Secrets(namespace).Update(h.Ctx, secret, metav1.UpdateOptions{})
+	require.NoError(t, err)
+	h.mustSync()
+	require.Equal(t, 2, h.calls("RenewCertificate"))
+}

@@ -39,7 +39,7 @@ func (c *Controller) renew(ctx context.Context, o observation) error {
 		if err == nil {
 			err = c.storeCertificate(ctx, issued{Issued: response, keyPEM: keyPEM, nonce: o.cert.nonce, ca: o.ca})
 			if err == nil {
-				c.outdated = c.nextOutdated(o, response)
+				c.outdated = c.nextOutdated(response)
 			}
 			return err
 		}
@@ -49,27 +49,23 @@ func (c *Controller) renew(ctx context.Context, o observation) error {
 }
 
 const (
-	// outdatedRetry is the delay before a certificate is renewed again because of the CA: the
-	// server that issued it may not have loaded the authorities yet that another has shown.
+	// outdatedRetry is the delay before a certificate is renewed again because of the CA.
 	outdatedRetry = time.Minute
 	// unextendedRetry is the same if the server does not send its authorities.
 	unextendedRetry = time.Hour
 )
 
 // nextOutdated returns when the certificate has to be renewed again because of the CA, zero if it
-// has not. If the authorities have changed, another renewal shows the server that they are stored.
-func (c *Controller) nextOutdated(o observation, response keys.Issued) time.Time {
-	now := c.clock.Now()
-	extended := len(response.AuthoritiesPEM) > 0
-	switch {
-	case extended && string(response.AuthoritiesPEM) != o.ca.pem:
-		return now
+// has not: the server that issued it may not have loaded the authorities yet that another has shown.
+func (c *Controller) nextOutdated(response keys.Issued) time.Time {
+	switch now := c.clock.Now(); {
 	case !c.isOutdated():
 		return time.Time{}
-	case extended:
+	case len(response.AuthoritiesPEM) > 0:
 		return now.Add(outdatedRetry)
+	default:
+		return now.Add(unextendedRetry)
 	}
-	return now.Add(unextendedRetry)
 }
 
 func (c *Controller) isOutdated() bool { return c.options.Outdated != nil && c.options.Outdated() }
