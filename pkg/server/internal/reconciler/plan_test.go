@@ -374,6 +374,26 @@ func TestPlanOfManyImpaired(t *testing.T) {
 	assert.Len(t, actions, 4)
 }
 
+// TestPlanOfOneImpaired replaces one impaired instance of a large group once: each further replacement
+// would make another instance surplus, which works.
+func TestPlanOfOneImpaired(t *testing.T) {
+	instances := []instance.Instance{newInstance("i0", 60, instance.Impaired)}
+	for n := range 39 {
+		instances = append(instances, newInstance(fmt.Sprint("i", n+1), 50-n, instance.Running))
+	}
+	actions, _ := plan(group(40, instances...), planTime)
+	assert.Len(t, actions, 1)
+	instances = append(instances, newInstance("i40", 1, instance.Pending, booting))
+	actions, _ = plan(group(40, instances...), planTime)
+	assert.Empty(t, actions)
+	instances[1].State = instance.Impaired
+	actions, _ = plan(group(40, instances...), planTime)
+	assert.Len(t, actions, 1, "another one has no replacement yet")
+	instances[2].CreatedAt = planTime.Add(-2 * time.Hour)
+	actions, _ = plan(group(40, instances...).with(ages(0, 90, 0)), planTime)
+	assert.Len(t, actions, 2, "an overdue one, and the other impaired one")
+}
+
 // awaited is an instance whose agent has been awaited for some minutes.
 func awaited(minutes int) func(*instance.Instance) {
 	return func(i *instance.Instance) {

@@ -30,12 +30,14 @@ func (p *planner) replaceOverdue() {
 // replaced at a time. At least one is.
 const impairedShare = 10
 
-// replaceUnhealthy creates replacements for unhealthy instances. Instances that still run are
-// replaced as far as the size and a tenth of it allow.
+// replaceUnhealthy creates replacements for unhealthy instances that have none. Instances that still
+// run are replaced as far as the size and a tenth of it allow.
 func (p *planner) replaceUnhealthy() {
 	p.replaceDown()
 	limit := p.size + max(1, p.size/impairedShare)
-	for range p.count(impaired) {
+	// Surplus instances are replacements. Those of overdue instances are due first.
+	replaced := max(0, p.present()+p.created-p.size-p.count(overdue))
+	for range p.count(impaired) - replaced {
 		if p.total >= limit {
 			return
 		}
