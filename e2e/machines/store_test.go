@@ -6,13 +6,13 @@ package machines
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
+	"maps"
+	"slices"
 	"strconv"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -20,8 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -43,62 +41,231 @@ const (
 	storeTimeout = 4 * time.Minute
 )
 
-// A store runs on real Nodes: the marekvs operator has written its probes, its preStop hook and
-// its volumes. No acknowledged key is lost while it shrinks, gets a new image and an image that
-// does not start, and while two of its Nodes are drained.
+const (
+	// storeMachines is the number of machines, one more than the store has nodes at first. storeNodes is
+	// the number of these nodes.
+	storeMachines, storeNodes = 4, 3
+	// lostPod is the Pod of the node whose volume is local to its machine.
+	lostPod = storeCluster + "-3"
+)
+
+// A store of three nodes runs on real Nodes with real volumes: the marekvs operator has written its probes, its preStop
+// hook and its volumes. A client writes and reads all the time, and no acknowledged key is lost while the store grows
+// and shrinks, gets a new image and an image that does not start, which its spec repairs, while its volumes grow,
+// while a Node is lost with its volume and a Node without, and while two Nodes are drained.
 func TestStoreOnMachines(t *testing.T) {
 	testcluster.SkipUnlessFull(t)
 	t.Parallel()
-	env.CreatePoolForTest(t, storeName, 4)
+	s := createStore(t)
+	s.client.untilWritten(t, 200)
+	for _, step := range []struct {
+		name string
+		run  func(*testing.T)
+	}{
+		{"the store grows", s.grow},
+		{"the store is updated", s.update},
+		{"an update halts because of a bad image", s.halt},
+		{"the spec repairs it", s.repair},
+		{"the volumes grow", s.growVolumes},
+		{"a Node and its local volume are lost", s.loseVolume},
+		{"the store shrinks", s.shrink},
+		{"a Node is lost", s.loseNode},
+		{"two Nodes are drained", s.drain},
+	} {
+		t.Log(step.name)
+		step.run(t)
+		s.client.untilWritten(t, 100)
+	}
+	assert.Equal(t, 1, s.pods.mostEnding(), "Pods that ended at the same time")
+	s.client.expectNoLoss(t)
+}
+
+// storeSteps changes a store.
+type storeSteps struct {
+	clusters marekvsclient.MarekvsClusterInterface
+	pods     *storePods
+	client   *storeClient
+	// killed are the machines that were killed.
+	killed []string
+}
+
+// createStore creates a pool of machines and a store on it, with a client. It returns when all nodes are ready.
+func createStore(t *testing.T) *storeSteps {
+	t.Helper()
+	env.CreatePoolForTest(t, storeName, storeMachines)
 	env.CreateNamespace(t, storeName)
-	clusters := startStoreOperator(t)
-	createStoreVolumes(t, 5)
-	pods := followStorePods(t)
-	t.Cleanup(func() { deleteStore(t, clusters) })
-	_, err := clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
+	s := &storeSteps{clusters: startStoreOperator(t)}
+	createStoreClass(t)
+	for n := range storeNodes {
+		createStoreVolume(t, "store-shared-"+strconv.Itoa(n), "1Gi", anyMachine())
+	}
+	// Pods are spread over the Nodes that exist.
+	env.UntilRunning(t, storeName, storeMachines)
+	s.pods = followStorePods(t, storeNodes)
+	t.Cleanup(func() { deleteStore(t, s.clusters) })
+	_, err := s.clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
 		ObjectMeta: metav1.ObjectMeta{Name: storeCluster},
 		Spec: marekvsv1alpha1.MarekvsClusterSpec{
-			Image: "localhost/store:1", Nodes: 5, ReplicationFactor: 2,
-			Storage:      marekvsv1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi"))},
+			Image: "localhost/store:1", Nodes: storeNodes, ReplicationFactor: 2,
+			Storage: marekvsv1alpha1.Storage{
+				Size: ptr.To(resource.MustParse("1Gi")), ClassName: storeName, ReplaceLostAfterSeconds: 5,
+			},
 			Resources:    marekvsv1alpha1.Resources{CPU: ptr.To(resource.MustParse("20m")), Memory: ptr.To(resource.MustParse("64Mi"))},
 			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName},
 			Spread:       marekvsv1alpha1.Spread{Hostname: marekvsv1alpha1.HostnameSpread{WhenUnsatisfiable: corev1.DoNotSchedule}},
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	untilStoreHealthy(t, clusters, 5)
-	client := newStoreClient(t)
-	client.untilWritten(t, 200)
+	untilStoreHealthy(t, s.clusters, storeNodes)
+	s.client = newStoreClient(t)
+	return s
+}
 
+// grow adds a node, whose volume is local to the machine that has no Pod of the store.
+func (s *storeSteps) grow(t *testing.T) {
+	free := s.freeMachine(t)
+	createStoreVolume(t, "store-local", "1Gi", onMachine(free))
 	env.Kubectl(t, "--namespace", storeName, "scale", "mkv/"+storeCluster, "--replicas=4")
-	untilStoreHealthy(t, clusters, 4)
-	pods.expectEnded(t, storeCluster+"-4")
-	client.untilWritten(t, 100)
+	untilStoreHealthy(t, s.clusters, 4)
+	require.Equal(t, free.Name, s.pods.nodes()[lostPod])
+}
 
-	setImage(t, clusters, "localhost/store:2")
-	untilStoreHealthy(t, clusters, 4)
-	assert.Equal(t, map[string]int{"localhost/store:2": 4}, pods.images())
-	pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2", storeCluster+"-3")
-	client.untilWritten(t, 100)
+// freeMachine returns a Node of the pool without a Pod of the store.
+func (s *storeSteps) freeMachine(t *testing.T) *corev1.Node {
+	t.Helper()
+	nodes, err := env.Nodes(t.Context(), storeName)
+	require.NoError(t, err)
+	used := slices.Collect(maps.Values(s.pods.nodes()))
+	free := slices.IndexFunc(nodes, func(node corev1.Node) bool { return !slices.Contains(used, node.Name) })
+	require.NotEqual(t, -1, free, "Pods by Node: %v", s.pods.nodes())
+	return &nodes[free]
+}
 
-	setImage(t, clusters, "localhost/store:broken")
-	untilRolloutHalted(t, clusters)
-	assert.Equal(t, map[string]int{"localhost/store:2": 3, "localhost/store:broken": 1}, pods.images())
-	client.untilWritten(t, 100)
-	setImage(t, clusters, "localhost/store:2")
-	untilStoreHealthy(t, clusters, 4)
-	assert.Equal(t, map[string]int{"localhost/store:2": 4}, pods.images())
-	pods.expectEnded(t, storeCluster+"-3")
+// update updates every Pod, one at a time, each after its preStop hook.
+func (s *storeSteps) update(t *testing.T) {
+	setImage(t, s.clusters, "localhost/store:2")
+	untilStoreHealthy(t, s.clusters, 4)
+	assert.Equal(t, map[string]int{"localhost/store:2": 4}, s.pods.images())
+	s.pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2", lostPod)
+}
 
-	// Each of the four Nodes has one Pod, and two are deleted at the same time.
-	env.Scale(t, storeName, 2)
-	containers.untilRemoved(t, storeName, 2)
-	untilStoreHealthy(t, clusters, 4)
-	containers.expectDrained(t, storeName, 2)
-	client.untilWritten(t, 100)
-	assert.Equal(t, 1, pods.mostEnding(), "Pods that ended at the same time")
-	assert.Equal(t, 3, pods.fewestReady(), "Pods that were ready all the time")
-	client.expectNoLoss(t)
+// halt sets an image that does not start. One Pod gets it.
+func (s *storeSteps) halt(t *testing.T) {
+	setImage(t, s.clusters, "localhost/store:broken")
+	untilRolloutHalted(t, s.clusters)
+	assert.Equal(t, map[string]int{"localhost/store:2": 3, "localhost/store:broken": 1}, s.pods.images())
+	s.pods.expectEnded(t, lostPod)
+}
+
+// repair corrects the image. The broken Pod gets it, and then the others.
+func (s *storeSteps) repair(t *testing.T) {
+	setImage(t, s.clusters, "localhost/store:1")
+	untilStoreHealthy(t, s.clusters, 4)
+	assert.Equal(t, map[string]int{"localhost/store:1": 4}, s.pods.images())
+	s.pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2")
+}
+
+// growVolumes raises the size of the volumes. No Pod is restarted, and the StatefulSet is another one.
+func (s *storeSteps) growVolumes(t *testing.T) {
+	sets := env.Kube.AppsV1().StatefulSets(storeName)
+	before, err := sets.Get(t.Context(), storeCluster, metav1.GetOptions{})
+	require.NoError(t, err)
+	runs := s.pods.runs()
+	patchStore(t, s.clusters, `{"spec":{"storage":{"size":"2Gi"}}}`)
+	untilStoreVolumesGrow(t, "2Gi")
+	untilStore(t, s.clusters, "the volumes have grown", func(status *marekvsv1alpha1.MarekvsClusterStatus) bool {
+		return status.Phase == marekvsv1alpha1.PhaseHealthy && meta.IsStatusConditionTrue(status.Conditions, marekvsv1alpha1.ConditionVolumesExpanded)
+	})
+	after, err := sets.Get(t.Context(), storeCluster, metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.NotEqual(t, before.UID, after.UID)
+	assert.Equal(t, "2Gi", after.Spec.VolumeClaimTemplates[0].Spec.Resources.Requests.Storage().String())
+	assert.Equal(t, runs, s.pods.runs(), "Pods and restarts")
+}
+
+// loseVolume kills the machine with the local volume. The node gets another volume, with every copy. The other nodes
+// keep their Pods and claims.
+func (s *storeSteps) loseVolume(t *testing.T) {
+	createStoreVolume(t, "store-spare", "2Gi", anyMachine())
+	before, err := storeClaims(t.Context())
+	require.NoError(t, err)
+	runs := s.pods.runs()
+	const claim = "data-" + lostPod
+	s.kill(t, s.pods.nodes()[lostPod])
+	testcluster.Eventually(t, storeTimeout, "claim "+claim+" is another one", func(ctx context.Context) error {
+		now, err := storeClaims(ctx)
+		if err == nil && (now[claim] == "" || now[claim] == before[claim]) {
+			err = fmt.Errorf("its UID is %q", now[claim])
+		}
+		return err
+	})
+	untilStoreHealthy(t, s.clusters, 4)
+	after, err := storeClaims(t.Context())
+	require.NoError(t, err)
+	delete(before, claim)
+	delete(after, claim)
+	assert.Equal(t, before, after)
+	now := s.pods.runs()
+	delete(runs, lostPod)
+	delete(now, lostPod)
+	assert.Equal(t, runs, now, "Pods and restarts")
+	env.UntilRunning(t, storeName, storeMachines)
+}
+
+// kill kills a machine, and returns when it and its Node are deleted.
+func (s *storeSteps) kill(t *testing.T, node string) {
+	t.Helper()
+	_, err := docker.Client.ContainerKill(t.Context(), ids(t, storeName)[node], client.ContainerKillOptions{})
+	require.NoError(t, err)
+	s.killed = append(s.killed, node)
+	containers.untilRemoved(t, storeName, len(s.killed))
+	testcluster.Eventually(t, time.Minute, "the Node of the killed machine is deleted", func(ctx context.Context) error {
+		_, err := env.Kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+		return testcluster.NotFound("Node "+node, err)
+	})
+}
+
+// shrink removes the last node. Until now only one Pod was away at a time.
+func (s *storeSteps) shrink(t *testing.T) {
+	env.Kubectl(t, "--namespace", storeName, "scale", "mkv/"+storeCluster, "--replicas=3")
+	untilStoreHealthy(t, s.clusters, storeNodes)
+	s.pods.expectEnded(t, lostPod)
+	assert.Equal(t, 3, s.pods.fewestReady(), "Pods that were ready all the time")
+}
+
+// loseNode kills a machine. Its Pod starts on another Node with its volume.
+func (s *storeSteps) loseNode(t *testing.T) {
+	const pod = storeCluster + "-1"
+	before, err := storeClaims(t.Context())
+	require.NoError(t, err)
+	run, node := s.pods.runs()[pod], s.pods.nodes()[pod]
+	s.kill(t, node)
+	testcluster.Eventually(t, storeTimeout, "Pod "+pod+" is another one", func(context.Context) error {
+		if now := s.pods.runs()[pod]; now.pod == "" || now.pod == run.pod {
+			return fmt.Errorf("its UID is %q", now.pod)
+		}
+		return nil
+	})
+	untilStoreHealthy(t, s.clusters, storeNodes)
+	assert.NotEqual(t, node, s.pods.nodes()[pod])
+	after, err := storeClaims(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, before, after)
+	env.UntilRunning(t, storeName, storeMachines)
+}
+
+// drain removes half of the machines at the same time, after their Pods were evicted one at a time.
+func (s *storeSteps) drain(t *testing.T) {
+	const left = 2
+	env.Scale(t, storeName, left)
+	containers.untilRemoved(t, storeName, len(s.killed)+storeMachines-left)
+	untilStoreHealthy(t, s.clusters, storeNodes)
+	drained := slices.DeleteFunc(containers.stopped(t, storeName), func(instance string) bool { return slices.Contains(s.killed, instance) })
+	assert.Len(t, drained, storeMachines-left)
+	for _, instance := range drained {
+		assert.Empty(t, containers.atStop(instance), "Pods on Node %s when its container was stopped", instance)
+	}
+	assert.Equal(t, 2, s.pods.fewestReady(), "Pods that were ready all the time")
 }
 
 // startStoreOperator installs the marekvs operator and runs it until the end of the test.
@@ -115,37 +282,9 @@ func startStoreOperator(t *testing.T) marekvsclient.MarekvsClusterInterface {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, operator.Stop(ctx)) })
-	client, err := versioned.NewForConfig(env.AdminConfig())
+	clientset, err := versioned.NewForConfig(env.AdminConfig())
 	require.NoError(t, err)
-	return client.MarekvsV1alpha1().MarekvsClusters(storeName)
-}
-
-// createStoreVolumes creates volumes for the claims of the store: folders of this machine, which
-// all Nodes share.
-func createStoreVolumes(t *testing.T, count int) {
-	t.Helper()
-	client := env.Kube.CoreV1().PersistentVolumes()
-	for n := range count {
-		name := storeName + "-" + strconv.Itoa(n)
-		path := filepath.Join(volumes, name)
-		require.NoError(t, os.Mkdir(path, 0o700))
-		_, err := client.Create(t.Context(), &corev1.PersistentVolume{
-			ObjectMeta: metav1.ObjectMeta{Name: name},
-			Spec: corev1.PersistentVolumeSpec{
-				AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
-				Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
-				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
-				PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}},
-				NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
-					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: v1beta1.LabelGroup, Operator: corev1.NodeSelectorOpIn, Values: []string{storeName}}},
-				}}}},
-			},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
-		t.Cleanup(func() {
-			assert.NoError(t, client.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}))
-		})
-	}
+	return clientset.MarekvsV1alpha1().MarekvsClusters(storeName)
 }
 
 // deleteStore deletes the cluster of the store, and returns when its Pods are deleted.
@@ -160,8 +299,12 @@ func deleteStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface) {
 
 func setImage(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, image string) {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"spec":{"image":%q}}`, image)
-	_, err := clusters.Patch(t.Context(), storeCluster, types.MergePatchType, patch, metav1.PatchOptions{})
+	patchStore(t, clusters, fmt.Sprintf(`{"spec":{"image":%q}}`, image))
+}
+
+func patchStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, patch string) {
+	t.Helper()
+	_, err := clusters.Patch(t.Context(), storeCluster, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	require.NoError(t, err)
 }
 
@@ -195,136 +338,4 @@ func untilStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, wh
 		}
 		return nil
 	})
-}
-
-// leftMessage is the message of the store when it has terminated after its preStop hook.
-const leftMessage = "drained, handed over"
-
-// storePods records the Pods of the store.
-type storePods struct {
-	mu sync.Mutex
-	// present has the Pods by name, and ended has the exit states of the containers of earlier
-	// Pods that have served, by the name of the Pod.
-	present map[string]*corev1.Pod
-	ended   map[string][]corev1.ContainerStateTerminated
-	// complete is set when five Pods were ready once, and fewest is the least number of ready Pods
-	// since. most is how many Pods were being deleted at the same time.
-	complete     bool
-	fewest, most int
-}
-
-// followStorePods records the Pods of the store until the end of the test.
-func followStorePods(t *testing.T) *storePods {
-	t.Helper()
-	p := &storePods{present: map[string]*corev1.Pod{}, ended: map[string][]corev1.ContainerStateTerminated{}}
-	informer := informers.NewSharedInformerFactoryWithOptions(env.Kube, 0, informers.WithNamespace(storeName)).Core().V1().Pods().Informer()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	t.Cleanup(cancel)
-	require.NoError(t, testcluster.RunInformer(ctx, informer, cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(object any) { p.set(object.(*corev1.Pod)) },
-		UpdateFunc: func(_, object any) { p.set(object.(*corev1.Pod)) },
-		DeleteFunc: func(object any) {
-			if deleted, ok := object.(cache.DeletedFinalStateUnknown); ok {
-				object = deleted.Obj
-			}
-			p.remove(object.(*corev1.Pod))
-		},
-	}))
-	return p
-}
-
-func (p *storePods) set(pod *corev1.Pod) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.present[pod.Name] = pod
-	p.count()
-}
-
-func (p *storePods) remove(pod *corev1.Pod) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, status := range pod.Status.ContainerStatuses {
-		if status.State.Terminated != nil && status.RestartCount == 0 {
-			p.ended[pod.Name] = append(p.ended[pod.Name], *status.State.Terminated)
-		}
-	}
-	delete(p.present, pod.Name)
-	p.count()
-}
-
-// count counts the Pods that are ready. p.mu must be locked.
-func (p *storePods) count() {
-	ready, ending := 0, 0
-	for _, pod := range p.present {
-		switch {
-		case pod.DeletionTimestamp != nil:
-			ending++
-		case isReady(pod):
-			ready++
-		}
-	}
-	p.most = max(p.most, ending)
-	if !p.complete {
-		p.complete, p.fewest = ready == 5, ready
-		return
-	}
-	p.fewest = min(p.fewest, ready)
-}
-
-// isReady reports whether a Pod is ready.
-func isReady(pod *corev1.Pod) bool {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue
-		}
-	}
-	return false
-}
-
-// mostEnding returns how many Pods were being deleted at the same time.
-func (p *storePods) mostEnding() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.most
-}
-
-// fewestReady returns the least number of Pods that were ready at any time since five were.
-func (p *storePods) fewestReady() int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.fewest
-}
-
-// images returns the number of Pods by image.
-func (p *storePods) images() map[string]int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	images := map[string]int{}
-	for _, pod := range p.present {
-		images[pod.Spec.Containers[0].Image]++
-	}
-	return images
-}
-
-// expectEnded waits until Pods have ended once more each: after their preStop hook, with their
-// copies elsewhere, and not killed.
-func (p *storePods) expectEnded(t *testing.T, names ...string) {
-	t.Helper()
-	for _, name := range names {
-		testcluster.Eventually(t, time.Minute, "Pod "+name+" has ended", func(context.Context) error {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if len(p.ended[name]) != 1 {
-				return fmt.Errorf("it has ended %d times", len(p.ended[name]))
-			}
-			return nil
-		})
-		p.mu.Lock()
-		end := p.ended[name][0]
-		delete(p.ended, name)
-		p.mu.Unlock()
-		if end.ExitCode != 0 || end.Message != leftMessage {
-			t.Errorf("Pod %s has ended with code %d, %q", name, end.ExitCode, end.Message)
-		}
-	}
 }

@@ -26,6 +26,8 @@ const (
 	storePort = 6379
 	// writePeriod is the time between two new keys.
 	writePeriod = 50 * time.Millisecond
+	// dialTimeout limits how long the client waits for a node whose machine is lost.
+	dialTimeout = time.Second
 )
 
 // storeClient writes new keys to the store, and reads earlier keys, all the time.
@@ -116,6 +118,7 @@ func onStore(ctx context.Context, call func(*redis.Client) error) error {
 	address := addresses[int(time.Now().UnixMilli())%len(addresses)]
 	node := redis.NewClient(&redis.Options{
 		Addr: net.JoinHostPort(address, strconv.Itoa(storePort)), MaxRetries: -1, Protocol: 2, DisableIdentity: true,
+		DialTimeout: dialTimeout,
 	})
 	defer node.Close()
 	return call(node)
