@@ -6,6 +6,7 @@ package children
 import (
 	"encoding/json"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -111,7 +112,8 @@ func TestStatefulSet(t *testing.T) {
 	assert.True(t, container.Resources.Limits.Cpu().IsZero())
 	assert.Equal(t, "1Gi", container.Resources.Limits.Memory().String())
 	assert.Equal(t, "/drain", container.Lifecycle.PreStop.HTTPGet.Path)
-	assert.Equal(t, int32(180), container.StartupProbe.FailureThreshold)
+	startup := time.Duration(container.StartupProbe.FailureThreshold*container.StartupProbe.PeriodSeconds) * time.Second
+	assert.GreaterOrEqual(t, startup, 24*time.Hour, "a node may copy its data for so long before it is ready")
 	// The restricted Pod Security Standard requires this
 	// (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
 	assert.True(t, *pod.SecurityContext.RunAsNonRoot)
@@ -227,7 +229,7 @@ func TestPodFields(t *testing.T) {
 // The hash is in the annotations of existing StatefulSets. Another hash for the same spec would update the
 // Pods of every cluster that exists.
 func TestAnExistingClusterIsNotUpdated(t *testing.T) {
-	assert.Equal(t, "12vzkizpoq8f0", TemplateHash(demo(), options, "gossip"))
+	assert.Equal(t, "3qcteor3v1s72", TemplateHash(demo(), options, "gossip"))
 }
 
 // The affinity has the fields of Kubernetes, and a change of it updates the Pods.

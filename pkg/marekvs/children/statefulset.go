@@ -36,8 +36,11 @@ const (
 	// gracePeriod is how long a node may take to hand over and write its data, in seconds.
 	gracePeriod = 60
 	// startupTries is how often a node may fail its startup probe, every probePeriod
-	// seconds. It reads its volume before it is ready.
-	startupTries, probePeriod = 180, 2
+	// seconds: a day. A node that joins is not ready before it has the data of its partitions, and
+	// waits for that without a limit (github.com/yannick/marekvs, commit defc648,
+	// crates/marekvs-server/src/main.rs:370). If the kubelet ended it, it would begin again with what is
+	// missing, after a delay that grows.
+	startupTries, probePeriod = 43_200, 2
 )
 
 // gossipCluster is the variable of the gossip cluster of a node. Nodes with another value ignore each
