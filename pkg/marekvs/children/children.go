@@ -100,15 +100,19 @@ func servicePort(name string, port int32, protocol corev1.Protocol) *corev1ac.Se
 }
 
 // Budget returns the PodDisruptionBudget. It allows one eviction at a time for any cluster
-// size: if as many nodes are missing as a partition has copies, data is not available. It must not select
-// Pods of others, because a Pod with two budgets is never evicted
+// size: if as many nodes are missing as a partition has copies, data is not available. It allows none while an eviction
+// would delete a volume. It must not select Pods of others, because a Pod with two budgets is never evicted
 // (https://kubernetes.io/docs/tasks/run-application/configure-pdb/#arbitrary-controllers-and-selectors).
-func Budget(cluster *v1alpha1.MarekvsCluster) *policyv1ac.PodDisruptionBudgetApplyConfiguration {
+func Budget(cluster *v1alpha1.MarekvsCluster, deletesVolume bool) *policyv1ac.PodDisruptionBudgetApplyConfiguration {
+	evictions := int32(1)
+	if deletesVolume {
+		evictions = 0
+	}
 	return policyv1ac.PodDisruptionBudget(cluster.Name, cluster.Namespace).
 		WithLabels(Labels(cluster.Name)).
 		WithOwnerReferences(owner(cluster)).
 		WithSpec(policyv1ac.PodDisruptionBudgetSpec().
-			WithMaxUnavailable(intstr.FromInt32(1)).
+			WithMaxUnavailable(intstr.FromInt32(evictions)).
 			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Labels(cluster.Name))))
 }
 

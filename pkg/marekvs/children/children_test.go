@@ -44,7 +44,7 @@ func TestEveryChildBelongsToTheCluster(t *testing.T) {
 	for name, child := range map[string]metav1.Object{
 		"demo-headless": decode[corev1.Service](t, Headless(demo(), options)),
 		"demo":          decode[corev1.Service](t, Client(demo())),
-		"demo ":         decode[policyv1.PodDisruptionBudget](t, Budget(demo())),
+		"demo ":         decode[policyv1.PodDisruptionBudget](t, Budget(demo(), false)),
 		"demo  ":        decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{Replicas: 3})),
 	} {
 		assert.Equal(t, "ns", child.GetNamespace(), name)
@@ -73,8 +73,9 @@ func TestServices(t *testing.T) {
 
 // One eviction at a time, whatever the size.
 func TestBudget(t *testing.T) {
-	budget := decode[policyv1.PodDisruptionBudget](t, Budget(demo()))
+	budget := decode[policyv1.PodDisruptionBudget](t, Budget(demo(), false))
 	assert.Equal(t, 1, budget.Spec.MaxUnavailable.IntValue())
+	assert.Equal(t, 0, decode[policyv1.PodDisruptionBudget](t, Budget(demo(), true)).Spec.MaxUnavailable.IntValue())
 	assert.Nil(t, budget.Spec.MinAvailable)
 	assert.Equal(t, Labels("demo"), budget.Spec.Selector.MatchLabels, "a Pod of others with two budgets could not be evicted")
 	pod := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template

@@ -105,8 +105,8 @@ func find[T any, C any](ctx context.Context, cluster *v1alpha1.MarekvsCluster, c
 	return present, nil
 }
 
-// ensureServices applies the Services and the PodDisruptionBudget.
-func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) error {
+// ensureServices applies the Services and the PodDisruptionBudget. set is nil if there is no StatefulSet.
+func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet) error {
 	services := c.Kube.CoreV1().Services(cluster.Namespace)
 	var errs []error
 	for _, wanted := range []*serviceConfiguration{children.Headless(cluster, c.Children), children.Client(cluster)} {
@@ -120,12 +120,29 @@ func (c *Controller) ensureServices(ctx context.Context, m *memory, cluster *v1a
 	}
 	budgets := c.Kube.PolicyV1().PodDisruptionBudgets(cluster.Namespace)
 	_, err := ensure(ctx, m, cluster, ensured[policyv1.PodDisruptionBudget, *budgetConfiguration]{
-		kind: "PodDisruptionBudget", name: cluster.Name, informer: c.Informers.Budgets, wanted: children.Budget(cluster),
+		kind: "PodDisruptionBudget", name: cluster.Name, informer: c.Informers.Budgets, wanted: children.Budget(cluster, c.evictionDeletesVolume(cluster, set)),
 		spec:   func(b *policyv1.PodDisruptionBudget) any { return b.Spec },
 		setUID: func(a *budgetConfiguration, b *policyv1.PodDisruptionBudget) { a.WithUID(b.UID) },
 		get:    budgets.Get, apply: budgets.Apply,
 	})
 	return errors.Join(append(errs, err)...)
+}
+
+// evictionDeletesVolume reports whether the claim of a node is being deleted and its Pod is not: when the Pod ends, the
+// volume is deleted
+// (https://kubernetes.io/docs/concepts/storage/persistent-volumes/#storage-object-in-use-protection).
+func (c *Controller) evictionDeletesVolume(cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet) bool {
+	if set == nil {
+		return false
+	}
+	claims := c.readClaims(cluster)
+	for _, pod := range c.readPods(set) {
+		ordinal, _ := podOrdinal(set.Name, pod.Name)
+		if claim := claims[ordinal]; claim != nil && claim.DeletionTimestamp != nil && pod.DeletionTimestamp == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // ensureStatefulSet applies the StatefulSet if it still has a resource version. An empty

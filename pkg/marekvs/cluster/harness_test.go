@@ -250,6 +250,12 @@ func (i *instance) syncStale(ctx context.Context) (time.Duration, error) {
 	return i.sync(ctx, cache.NewObjectName("ns", "demo"))
 }
 
+// syncFresh syncs the cluster with present caches.
+func (i *instance) syncFresh() (time.Duration, error) {
+	i.show()
+	return i.syncStale(i.api.t.Context())
+}
+
 // harness is an operator with one cluster, whose nodes start and end at once.
 type harness struct {
 	*api
@@ -424,6 +430,7 @@ func (n *nodes) runStatefulSet() {
 	}
 	set.Status.UpdateRevision = revision
 	n.stopDeleted()
+	n.endClaims()
 	present, updated := map[int32]bool{}, int32(0)
 	onDelete := set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType
 	for _, pod := range n.api.pods() {
@@ -486,6 +493,22 @@ func (n *nodes) podsOf() int32 {
 		}
 	}
 	return count
+}
+
+// protection is the finalizer of claims that Pods use.
+const protection = "kubernetes.io/pvc-protection"
+
+// endClaims deletes the claims that are being deleted and whose Pods have ended.
+func (n *nodes) endClaims() {
+	uses := map[string]bool{}
+	for _, pod := range n.api.pods() {
+		uses["data-"+pod.Name] = true
+	}
+	for _, claim := range n.api.claims() {
+		if claim.DeletionTimestamp != nil && slices.Contains(claim.Finalizers, protection) && !uses[claim.Name] {
+			n.api.builtIn.Remove(claimResource, claim.Namespace, claim.Name)
+		}
+	}
 }
 
 // stopDeleted ends the nodes whose Pods do not exist.

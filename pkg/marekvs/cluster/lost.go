@@ -25,8 +25,8 @@ import (
 	"nstance.dev/operator/pkg/marekvs/scale"
 )
 
-// findLost returns the nodes whose volumes are lost, or are to be replaced on request, and their claims by
-// ordinal. A volume that cannot be read is not lost.
+// findLost returns the nodes whose volumes are lost, or are to be replaced on request, or whose claims are being deleted,
+// and their claims by ordinal. A volume that cannot be read is not lost.
 func (c *Controller) findLost(
 	ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet,
 ) (lost []scale.Lost, claims map[int32]*corev1.PersistentVolumeClaim, err error) {
@@ -57,7 +57,7 @@ func (c *Controller) findLost(
 			}
 			since[claim.UID], node.For = at, now.Sub(at)
 		}
-		if node.Requested || node.Begun || node.Why != "" {
+		if node.Requested || node.Begun || node.Deleting || node.Why != "" {
 			lost = append(lost, node)
 		}
 	}
@@ -156,7 +156,8 @@ func (c *Controller) replaceVolume(ctx context.Context, set *appsv1.StatefulSet,
 		return err
 	}
 	claim := result.claims[next.Node.Ordinal]
-	if claim.DeletionTimestamp == nil {
+	deleting := claim.DeletionTimestamp != nil
+	if !deleting {
 		err := c.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
 			Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
 		})
@@ -178,6 +179,9 @@ func (c *Controller) replaceVolume(ctx context.Context, set *appsv1.StatefulSet,
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete Pod %s, to replace its volume claim %s: %w", name, claim.Name, err)
+		}
+		if deleting && err == nil {
+			result.replacedPod = name
 		}
 	}
 	return nil

@@ -12,10 +12,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
@@ -269,7 +272,7 @@ func TestAClaimWithoutItsVolumeIsLost(t *testing.T) {
 func TestAReplacementContinuesAfterAFailure(t *testing.T) {
 	h := newHarness(t, nil)
 	h.changeClaim(0, func(claim *corev1.PersistentVolumeClaim) {
-		claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+		claim.Finalizers = []string{protection}
 		requestReplacement(claim)
 	})
 	h.pass()
@@ -288,4 +291,152 @@ func TestAReplacementContinuesAfterAFailure(t *testing.T) {
 	h.under = 0
 	h.settle()
 	assert.Contains(t, h.writes(), "delete pods demo-0")
+}
+
+// deleteClaim deletes the claim of a node as a user does: it exists, with its volume, until its Pod ends.
+func (h *harness) deleteClaim(ordinal int32) {
+	h.t.Helper()
+	h.changeClaim(ordinal, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Finalizers, claim.DeletionTimestamp = []string{protection}, ptr.To(metav1.NewTime(h.clock.Now()))
+	})
+}
+
+// A claim that a user deletes is deleted, with its volume, when its Pod ends. No update ends the Pod before every copy
+// is elsewhere.
+func TestAClaimThatAUserDeletes(t *testing.T) {
+	h := newHarness(t, nil)
+	before := h.processes()
+	h.deleteClaim(2)
+	h.change(imaged("new"))
+	for range 20 { // data moves all the time
+		h.moved++
+		h.pass()
+	}
+	require.Equal(t, before, h.processes())
+	assert.Equal(t, "False Repairing", reason(h.cluster().Status, v1alpha1.ConditionVolumesAvailable))
+	h.events()
+	for range 6 {
+		h.settle()
+	}
+	assert.Nil(t, h.claim(2).DeletionTimestamp)
+	assert.Equal(t, []string{"new", "new", "new"}, h.revisions())
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+	assert.Contains(t, h.events(), "Normal VolumeReplaced Deleted Pod demo-2, whose volume claim is being deleted")
+
+	// A removal needs no replacement before it.
+	removed := newHarness(t, sized(4))
+	removed.deleteClaim(3)
+	removed.change(sized(3))
+	assert.Equal(t, []int32{4, 3}, removed.sizes(20))
+}
+
+// With one copy the Pod never ends: neither an update nor a repair deletes the only copy, nor does a larger factor, which
+// the nodes have only after an update. When the claim is another one of the same volume, everything goes on.
+func TestAClaimWithTheOnlyCopyThatAUserDeletes(t *testing.T) {
+	for name, change := range map[string]func(*harness){
+		"an update":         func(h *harness) { h.change(imaged("new")) },
+		"a larger factor":   func(h *harness) { h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.ReplicationFactor = 2 }) },
+		"a removal":         func(h *harness) { h.change(sized(2)) },
+		"a repair":          func(h *harness) { h.crash(2); h.change(imaged("new")) },
+		"a lost volume":     func(h *harness) { h.change(replaceAfter(1)); h.loseNode(1) },
+		"a request as well": func(h *harness) { h.changeClaim(2, requestReplacement) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.ReplicationFactor = 1 })
+			for _, pod := range h.pods() {
+				container := &pod.Spec.Containers[0]
+				container.Env = append(container.Env, corev1.EnvVar{Name: "MAREKVS_REPLICAS_N", Value: "1"})
+				h.builtIn.Update(podResource, &pod)
+			}
+			h.deleteClaim(2)
+			change(h)
+			before := h.processes()["demo-2"]
+			for range 7 { // longer than progressDeadlineSeconds
+				h.settle()
+			}
+			require.Equal(t, before, h.processes()["demo-2"])
+			assert.NotNil(t, h.claim(2).DeletionTimestamp)
+			status := h.cluster().Status
+			assert.True(t, meta.IsStatusConditionFalse(status.Conditions, v1alpha1.ConditionVolumesAvailable))
+			assert.Equal(t, v1alpha1.PhaseBlocked, status.Phase, "%+v", status)
+			if name == "a lost volume" {
+				return // which nothing brings back
+			}
+			h.changeClaim(2, func(claim *corev1.PersistentVolumeClaim) {
+				claim.UID, claim.DeletionTimestamp, claim.Finalizers, claim.Annotations = "another", nil, nil, nil
+			})
+			h.change(sized(3))
+			for range 8 {
+				h.settle()
+			}
+			assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
+			assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionRolledOut))
+		})
+	}
+}
+
+// A claim may be deleted at any time of an update: before its Pod is updated, or after, while the update waits.
+func TestTheClaimOfAnUpdatedPodIsDeleted(t *testing.T) {
+	for name, begin := range map[string]func(*harness){
+		"it was replaced": func(h *harness) { h.crash(2) },
+		"it was updated":  func(*harness) {},
+	} {
+		h := newHarness(t, nil)
+		begin(h)
+		h.change(imaged("new"))
+		for range 40 {
+			if h.revisions()[2] == "new" {
+				break
+			}
+			h.pass()
+		}
+		require.Equal(t, []string{"i", "i", "new"}, h.revisions(), name)
+		claim := h.claim(2).UID
+		h.deleteClaim(2)
+		h.under = 7
+		for range 3 {
+			requeue, err := h.syncFresh()
+			require.NoError(t, err)
+			require.Equal(t, period, requeue, "%s: the cache is not older than the API server", name)
+			h.runStatefulSet()
+			h.advance(period)
+		}
+		assert.Equal(t, "False Underreplicated", reason(h.cluster().Status, v1alpha1.ConditionVolumesAvailable), name)
+		h.under = 0
+		for range 8 {
+			h.settle()
+		}
+		assert.NotEqual(t, claim, h.claim(2).UID, name)
+		assert.Equal(t, []string{"new", "new", "new"}, h.revisions(), name)
+		assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%s: %+v", name, h.cluster().Status)
+	}
+}
+
+// An eviction ends a Pod whatever the copies. While that would delete a volume, the budget allows none.
+func TestNoPodIsEvictedWhileThatDeletesItsVolume(t *testing.T) {
+	h := newHarness(t, sized(4))
+	evictions := func() int {
+		object, err := h.kube.Tracker().Get(budgetResource, "ns", "demo")
+		require.NoError(t, err)
+		return object.(*policyv1.PodDisruptionBudget).Spec.MaxUnavailable.IntValue()
+	}
+	require.Equal(t, 1, evictions())
+	h.under = 1
+	h.deleteClaim(3)
+	h.pass()
+	assert.Equal(t, 0, evictions())
+	h.under = 0
+	for range 6 {
+		h.settle()
+	}
+	assert.Nil(t, h.claim(3).DeletionTimestamp)
+	assert.Equal(t, 1, evictions())
+
+	// The claim of a removed node has no Pod.
+	h.change(sized(3))
+	h.settle()
+	require.Equal(t, []int32{3}, h.sizes(10))
+	h.deleteClaim(3)
+	h.pass()
+	assert.Equal(t, 1, evictions())
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -49,7 +50,7 @@ func (c *Controller) replace(ctx context.Context, set *appsv1.StatefulSet, resul
 	var errs []error
 	for _, ordinal := range result.decision.Rollout.Replace {
 		name := fmt.Sprintf("%s-%d", set.Name, ordinal)
-		deleted, err := c.deletePod(ctx, set, name)
+		deleted, err := c.deletePod(ctx, set, name, result.claims[ordinal])
 		if err != nil {
 			errs = append(errs, fmt.Errorf("delete Pod %s: %w", name, err))
 		}
@@ -60,9 +61,27 @@ func (c *Controller) replace(ctx context.Context, set *appsv1.StatefulSet, resul
 	return errors.Join(errs...)
 }
 
-// deletePod deletes a Pod of a former revision that does not work. deleted is false if the Pod has
+// deletingClaim reports whether a claim is being deleted, from the API server: when its Pod ends, so does its volume.
+func (c *Controller) deletingClaim(ctx context.Context, claim *corev1.PersistentVolumeClaim) (bool, error) {
+	if claim == nil {
+		return false, nil
+	}
+	live, err := c.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("read volume claim %s: %w", claim.Name, err)
+	}
+	return live.DeletionTimestamp != nil, nil
+}
+
+// deletePod deletes a Pod of a former revision that does not work. deleted is false if the Pod or its claim has
 // changed since the decision.
-func (c *Controller) deletePod(ctx context.Context, set *appsv1.StatefulSet, name string) (deleted bool, err error) {
+func (c *Controller) deletePod(ctx context.Context, set *appsv1.StatefulSet, name string, claim *corev1.PersistentVolumeClaim) (deleted bool, err error) {
+	if deleting, err := c.deletingClaim(ctx, claim); err != nil || deleting {
+		return false, err
+	}
 	pods := c.Kube.CoreV1().Pods(set.Namespace)
 	live, err := pods.Get(ctx, name, metav1.GetOptions{})
 	switch {

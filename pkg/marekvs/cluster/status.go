@@ -350,6 +350,10 @@ func (c *Controller) recordWrites(cluster *v1alpha1.MarekvsCluster, result *sync
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(claim, v1alpha1.ReasonVolumeReplaced, "Replace", "Deleted volume claim %s and its Pod, to replace them%s", name, because(result.decision.Replacement.Node))
 	}
+	if name := result.replacedPod; name != "" {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
+		normal(pod, v1alpha1.ReasonVolumeReplaced, "Replace", "Deleted Pod %s, whose volume claim is being deleted", name)
+	}
 	for _, name := range result.replaced {
 		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(pod, v1alpha1.ReasonPodReplaced, "RollOut", "Deleted Pod %s, which did not work, so that it gets the present template", name)

@@ -43,9 +43,10 @@ type syncResult struct {
 	grown            []string
 	deletedForClaims bool
 	// claims has the volume claims by ordinal, as the decision about lost volumes saw them. replacedClaim
-	// is the name of the claim that was deleted to replace it.
-	claims        map[int32]*corev1.PersistentVolumeClaim
-	replacedClaim string
+	// is the name of the claim that was deleted to replace it, replacedPod the name of the Pod that was deleted because
+	// its claim was being deleted before.
+	claims                     map[int32]*corev1.PersistentVolumeClaim
+	replacedClaim, replacedPod string
 	// reclaimed has the names of the deleted claims, replaced the names of the deleted Pods.
 	reclaimed, replaced []string
 	// stalled is true if the update or the change of the size has made no step for
@@ -102,22 +103,22 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 // reconcile brings a cluster one step towards its spec.
 func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*syncResult, error) {
 	result := &syncResult{}
-	// The nodes of a cluster that exists are managed although a Service cannot be written.
-	var services error
-	if !cluster.Spec.Paused {
-		services = c.ensureServices(ctx, m, cluster)
-	}
-	obj, exists, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
+	obj, _, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
 	if err != nil {
 		return result, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
 	}
-	if !exists {
+	set, _ := obj.(*appsv1.StatefulSet)
+	// The nodes of a cluster that exists are managed although a Service cannot be written.
+	var services error
+	if !cluster.Spec.Paused {
+		services = c.ensureServices(ctx, m, cluster, set)
+	}
+	if set == nil {
 		if cluster.Spec.Paused {
 			return result, nil
 		}
 		return result, c.create(ctx, m, cluster, result, services)
 	}
-	set := obj.(*appsv1.StatefulSet)
 	if !children.IsOwned(set, cluster) {
 		return result, &notOwnedError{"StatefulSet", set.Name}
 	}
@@ -195,10 +196,23 @@ func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.Ma
 	case size.Replicas < before:
 		size.Annotations[v1alpha1.AnnotationLastScaleDown] = now.UTC().Format(time.RFC3339)
 	}
-	if beginning || size.Replicas < result.observed.Replicas || size.Partition < result.observed.Partition && !result.decision.Rollout.Done {
+	// A removal lowers the partition with the size, and updates no Pod.
+	rollout := &result.decision.Rollout
+	lowered := !size.OnDelete && !rollout.Done && size.Partition < min(result.observed.UpdatesFrom(), size.Replicas)
+	if beginning || lowered || size.Replicas < result.observed.Replicas {
 		var err error
 		if version, err = c.confirm(ctx, set); err != nil {
 			return err
+		}
+	}
+	// While the next Pod waits, only Pods that are updated already are above the partition.
+	if lowered && rollout.Waiting == nil {
+		deleting, err := c.deletingClaim(ctx, result.claims[size.Partition])
+		if err != nil {
+			return err
+		}
+		if deleting {
+			return errStale
 		}
 	}
 	if err := c.ensureStatefulSet(ctx, m, cluster, gossipClusterOf(set), size, version); err != nil {

@@ -344,27 +344,63 @@ func TestARemovalReadsTheAPIServer(t *testing.T) {
 
 // So is the update of the next Pod.
 func TestAnUpdateReadsTheAPIServer(t *testing.T) {
-	h := newHarness(t, sized(4))
-	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Image = "new" })
-	partition := func() int32 { return *h.set().Spec.UpdateStrategy.RollingUpdate.Partition }
-	h.pass()
-	before := partition()
-	for range 40 {
+	for name, prepare := range map[string]func(*harness){
+		"every Pod works":          func(*harness) {},
+		"a Pod is replaced before": func(h *harness) { h.crash(3) },
+	} {
+		h := newHarness(t, sized(4))
+		prepare(h)
+		h.change(imaged("new"))
+		partition := func() int32 {
+			if rolling := h.set().Spec.UpdateStrategy.RollingUpdate; rolling != nil {
+				return *rolling.Partition
+			}
+			return 4 // OnDelete
+		}
+		h.pass()
+		before := partition()
+		for range 40 {
+			h.show()
+			pod := h.pod(0)
+			unready := pod.DeepCopy()
+			unready.Status.Conditions[0].Status = corev1.ConditionFalse
+			h.builtIn.Update(podResource, unready)
+			_, err := h.syncStale(t.Context())
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, partition(), before, "%s: demo-0 is not ready", name)
+			h.builtIn.Update(podResource, pod)
+			h.pass()
+			before = partition()
+		}
+		assert.Equal(t, []string{"new", "new", "new", "new"}, h.revisions(), name)
+	}
+}
+
+// And the claim of that Pod: if it is being deleted, the volume would be deleted with the Pod.
+func TestAnUpdateReadsTheClaim(t *testing.T) {
+	h := newHarness(t, nil)
+	claim, doomed := h.claim(2), h.claim(2)
+	doomed.Finalizers, doomed.DeletionTimestamp = []string{protection}, ptr.To(metav1.NewTime(h.clock.Now()))
+	h.change(imaged("new"))
+	updated := 0
+	for range 20 {
 		h.show()
-		pod := h.pods()[0].DeepCopy()
-		unready := pod.DeepCopy()
-		unready.Status.Conditions[0].Status = corev1.ConditionFalse
-		h.builtIn.Update(podResource, unready)
+		h.builtIn.Update(claimResource, doomed.DeepCopy())
 		_, err := h.syncStale(t.Context())
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, partition(), before, "%s is not ready", pod.Name)
-		h.builtIn.Update(podResource, pod)
-		h.pass()
-		before = partition()
+		require.Equal(t, int32(3), *h.set().Spec.UpdateStrategy.RollingUpdate.Partition)
+		h.builtIn.Update(claimResource, claim.DeepCopy())
+		h.show()
+		_, err = h.syncStale(t.Context())
+		require.NoError(t, err)
+		if *h.set().Spec.UpdateStrategy.RollingUpdate.Partition < 3 {
+			updated++
+			break
+		}
+		h.runStatefulSet()
+		h.advance(period)
 	}
-	for _, pod := range h.pods() {
-		assert.Equal(t, "new", pod.Labels["controller-revision-hash"], pod.Name)
-	}
+	assert.Equal(t, 1, updated, "it is updated when the claim is not deleted")
 }
 
 // The load must be low for the whole window, whatever the time since the last change.

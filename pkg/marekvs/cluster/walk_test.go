@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
 	"k8s.io/client-go/kubernetes"
 	appsv1client "k8s.io/client-go/kubernetes/typed/apps/v1"
@@ -64,7 +65,7 @@ type walk struct {
 	// the claim exists until its volume is deleted, too.
 	deleting map[int32]int
 
-	removals, reclaimed, failures, updates, lost, replaced int64
+	removals, reclaimed, failures, updates, lost, replaced, doomed int64
 }
 
 type publishedPod struct {
@@ -179,7 +180,7 @@ func (w *walk) publish() {
 	}
 	for _, ordinal := range w.Volumes.Ordinals() {
 		claim := newClaim(ordinal)
-		claim.Finalizers = []string{"kubernetes.io/pvc-protection"}
+		claim.Finalizers = []string{protection}
 		if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
 			w.builtIn.Add(claim)
 		}
@@ -369,10 +370,40 @@ func (w *walk) disturb() {
 		w.change(w.changeSpec)
 	case 10:
 		w.Drain(60)
-	case 11:
+	case 11, 14:
 		w.lose(w.Int32N(w.Replicas))
 	case 12: // on purpose, by mistake, or too early
 		w.changeClaim(w.Int32N(w.Replicas), requestReplacement)
+	case 13, 15:
+		w.deleteClaim(w.Int32N(w.Replicas))
+	}
+}
+
+// deleteClaim deletes the claim of a node as a user does, unless its Pod ends already. The claim and its volume exist
+// until the Pod ends.
+func (w *walk) deleteClaim(ordinal int32) {
+	stays := slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool {
+		return n.Ordinal == ordinal && n.Ready() && !n.Terminating && (ordinal < w.Update.Partition || n.Revision == w.Update.Template)
+	})
+	if !stays {
+		return
+	}
+	before := w.replaced
+	_ = w.kube.CoreV1().PersistentVolumeClaims("ns").Delete(w.t.Context(), newClaim(ordinal).Name, metav1.DeleteOptions{})
+	w.adopt()
+	w.publish()
+	w.doomed, w.replaced = w.doomed+w.replaced-before, before
+}
+
+// keepVolumes gives the volumes of claims that are being deleted to other claims: nothing else ends the deletion of a
+// claim whose volume has the only copy of data.
+func (w *walk) keepVolumes() {
+	for _, ordinal := range slices.Sorted(maps.Keys(w.deleting)) {
+		w.KeepVolume(ordinal)
+		w.changeClaim(ordinal, func(claim *corev1.PersistentVolumeClaim) {
+			claim.UID, claim.DeletionTimestamp = types.UID(fmt.Sprintf("kept-%d-%d", ordinal, w.Second)), nil
+		})
+		delete(w.deleting, ordinal)
 	}
 }
 
@@ -437,7 +468,12 @@ func (w *walk) end() {
 		return !slices.ContainsFunc(w.Pods, func(n *storetest.Node) bool { return n.Revision != w.cluster().Spec.Image })
 	}
 	ended := func() bool {
-		return w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) && updated() && w.VolumesLost() == 0
+		return w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) && updated() && w.VolumesLost() == 0 &&
+			len(w.deleting) == 0
+	}
+	if w.cluster().WithDefaults().Spec.ReplicationFactor == 1 {
+		w.run(100)
+		w.keepVolumes()
 	}
 	for kept, seconds := 0, 0; kept < 2 && seconds < 6000; seconds += 100 {
 		if w.run(100); ended() {
@@ -451,6 +487,7 @@ func (w *walk) end() {
 	require.Len(w.t, w.Online(), int(w.Replicas))
 	require.True(w.t, updated(), "%+v", w.cluster().Status)
 	require.Zero(w.t, w.VolumesLost(), "%+v", w.cluster().Status)
+	require.Empty(w.t, w.deleting, "%+v", w.cluster().Status)
 }
 
 // target returns the expected size at the end.
@@ -470,14 +507,14 @@ func (w *walk) target() int32 {
 }
 
 // Everything happens at random: load, missing metrics, evictions, drains, restarts of the operator, two
-// operators at a time, old caches, requests that fail or whose response is lost, and changes
-// of the spec, which also update the Pods, lost volumes, and requests to replace nodes, which may work.
-// Nodes get the addresses of nodes that have ended, and other clusters do, too. Partitions take up to 40
+// operators at a time, old caches, requests that fail or whose response is lost, changes
+// of the spec, which also update the Pods, lost volumes, requests to replace nodes, which may work, and claims that
+// users delete. Nodes get the addresses of nodes that have ended, and other clusters do, too. Partitions take up to 40
 // seconds to copy, with 1 to 3 copies of each. No partition ever loses its last copy, no volume of a node is
 // deleted but to replace it, and in the end the cluster has its size and its template, and no volume is
 // lost.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
-	var removals, reclaimed, failures, updates, lost, replaced atomic.Int64
+	var removals, reclaimed, failures, updates, lost, replaced, doomed atomic.Int64
 	seeds := tier.Seeds(t, tier.Pick(20, 210))
 	t.Run("walks", func(t *testing.T) {
 		for _, seed := range seeds {
@@ -504,11 +541,12 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 				failures.Add(w.failures)
 				lost.Add(w.lost)
 				replaced.Add(w.replaced)
+				doomed.Add(w.doomed)
 			})
 		}
 	})
-	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d failures, %d volumes lost, %d replaced",
-		removals.Load(), reclaimed.Load(), updates.Load(), failures.Load(), lost.Load(), replaced.Load())
+	t.Logf("%d removals, %d volumes reclaimed, %d updates, %d failures, %d volumes lost, %d replaced, %d claims deleted by users",
+		removals.Load(), reclaimed.Load(), updates.Load(), failures.Load(), lost.Load(), replaced.Load(), doomed.Load())
 	if walks := int64(len(seeds)); walks > 1 {
 		assert.Greater(t, removals.Load(), walks/2)
 		assert.Greater(t, reclaimed.Load(), walks/8)
@@ -516,6 +554,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		assert.Greater(t, failures.Load(), 3*walks)
 		assert.Greater(t, lost.Load(), walks/2)
 		assert.GreaterOrEqual(t, replaced.Load(), lost.Load())
+		assert.Greater(t, doomed.Load(), walks/4)
 	}
 }
 

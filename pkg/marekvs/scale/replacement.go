@@ -21,7 +21,7 @@ type Lost struct {
 	Why string
 	For time.Duration
 	// Begun is true if the StatefulSet says that this volume is being replaced. Deleting is true if its
-	// claim is being deleted.
+	// claim is being deleted: the volume is deleted when its Pod ends.
 	Begun, Deleting bool
 }
 
@@ -35,16 +35,16 @@ type Replacement struct {
 	Waiting *Block
 }
 
-// NextReplacement returns the next step of the replacement of lost volumes: on request, or when a volume
-// has been lost for a time, 0 for never. One node is replaced at a time, and only when the others have
-// every copy and have stopped to copy, as before a removal. What is not known is no reason to replace a
-// node: all gates are those of removals.
+// NextReplacement returns the next step of the replacement of lost volumes: on request, of which the deletion of a
+// claim is one, or when a volume has been lost for a time, 0 for never. One node is replaced at a time, and only when
+// the others have every copy and have stopped to copy, as before a removal. What is not known is no reason to replace
+// a node: all gates are those of removals.
 func NextReplacement(o *Observation, after time.Duration, diskPercent int32) Replacement {
 	var due []Lost
 	var early *Block
 	for _, node := range o.Lost {
 		switch {
-		case node.Requested, node.Deleting && node.Begun, after > 0 && node.Why != "" && node.For >= after:
+		case node.Requested, node.Deleting, after > 0 && node.Why != "" && node.For >= after:
 			due = append(due, node)
 		case node.Why == "":
 		case early != nil:
@@ -58,8 +58,10 @@ func NextReplacement(o *Observation, after time.Duration, diskPercent int32) Rep
 		return Replacement{Waiting: early}
 	}
 	slices.SortFunc(due, func(a, b Lost) int {
-		return cmp.Or(compareBools(b.Begun && b.Deleting, a.Begun && a.Deleting), compareBools(b.Begun, a.Begun),
-			compareBools(o.ready(a.Ordinal), o.ready(b.Ordinal)), cmp.Compare(a.Ordinal, b.Ordinal))
+		// A node that works keeps its data until it is replaced, and must not keep nodes from being replaced that
+		// do not work: all others must work then. An update waits for a claim that is being deleted.
+		return cmp.Or(compareBools(o.ready(a.Ordinal), o.ready(b.Ordinal)), compareBools(b.Deleting, a.Deleting),
+			compareBools(b.Begun, a.Begun), cmp.Compare(a.Ordinal, b.Ordinal))
 	})
 	node := due[0]
 	if waiting := o.checkReplacement(&node, diskPercent); waiting != nil {
@@ -95,7 +97,8 @@ func (o *Observation) checkReplacement(node *Lost, diskPercent int32) *Block {
 		if found := o.checkComplete(none); found != nil {
 			return found
 		}
-		if o.rolling() {
+		// An update waits for a claim that is being deleted.
+		if o.rolling() && !node.Deleting {
 			return block(v1alpha1.ReasonRollingOut, "pods are being updated")
 		}
 		return o.checkDisk(node.Ordinal, diskPercent)
@@ -112,6 +115,11 @@ func (o *Observation) checkReplacement(node *Lost, diskPercent int32) *Block {
 		}
 	}
 	return nil
+}
+
+// deleting reports whether the volume claim of a node is being deleted.
+func (o *Observation) deleting(ordinal int32) bool {
+	return slices.ContainsFunc(o.Lost, func(node Lost) bool { return node.Ordinal == ordinal && node.Deleting })
 }
 
 // away returns the ordinals of the nodes that do not work, because their volumes are lost, and of those
@@ -163,7 +171,7 @@ func (d *Decision) replaceVolumes(o *Observation, after time.Duration, diskPerce
 			d.Step = Step{Replicas: o.Replicas, Blocked: because}
 		}
 		if updating && len(d.Rollout.Replace) == 0 && !d.Rollout.OnDelete {
-			d.Rollout = Rollout{Partition: o.partition(), Waiting: because}
+			d.Rollout = Rollout{Partition: o.UpdatesFrom(), Waiting: because}
 			updating = false
 		}
 	}

@@ -207,3 +207,49 @@ func TestAReplacementAndTheSize(t *testing.T) {
 	assert.Equal(t, "DiskFull", next.Waiting.Reason)
 	assert.Equal(t, "the volume of pod demo-1 is not replaced yet: a volume would be used to 81 %, more than 80 %", next.Waiting.Message)
 }
+
+// A claim that a user deletes is deleted, with its volume, when its Pod ends. So its node is replaced as on request, and
+// no update restarts its Pod before, nor one that would repair it.
+func TestAnUpdateWaitsForAClaimThatIsBeingDeleted(t *testing.T) {
+	wanted := &Wanted{Nodes: 6, ReplicationFactor: 2}
+	doomed := func() *Observation {
+		o := rollingOut(6, 5)
+		o.Lost = []Lost{{Ordinal: 4, Deleting: true}}
+		return o
+	}
+	waiting := Rollout{Partition: 5, Waiting: &Block{"Replacing", "the volume claim of pod demo-4 is being deleted, and its volume would be deleted with the pod"}}
+	o := doomed()
+	decision := Decide(wanted, o, &Load{}, nil)
+	assert.Equal(t, waiting, decision.Rollout)
+	assert.Equal(t, Replacement{Node: &o.Lost[0]}, decision.Replacement, "between the updates of two Pods")
+
+	o = doomed()
+	o.Pods[0].QuietRounds = ptr.To[int64](2)
+	decision = Decide(wanted, o, &Load{}, nil)
+	assert.Equal(t, waiting, decision.Rollout)
+	assert.Equal(t, "Repairing", decision.Replacement.Waiting.Reason)
+
+	o = doomed()
+	o.ReplicationFactor = 1
+	decision = Decide(&Wanted{Nodes: 6, ReplicationFactor: 1}, o, &Load{}, nil)
+	assert.Equal(t, waiting, decision.Rollout)
+	assert.Equal(t, "SingleCopy", decision.Replacement.Waiting.Reason)
+
+	o = doomed()
+	o.Lost[0].Begun = true
+	assert.Equal(t, &o.Lost[0], Decide(wanted, o, &Load{}, nil).Replacement.Node)
+
+	// It comes before a node whose replacement waits for the update, and after a node that does not work.
+	o = doomed()
+	o.Lost = append([]Lost{{Ordinal: 0, Requested: true, Begun: true}}, o.Lost...)
+	assert.Equal(t, int32(4), NextReplacement(o, 0, 80).Node.Ordinal)
+	o = withLost(3)
+	o.Lost = append([]Lost{{Ordinal: 2, Deleting: true, Begun: true}}, o.Lost...)
+	assert.Equal(t, int32(3), NextReplacement(o, time.Minute, 80).Node.Ordinal)
+
+	o = rollingOut(3, 3)
+	breakPod(o, 0)
+	require.Equal(t, []int32{0}, NextRollout(o).Replace)
+	o.Lost = []Lost{{Ordinal: 0, Deleting: true}}
+	assert.Empty(t, NextRollout(o).Replace)
+}

@@ -33,7 +33,7 @@ type Rollout struct {
 // are updated one at a time, the highest ordinal first, and each only when the others have every
 // copy.
 func NextRollout(o *Observation) Rollout {
-	partition := o.partition()
+	partition := o.UpdatesFrom()
 	wait := func(reason *Block) Rollout { return Rollout{Partition: partition, Waiting: reason} }
 	switch {
 	case !o.TemplateCurrent:
@@ -67,6 +67,9 @@ func NextRollout(o *Observation) Rollout {
 	case next < 0, !o.updated(partition):
 		return wait(block(v1alpha1.ReasonRollingOut, "pod %s is being updated", o.podName(o.unfinished())))
 	}
+	if o.deleting(next) {
+		return wait(block(v1alpha1.ReasonReplacing, "the volume claim of pod %s is being deleted, and its volume would be deleted with the pod", o.podName(next)))
+	}
 	// The update may repair a Pod that is not ready, so its own state is ignored.
 	except := none
 	if !o.ready(next) {
@@ -78,8 +81,9 @@ func NextRollout(o *Observation) Rollout {
 	return Rollout{Partition: next}
 }
 
-// partition returns the lowest ordinal that the StatefulSet controller updates by itself.
-func (o *Observation) partition() int32 {
+// UpdatesFrom returns the lowest ordinal that the StatefulSet controller updates by itself, which is the size if it
+// updates none.
+func (o *Observation) UpdatesFrom() int32 {
 	if o.OnDelete {
 		return o.Replicas
 	}
@@ -93,8 +97,8 @@ func (o *Observation) outdated() []Pod {
 }
 
 // broken returns the ordinals of the Pods of a former revision that do not work: their container never
-// started, or fails. The update may repair them, and cannot make them worse. While an updated Pod fails,
-// they are left alone, unless no Pod of a former revision works either.
+// started, or fails. The update may repair them, and cannot make them worse, unless their volumes would be deleted
+// with them. While an updated Pod fails, they are left alone, unless no Pod of a former revision works either.
 func (o *Observation) broken() []int32 {
 	var broken []int32
 	works := false
@@ -102,6 +106,7 @@ func (o *Observation) broken() []int32 {
 		switch {
 		case pod.Ready:
 			works = true
+		case o.deleting(pod.Ordinal):
 		case pod.NeverRan, pod.Failing != "":
 			broken = append(broken, pod.Ordinal)
 		}

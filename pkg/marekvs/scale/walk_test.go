@@ -341,7 +341,7 @@ func (w *walk) observe(memory *memory, window, sinceScale time.Duration) (*scale
 		if w.VolumeLost(ordinal) {
 			lost.Why, lost.For = "its Kubernetes Node does not exist", time.Duration(w.Second-w.lostAt[claim])*time.Second
 		}
-		if lost.Requested || lost.Begun || lost.Why != "" {
+		if lost.Requested || lost.Begun || lost.Deleting || lost.Why != "" {
 			o.Lost = append(o.Lost, lost)
 		}
 	}

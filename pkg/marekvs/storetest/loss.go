@@ -50,6 +50,10 @@ func (m *Model) DeleteClaim(ordinal int32) {
 	m.deleteDoomed()
 }
 
+// KeepVolume gives the volume of a node whose claim is being deleted to another claim, as an administrator does who wants
+// to keep its data.
+func (m *Model) KeepVolume(ordinal int32) { delete(m.doomed, ordinal) }
+
 // ReplaceVolume deletes the claim and the Pod of a node.
 func (m *Model) ReplaceVolume(ordinal int32) {
 	for _, n := range m.Pods {

@@ -175,9 +175,10 @@ func (m *Model) checkCopies() {
 	}
 }
 
-// Evict deletes a Pod if the PodDisruptionBudget allows it. Its volume stays.
+// Evict deletes a Pod if the PodDisruptionBudget allows it. Its volume stays: the budget allows nothing while the claim of
+// a node is being deleted.
 func (m *Model) Evict() {
-	if len(m.Online()) == int(m.Replicas) && len(m.Pods) == int(m.Replicas) {
+	if len(m.Online()) == int(m.Replicas) && len(m.Pods) == int(m.Replicas) && len(m.doomed) == 0 {
 		m.terminate(m.Pods[m.IntN(len(m.Pods))])
 	}
 }
