@@ -31,8 +31,9 @@ import (
 // waits for nodes that do not respond.
 const workers = 16
 
-// syncTimeout bounds a sync.
-const syncTimeout = time.Minute
+// syncTimeout bounds the observation and the writes of a sync, and publishTimeout the write of its status: what has taken
+// too long is published, too.
+const syncTimeout, publishTimeout = time.Minute, 15 * time.Second
 
 // Informers has the informers of the controller. The informers of children are limited to
 // the label app.kubernetes.io/managed-by of the operator.

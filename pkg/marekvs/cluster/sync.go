@@ -66,8 +66,6 @@ func (r *syncResult) keep(set *appsv1.StatefulSet) {
 var errStale = errors.New("the cache is older than the API server")
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
-	defer cancel()
 	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
 		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
 	}
@@ -84,13 +82,17 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if cluster.DeletionTimestamp != nil {
 		return 0, nil
 	}
-	result, err := c.reconcile(ctx, c.memoryOf(cluster.UID), cluster)
+	limited, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	result, err := c.reconcile(limited, c.memoryOf(cluster.UID), cluster)
 	if errors.Is(err, errStale) || apierrors.IsConflict(err) {
 		// The next sync does not repeat what this sync has written before the conflict.
 		c.recordWrites(cluster, result)
 		return c.staleReads.Delay(key), nil
 	}
 	c.staleReads.Reset(key)
+	ctx, cancel = context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
 	if published := c.publish(ctx, cluster, result, err); published != nil {
 		return 0, errors.Join(err, published)
 	}

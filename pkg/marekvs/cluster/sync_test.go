@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -16,10 +17,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	"k8s.io/client-go/kubernetes"
+	appsv1client "k8s.io/client-go/kubernetes/typed/apps/v1"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/controller"
+	marekvsac "nstance.dev/operator/pkg/generated/applyconfiguration/marekvs/v1alpha1"
+	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/observe"
 )
@@ -433,6 +439,65 @@ func TestASyncHasADeadline(t *testing.T) {
 	_, err := h.syncStale(t.Context())
 	require.NoError(t, err)
 	assert.False(t, scraper.until.IsZero())
+}
+
+// slowStatus is a client whose writes of a status fail when their time is over.
+type slowStatus struct {
+	marekvsclient.MarekvsV1alpha1Interface
+}
+
+func (s slowStatus) MarekvsClusters(namespace string) marekvsclient.MarekvsClusterInterface {
+	return slowClusters{s.MarekvsV1alpha1Interface.MarekvsClusters(namespace)}
+}
+
+type slowClusters struct {
+	marekvsclient.MarekvsClusterInterface
+}
+
+func (s slowClusters) ApplyStatus(ctx context.Context, c *marekvsac.MarekvsClusterApplyConfiguration, options metav1.ApplyOptions) (*v1alpha1.MarekvsCluster, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	return s.MarekvsClusterInterface.ApplyStatus(ctx, c, options)
+}
+
+// silentSets is a client that gets no response to its writes of StatefulSets.
+type silentSets struct{ kubernetes.Interface }
+
+func (s silentSets) AppsV1() appsv1client.AppsV1Interface { return silentApps{s.Interface.AppsV1()} }
+
+type silentApps struct{ appsv1client.AppsV1Interface }
+
+func (s silentApps) StatefulSets(namespace string) appsv1client.StatefulSetInterface {
+	return silentStatefulSets{s.AppsV1Interface.StatefulSets(namespace)}
+}
+
+type silentStatefulSets struct {
+	appsv1client.StatefulSetInterface
+}
+
+func (silentStatefulSets) Apply(ctx context.Context, _ *appsv1ac.StatefulSetApplyConfiguration, _ metav1.ApplyOptions) (*appsv1.StatefulSet, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A sync that has taken all of its time publishes that, and what it has observed.
+func TestASyncThatTakesTooLongPublishesIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, nil)
+		h.Kube, h.Marekvs = silentSets{h.Kube}, slowStatus{h.Marekvs}
+		h.change(sized(5))
+		began := time.Now()
+		_, err := h.syncFresh()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.Equal(t, syncTimeout, time.Since(began))
+		status := h.cluster().Status
+		assert.Equal(t, "apply StatefulSet demo: context deadline exceeded", conditionOf(h, v1alpha1.ConditionReconciled).Message)
+		assert.Equal(t, "False ApplyFailed", reason(status, v1alpha1.ConditionReady))
+		assert.Equal(t, h.cluster().Generation, status.ObservedGeneration)
+		assert.Equal(t, ptr.To[int32](3), status.ReadyNodes)
+		assert.Contains(t, h.events(), "Warning ApplyFailed apply StatefulSet demo: context deadline exceeded")
+	})
 }
 
 // reclaiming sets 4 nodes, and that claims of removed nodes are deleted.
