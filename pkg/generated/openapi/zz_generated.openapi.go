@@ -5556,7 +5556,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "envFrom are Secrets and ConfigMaps whose entries are environment variables of the container. A variable of the operator or of extraEnv overrides an entry of the same name. The operator does not read them: a change updates no Pod, and entries that extraEnv must not have must not be in them either.",
+							Description: "envFrom are Secrets and ConfigMaps whose entries are environment variables of the container. A variable of the operator or of extraEnv overrides an entry of the same name, and the operator sets all variables that extraEnv must not have. It does not read the entries: a change updates no Pod.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

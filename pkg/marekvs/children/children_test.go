@@ -5,6 +5,7 @@ package children
 
 import (
 	"encoding/json"
+	"regexp"
 	"testing"
 	"time"
 
@@ -13,11 +14,15 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
 
+	manifests "nstance.dev/operator/manifests/marekvs"
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/storetest"
 )
 
 var options = Options{ClusterDomain: "cluster.local", MetricsPort: 9121}
@@ -225,6 +230,49 @@ func TestPodFields(t *testing.T) {
 	}, template.Spec.Containers[0].EnvFrom)
 	assert.Equal(t, before, TemplateHash(demo(), options, "gossip"))
 	assert.Empty(t, decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, "gossip", Size{})).Spec.Template.Annotations)
+}
+
+// variablesOf returns the variables of the container of a cluster, and expects each once.
+func variablesOf(t *testing.T, cluster *v1alpha1.MarekvsCluster, gossip string) map[string]corev1.EnvVar {
+	t.Helper()
+	set := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, gossip, Size{}))
+	variables := map[string]corev1.EnvVar{}
+	for _, variable := range set.Spec.Template.Spec.Containers[0].Env {
+		assert.NotContains(t, variables, variable.Name)
+		variables[variable.Name] = variable
+	}
+	return variables
+}
+
+// Every variable that extraEnv must not have is set if there is envFrom, so that no entry of a Secret has an effect: all
+// nodes would have one identity, or would be in the gossip cluster of others.
+func TestEntriesOfEnvFromDoNotChangeTheIdentity(t *testing.T) {
+	cluster := demo()
+	cluster.Spec.EnvFrom = []v1alpha1.EnvFromSource{{SecretRef: v1alpha1.LocalReference{Name: "secret"}}}
+	guarded := variablesOf(t, cluster, "gossip")
+	definition := &apiextensionsv1.CustomResourceDefinition{}
+	require.NoError(t, yaml.Unmarshal(manifests.CRD, definition))
+	schema := definition.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties["extraEnv"]
+	var reserved []string
+	for _, rule := range schema.XValidations {
+		reserved = append(reserved, regexp.MustCompile(`MAREKVS_[A-Z_]+|HOSTNAME`).FindAllString(rule.Rule, -1)...)
+	}
+	require.Len(t, reserved, 12)
+	for _, name := range reserved {
+		if name != "HOSTNAME" { // which the store ignores if it has MAREKVS_NODE_ID
+			assert.Contains(t, guarded, name)
+		}
+	}
+	assert.Equal(t, "metadata.labels['apps.kubernetes.io/pod-index']", guarded["MAREKVS_NODE_ID"].ValueFrom.FieldRef.FieldPath)
+	for name, want := range map[string]string{
+		"MAREKVS_RESP_ADDR": "0.0.0.0:6379", "MAREKVS_MESH_ADDR": "0.0.0.0:7373", "MAREKVS_GOSSIP_ADDR": "0.0.0.0:7946",
+		"MAREKVS_METRICS_ADDR": "0.0.0.0:9121", "MAREKVS_AE_PARTITIONS_PER_ROUND": "0", "MAREKVS_CLUSTER": "gossip",
+	} {
+		assert.Equal(t, want, guarded[name].Value, name)
+	}
+	assert.Equal(t, storetest.DefaultGossipCluster, variablesOf(t, cluster, "")["MAREKVS_CLUSTER"].Value, "of a StatefulSet of an earlier version")
+	assert.NotContains(t, variablesOf(t, demo(), "gossip"), "MAREKVS_NODE_ID")
+	assert.NotContains(t, variablesOf(t, demo(), ""), "MAREKVS_CLUSTER")
 }
 
 // The hash is in the annotations of existing StatefulSets. Another hash for the same spec would update the

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
-	"slices"
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -42,53 +41,6 @@ const (
 	// missing, after a delay that grows.
 	startupTries, probePeriod = 43_200, 2
 )
-
-// gossipCluster is the variable of the gossip cluster of a node. Nodes with another value ignore each
-// other; its default is the same for all clusters (github.com/yannick/marekvs, commit defc648,
-// crates/marekvs-server/src/main.rs:181, crates/marekvs-cluster/src/lib.rs:206).
-const gossipCluster = "MAREKVS_CLUSTER"
-
-// metricsAddress is the variable of the address of the metrics and the probes; its default is
-// DefaultMetricsPort on all addresses. It is not set to its default, because that would update the Pods
-// of existing clusters.
-const metricsAddress = "MAREKVS_METRICS_ADDR"
-
-// DefaultMetricsPort is the port of the metrics and the probes of the store.
-const DefaultMetricsPort = 9121
-
-// GossipCluster returns the gossip cluster of a new cluster. It has the UID, because clusters of the
-// same name in several Kubernetes clusters may share a network.
-func GossipCluster(cluster *v1alpha1.MarekvsCluster) string {
-	return cluster.Namespace + "/" + cluster.Name + "/" + string(cluster.UID)
-}
-
-// GossipClusterOf returns the gossip cluster of existing Pods, empty if they have the default of the
-// store.
-func GossipClusterOf(pod *corev1.PodSpec) string { return variableOf(pod, gossipCluster) }
-
-// replicationFactor is the variable of the number of copies.
-const replicationFactor = "MAREKVS_REPLICAS_N"
-
-// FactorOf returns the number of copies that an existing Pod was started with, 0 if it is unknown.
-func FactorOf(pod *corev1.PodSpec) int32 {
-	factor, err := strconv.ParseInt(variableOf(pod, replicationFactor), 10, 32)
-	if err != nil {
-		return 0
-	}
-	return int32(factor)
-}
-
-// variableOf returns the value of an environment variable of existing Pods, empty if it is not set.
-func variableOf(pod *corev1.PodSpec, name string) string {
-	for _, c := range pod.Containers {
-		for _, variable := range c.Env {
-			if c.Name == ContainerName && variable.Name == name {
-				return variable.Value
-			}
-		}
-	}
-	return ""
-}
 
 // MetricsPortOf returns the port of the metrics of an existing Pod, 0 if it is unknown.
 func MetricsPortOf(pod *corev1.PodSpec) int32 {
@@ -299,51 +251,4 @@ func container(cluster *v1alpha1.MarekvsCluster, options Options, gossip string)
 
 func containerPort(name string, port int32, protocol corev1.Protocol) *corev1ac.ContainerPortApplyConfiguration {
 	return corev1ac.ContainerPort().WithName(name).WithContainerPort(port).WithProtocol(protocol)
-}
-
-// environmentFrom returns the Secrets and ConfigMaps with more variables of the container.
-func environmentFrom(cluster *v1alpha1.MarekvsCluster) []*corev1ac.EnvFromSourceApplyConfiguration {
-	var all []*corev1ac.EnvFromSourceApplyConfiguration
-	for _, source := range cluster.Spec.EnvFrom {
-		from := corev1ac.EnvFromSource()
-		if source.Prefix != "" {
-			from.WithPrefix(source.Prefix)
-		}
-		if source.SecretRef.Name != "" {
-			from.WithSecretRef(corev1ac.SecretEnvSource().WithName(source.SecretRef.Name))
-		}
-		if source.ConfigMapRef.Name != "" {
-			from.WithConfigMapRef(corev1ac.ConfigMapEnvSource().WithName(source.ConfigMapRef.Name))
-		}
-		all = append(all, from)
-	}
-	return all
-}
-
-// environment returns the variables of the container. Variables of the operator override
-// variables of the user: server-side apply rejects a duplicate name.
-func environment(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) []*corev1ac.EnvVarApplyConfiguration {
-	seeds := fmt.Sprintf("%s.%s.svc.%s:%d", HeadlessName(cluster.Name), cluster.Namespace, options.ClusterDomain, gossipPort)
-	own := []*corev1ac.EnvVarApplyConfiguration{
-		corev1ac.EnvVar().WithName("MAREKVS_SEEDS").WithValue(seeds),
-		corev1ac.EnvVar().WithName("MAREKVS_ADVERTISE_IP").WithValue("auto"),
-		corev1ac.EnvVar().WithName(replicationFactor).WithValue(strconv.Itoa(int(cluster.Spec.ReplicationFactor))),
-		corev1ac.EnvVar().WithName("MAREKVS_DATA_DIR").WithValue(dataDir),
-	}
-	if gossip != "" {
-		own = append(own, corev1ac.EnvVar().WithName(gossipCluster).WithValue(gossip))
-	}
-	if port := options.MetricsPort; port != DefaultMetricsPort {
-		own = append(own, corev1ac.EnvVar().WithName(metricsAddress).WithValue(fmt.Sprintf("0.0.0.0:%d", port)))
-	}
-	names := map[string]bool{}
-	for _, variable := range own {
-		names[*variable.Name] = true
-	}
-	for _, name := range slices.Sorted(maps.Keys(cluster.Spec.ExtraEnv)) {
-		if !names[name] {
-			own = append(own, corev1ac.EnvVar().WithName(name).WithValue(cluster.Spec.ExtraEnv[name]))
-		}
-	}
-	return own
 }

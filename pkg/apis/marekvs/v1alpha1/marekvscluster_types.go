@@ -104,9 +104,9 @@ type MarekvsClusterSpec struct {
 	// +optional
 	Paused bool `json:"paused,omitempty"`
 	// envFrom are Secrets and ConfigMaps whose entries are environment variables of the container.
-	// A variable of the operator or of extraEnv overrides an entry of the same name. The operator
-	// does not read them: a change updates no Pod, and entries that extraEnv must not have must
-	// not be in them either.
+	// A variable of the operator or of extraEnv overrides an entry of the same name, and the
+	// operator sets all variables that extraEnv must not have. It does not read the entries: a
+	// change updates no Pod.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=32
@@ -119,7 +119,7 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(name, name.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$'))",message="the name of a variable must consist of letters, digits, '-', '_' and '.', and must not begin with a digit"
 	// +kubebuilder:validation:XValidation:rule="self.all(name, self[name].size() <= 32768)",message="the value of a variable must have at most 32768 characters"
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
-	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_CLUSTER' in self || 'MAREKVS_NODE_ID' in self || 'MAREKVS_RESP_ADDR' in self || 'MAREKVS_MESH_ADDR' in self || 'MAREKVS_GOSSIP_ADDR' in self || 'MAREKVS_AE_PARTITIONS_PER_ROUND' in self)",message="MAREKVS_CLUSTER, MAREKVS_NODE_ID, MAREKVS_RESP_ADDR, MAREKVS_MESH_ADDR, MAREKVS_GOSSIP_ADDR and MAREKVS_AE_PARTITIONS_PER_ROUND are not allowed: the identity of the nodes, their ports and their rounds of repair would not be those that the operator relies on"
+	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_CLUSTER' in self || 'MAREKVS_NODE_ID' in self || 'HOSTNAME' in self || 'MAREKVS_RESP_ADDR' in self || 'MAREKVS_MESH_ADDR' in self || 'MAREKVS_GOSSIP_ADDR' in self || 'MAREKVS_AE_PARTITIONS_PER_ROUND' in self)",message="MAREKVS_CLUSTER, MAREKVS_NODE_ID, HOSTNAME, MAREKVS_RESP_ADDR, MAREKVS_MESH_ADDR, MAREKVS_GOSSIP_ADDR and MAREKVS_AE_PARTITIONS_PER_ROUND are not allowed: the identity of the nodes, their ports and their rounds of repair would not be those that the operator relies on"
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
 	// imagePullSecrets are the Secrets with which the image is pulled.
 	// +optional

@@ -43,9 +43,9 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// The StatefulSet controller still replaces Pods that are deleted.
 	Paused *bool `json:"paused,omitempty"`
 	// envFrom are Secrets and ConfigMaps whose entries are environment variables of the container.
-	// A variable of the operator or of extraEnv overrides an entry of the same name. The operator
-	// does not read them: a change updates no Pod, and entries that extraEnv must not have must
-	// not be in them either.
+	// A variable of the operator or of extraEnv overrides an entry of the same name, and the
+	// operator sets all variables that extraEnv must not have. It does not read the entries: a
+	// change updates no Pod.
 	EnvFrom []EnvFromSourceApplyConfiguration `json:"envFrom,omitempty"`
 	// extraEnv are more environment variables of the container. The variables that the
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
