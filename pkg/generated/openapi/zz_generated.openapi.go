@@ -5788,6 +5788,12 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							Format:      "int64",
 						},
 					},
+					"storageReducibleTo": {
+						SchemaProps: spec.SchemaProps{
+							Description: "storageReducibleTo is the size to which spec.storage.size can be reduced while volumes have not grown to it: the size of the largest of these volumes, 0 if no node has a volume yet. It is not set while every volume has the size.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
 					"opsPerSecond": {
 						SchemaProps: spec.SchemaProps{
 							Description: "opsPerSecond is the rate of commands of all nodes. It is not set without a rate of every node, and changes only with a rate that differs by more than 5 %.",
@@ -5811,7 +5817,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+			resource.Quantity{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
 	}
 }
 
@@ -6200,7 +6206,7 @@ func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) comm
 				Properties: map[string]spec.Schema{
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "size is the requested size. If it is raised, the volume claims of the nodes grow, as far as their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It cannot be reduced.",
+							Description: "size is the requested size. If it is raised, the volume claims of the nodes grow, as far as their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It can be reduced only while a volume has not grown to it, and not below status.storageReducibleTo, because volumes do not shrink.",
 							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
 						},
 					},

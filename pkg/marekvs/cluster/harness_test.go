@@ -358,7 +358,7 @@ type nodes struct {
 	// draining keeps Pods that are being deleted from ending.
 	draining bool
 	// broken has the images that cannot be pulled, full is the number of Pods that Nodes accept, 0
-	// for any number.
+	// for any number and less for none.
 	broken map[string]bool
 	full   int
 
@@ -446,6 +446,9 @@ func (n *nodes) runStatefulSet() {
 			continue
 		}
 		present[ordinal] = true
+		if pod.Status.Phase == corev1.PodPending {
+			n.ensureClaim(set, ordinal)
+		}
 		if current && describe(&pod, ordinal).Ready {
 			updated++
 		}
@@ -520,6 +523,19 @@ func (n *nodes) stopDeleted() {
 	maps.DeleteFunc(n.started, func(address string, _ *node) bool { return !exists[address] })
 }
 
+// ensureClaim returns the claim of a node, and creates it if it does not exist, with a volume.
+func (n *nodes) ensureClaim(set *appsv1.StatefulSet, ordinal int32) *corev1.PersistentVolumeClaim {
+	claim := newClaim(ordinal)
+	if present, err := n.api.kube.Tracker().Get(claimResource, "ns", claim.Name); err == nil {
+		return present.(*corev1.PersistentVolumeClaim)
+	}
+	claim.CreationTimestamp.Time = n.api.clock.Now()
+	claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: *children.StorageOf(set)}
+	claim.Status.Capacity = claim.Spec.Resources.Requests
+	n.api.builtIn.Add(claim)
+	return claim
+}
+
 // start creates a Pod, and reports whether its container starts.
 func (n *nodes) start(ordinal int32) bool {
 	set := n.api.set()
@@ -527,15 +543,7 @@ func (n *nodes) start(ordinal int32) bool {
 	if rolling := set.Spec.UpdateStrategy.RollingUpdate; rolling != nil && ordinal < *rolling.Partition {
 		set.Status.UpdateRevision = cmp.Or(set.Status.CurrentRevision, set.Status.UpdateRevision)
 	}
-	claim := newClaim(ordinal)
-	if present, err := n.api.kube.Tracker().Get(claimResource, "ns", claim.Name); err == nil {
-		claim = present.(*corev1.PersistentVolumeClaim)
-	} else {
-		claim.CreationTimestamp.Time = n.api.clock.Now()
-		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: *children.StorageOf(set)}
-		claim.Status.Capacity = claim.Spec.Resources.Requests
-		n.api.builtIn.Add(claim)
-	}
+	claim := n.ensureClaim(set, ordinal)
 	n.created++
 	address := fmt.Sprintf("10.0.0.%d", n.created)
 	pod := newPod(set, ordinal, fmt.Sprintf("pod-%d", n.created), address)
@@ -544,7 +552,7 @@ func (n *nodes) start(ordinal int32) bool {
 		{Name: "MAREKVS_CLUSTER", Value: children.GossipClusterOf(&set.Spec.Template.Spec)},
 	}}}
 	switch {
-	case n.full > 0 && int(n.podsOf()) >= n.full, n.lost[claim.UID]:
+	case n.full < 0, n.full > 0 && int(n.podsOf()) >= n.full, n.lost[claim.UID]:
 		setPending(pod, "")
 	case n.broken[set.Status.UpdateRevision]:
 		setPending(pod, "ImagePullBackOff")

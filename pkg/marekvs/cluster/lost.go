@@ -51,6 +51,9 @@ func (c *Controller) findLost(
 			Ordinal: ordinal, Requested: claim.Annotations[v1alpha1.AnnotationReplace] == "true", Why: why,
 			Begun: set.Annotations[v1alpha1.AnnotationReplacing] == string(claim.UID), Deleting: claim.DeletionTimestamp != nil,
 		}
+		if pod := pods[ordinal]; unbound(claim) && (pod == nil || neverRan(pod)) {
+			node.Deleting = false // it has no data
+		}
 		if at, known := m.lost[claim.UID]; why != "" || known && err != nil {
 			if !known {
 				at = now

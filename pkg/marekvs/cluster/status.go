@@ -72,6 +72,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 		status.Replicas = result.replicas
 	}
 	status.UnderreplicatedPartitions = o.Underreplicated()
+	status.StorageReducibleTo = result.expansion.reducibleTo
 	status.OpsPerSecond = publishedRate(status.OpsPerSecond, result.load)
 	if err == nil {
 		status.LastScaleUpTime, status.LastScaleDownTime = result.scaledUp, result.scaledDown
@@ -339,9 +340,13 @@ func (c *Controller) recordWrites(cluster *v1alpha1.MarekvsCluster, result *sync
 		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
 		normal(claim, v1alpha1.ReasonVolumeReclaimed, "Reclaim", "Deleted volume claim %s of a removed node", name)
 	}
-	for _, name := range result.grown {
-		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: name}}
-		normal(claim, v1alpha1.ReasonVolumeExpanded, "Expand", "Raised the size of volume claim %s to %s", name, &result.expansion.size)
+	for _, resize := range result.resized {
+		claim := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: cluster.Namespace, Name: resize.claim.Name}}
+		if resize.raised {
+			normal(claim, v1alpha1.ReasonVolumeExpanded, "Expand", "Raised the size of volume claim %s to %s", resize.claim.Name, &resize.request)
+		} else {
+			normal(claim, v1alpha1.ReasonExpansionReduced, "Expand", "Lowered the size of volume claim %s to %s", resize.claim.Name, &resize.request)
+		}
 	}
 	if result.deletedForClaims {
 		normal(nil, v1alpha1.ReasonStatefulSetRecreated, "Expand", "Deleted the StatefulSet without its Pods, to create it again with volume claims of %s", &result.expansion.size)

@@ -38,9 +38,9 @@ type syncResult struct {
 	adopting bool
 	// expansion is how far the volumes have their size.
 	expansion expansion
-	// grown has the names of the claims whose size was raised. deletedForClaims is true when the
+	// resized has the claims whose size was changed. deletedForClaims is true when the
 	// StatefulSet was deleted without its Pods, to create it with larger claims.
-	grown            []string
+	resized          []claimResize
 	deletedForClaims bool
 	// claims has the volume claims by ordinal, as the decision about lost volumes saw them. replacedClaim
 	// is the name of the claim that was deleted to replace it, replacedPod the name of the Pod that was deleted because
@@ -146,13 +146,14 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 	stalledFor := m.progress.stalledFor(stepOf(result.observed, &result.decision), c.Clock.Now())
 	result.stalled = stalledFor > progressDeadline(cluster)
 	// A full volume grows whatever else fails.
-	errs := []error{services, volumes, c.growClaims(ctx, result)}
+	errs := []error{services, volumes, c.resizeClaims(ctx, result)}
 	for _, act := range []func() error{
 		func() error { return c.resize(ctx, m, cluster, set, result) },
 		func() error { return c.replace(ctx, set, result) },
 		func() error { return c.reclaim(ctx, cluster, set, result) },
 		func() error { return c.replaceVolume(ctx, set, result) },
 		func() error { return c.deleteForClaims(ctx, set, result) },
+		func() error { return c.recreateClaims(ctx, result) },
 	} {
 		if err := act(); err != nil {
 			return result, errors.Join(append(errs, err)...)

@@ -27,10 +27,22 @@ type expansion struct {
 	size resource.Quantity
 	// waiting is why not every volume has the size, nil if every volume has it.
 	waiting *scale.Block
-	// grow has the claims whose request is to be raised.
-	grow []*corev1.PersistentVolumeClaim
+	// resize has the claims whose request is to be changed.
+	resize []claimResize
 	// recreate is true if the StatefulSet is to be created again with claims of the size.
 	recreate bool
+	// unbound has the claims without a volume whose requests are too large, and which the StatefulSet controller would
+	// create with the size.
+	unbound []*corev1.PersistentVolumeClaim
+	// reducibleTo is the size of the largest volume that still grows, 0 if there is no volume yet, nil if no volume grows.
+	reducibleTo *resource.Quantity
+}
+
+// claimResize is a change of the request of a claim.
+type claimResize struct {
+	claim   *corev1.PersistentVolumeClaim
+	request resource.Quantity
+	raised  bool
 }
 
 // blocked reports whether a volume cannot grow until the user changes something.
@@ -54,14 +66,19 @@ func (c *Controller) planExpansion(ctx context.Context, cluster *v1alpha1.Marekv
 	e := &result.expansion
 	e.size = *cluster.Spec.Storage.Size
 	claims, classes := c.readClaims(cluster), map[string]string{}
-	requested := true
+	requested, bound := true, false
 	for ordinal := range result.observed.Replicas {
 		claim := claims[ordinal]
 		if claim == nil || claim.DeletionTimestamp != nil || !hasLabels(claim, children.Labels(cluster.Name)) {
 			continue // the StatefulSet controller creates it again
 		}
+		if !unbound(claim) {
+			bound = true
+			e.noteReducible(claim)
+		}
 		request := claim.Spec.Resources.Requests[corev1.ResourceStorage]
 		if request.Cmp(e.size) >= 0 {
+			e.reduce(claim, result.observed.Empty[ordinal])
 			e.checkCapacity(claim)
 			continue
 		}
@@ -72,7 +89,7 @@ func (c *Controller) planExpansion(ctx context.Context, cluster *v1alpha1.Marekv
 		}
 		why, err := c.notExpandable(ctx, claim, classes)
 		if err != nil {
-			*e = expansion{waiting: &scale.Block{Reason: v1alpha1.ReasonExpanding, Message: err.Error()}}
+			*e = expansion{waiting: &scale.Block{Reason: v1alpha1.ReasonExpanding, Message: err.Error()}, reducibleTo: cluster.Status.StorageReducibleTo}
 			return err
 		}
 		if why != "" {
@@ -80,15 +97,54 @@ func (c *Controller) planExpansion(ctx context.Context, cluster *v1alpha1.Marekv
 			e.wait(v1alpha1.ReasonExpansionNotAllowed, "volume claim %s cannot grow from %s to %s: %s", claim.Name, &request, &e.size, why)
 			continue
 		}
-		e.grow = append(e.grow, claim)
+		e.resize = append(e.resize, claimResize{claim: claim, request: e.size, raised: true})
 		e.wait(v1alpha1.ReasonExpanding, "volume claim %s is to grow from %s to %s", claim.Name, &request, &e.size)
 	}
-	if creates := children.StorageOf(set); creates != nil && creates.Cmp(e.size) < 0 {
+	if !bound && len(result.observed.Empty) == int(result.observed.Replicas) {
+		e.reducibleTo = &resource.Quantity{}
+	}
+	if creates := children.StorageOf(set); creates != nil && creates.Cmp(e.size) != 0 {
 		because := keepStatefulSet(cluster, result)
-		e.recreate = requested && len(e.grow) == 0 && because == ""
+		e.recreate = requested && len(e.resize) == 0 && because == ""
+		e.unbound = nil // they would get the same size again
 		e.wait(v1alpha1.ReasonExpanding, "the StatefulSet creates volume claims of %s until it is created again with %s%s", creates, &e.size, because)
 	}
 	return nil
+}
+
+// noteReducible notes the size of a volume that has less than its claim requests, or is to get more.
+func (e *expansion) noteReducible(claim *corev1.PersistentVolumeClaim) {
+	capacity, request := claim.Status.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	if capacity.Cmp(request) >= 0 && capacity.Cmp(e.size) >= 0 {
+		return
+	}
+	if e.reducibleTo == nil || capacity.Cmp(*e.reducibleTo) > 0 {
+		e.reducibleTo = &capacity
+	}
+}
+
+// reduce lowers the request of a claim that was raised to a size that the spec no longer has, while its volume has not
+// grown. Kubernetes accepts only more than the volume has
+// (https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes). A
+// claim without a volume cannot be changed: it is created again if nothing has run with it. A request that a user has
+// raised stays.
+func (e *expansion) reduce(claim *corev1.PersistentVolumeClaim, empty bool) {
+	capacity, request := claim.Status.Capacity[corev1.ResourceStorage], claim.Spec.Resources.Requests[corev1.ResourceStorage]
+	switch {
+	case request.Cmp(e.size) == 0:
+	case unbound(claim) && empty:
+		e.unbound = append(e.unbound, claim)
+		e.wait(v1alpha1.ReasonExpanding, "volume claim %s has no volume and is to be created again with %s instead of %s", claim.Name, &e.size, &request)
+	case claim.Status.Phase == corev1.ClaimBound && claim.Annotations[v1alpha1.AnnotationRequestedSize] == request.String():
+		least := capacity.DeepCopy()
+		least.Add(*resource.NewQuantity(1, resource.BinarySI))
+		if least.Cmp(e.size) < 0 {
+			least = e.size
+		}
+		if least.Cmp(request) < 0 {
+			e.resize = append(e.resize, claimResize{claim: claim, request: least})
+		}
+	}
 }
 
 // checkCapacity waits for the volume of a claim that requests the size.
@@ -141,7 +197,7 @@ func keepStatefulSet(cluster *v1alpha1.MarekvsCluster, result *syncResult) strin
 		return ", after the replacement of a volume"
 	case !decision.Rollout.Done, o.CurrentRevision != o.UpdateRevision, o.OnDelete:
 		return ", after the update of the Pods"
-	case !o.Current, o.StatusReplicas != o.Replicas, int32(len(o.Pods)) != o.Replicas, o.Ready() != o.Replicas:
+	case !o.Current, o.StatusReplicas != o.Replicas, int32(len(o.Pods)) != o.Replicas, !readyOrEmpty(o):
 		return fmt.Sprintf(", when all Pods are ready: %d of %d are", o.Ready(), o.Replicas)
 	case cluster.Status.Replicas != o.Replicas:
 		return ", when the status has the size"
@@ -149,23 +205,51 @@ func keepStatefulSet(cluster *v1alpha1.MarekvsCluster, result *syncResult) strin
 	return ""
 }
 
-// growClaims raises the requests of volume claims.
-func (c *Controller) growClaims(ctx context.Context, result *syncResult) error {
+// readyOrEmpty reports whether every Pod is ready or has never run: such a Pod cannot end.
+func readyOrEmpty(o *scale.Observation) bool {
+	for _, pod := range o.Pods {
+		if !pod.Ready && !o.Empty[pod.Ordinal] {
+			return false
+		}
+	}
+	return true
+}
+
+// resizeClaims changes the requests of volume claims, and notes which it has written: later requests of users differ.
+func (c *Controller) resizeClaims(ctx context.Context, result *syncResult) error {
 	var errs []error
-	for _, claim := range result.expansion.grow {
+	for _, resize := range result.expansion.resize {
+		claim, size := resize.claim, resize.request.String()
 		patch, err := json.Marshal(map[string]any{
-			"metadata": map[string]any{"uid": claim.UID, "resourceVersion": claim.ResourceVersion},
-			"spec":     map[string]any{"resources": map[string]any{"requests": map[string]any{"storage": result.expansion.size.String()}}},
+			"metadata": map[string]any{
+				"uid": claim.UID, "resourceVersion": claim.ResourceVersion, "annotations": map[string]any{v1alpha1.AnnotationRequestedSize: size},
+			},
+			"spec": map[string]any{"resources": map[string]any{"requests": map[string]any{"storage": size}}},
 		})
 		if err == nil {
 			_, err = c.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Patch(ctx, claim.Name, types.MergePatchType, patch,
 				metav1.PatchOptions{FieldManager: v1alpha1.ManagerName})
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("raise the size of volume claim %s to %s: %w", claim.Name, &result.expansion.size, err))
+			errs = append(errs, fmt.Errorf("change the size of volume claim %s to %s: %w", claim.Name, size, err))
 			continue
 		}
-		result.grown = append(result.grown, claim.Name)
+		result.resized = append(result.resized, resize)
+	}
+	return errors.Join(errs...)
+}
+
+// recreateClaims deletes claims without a volume, which the StatefulSet controller creates again with the size. A claim
+// that has got a volume meanwhile is not deleted.
+func (c *Controller) recreateClaims(ctx context.Context, result *syncResult) error {
+	var errs []error
+	for _, claim := range result.expansion.unbound {
+		err := c.Kube.CoreV1().PersistentVolumeClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{
+			Preconditions: &metav1.Preconditions{UID: &claim.UID, ResourceVersion: &claim.ResourceVersion},
+		})
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete volume claim %s, to create it with %s: %w", claim.Name, &result.expansion.size, err))
+		}
 	}
 	return errors.Join(errs...)
 }

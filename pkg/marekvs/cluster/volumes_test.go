@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
@@ -168,6 +169,153 @@ func TestVolumesThatCannotGrow(t *testing.T) {
 		assert.Equal(t, all("20Gi", 4), h.requests(), want)
 		assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, want)
 	}
+}
+
+// expectAccepted expects that the API server accepts the requests: it lowers the request of a claim only to more than its
+// volume has (k8s.io/kubernetes v1.36.3, pkg/apis/core/validation/validation.go, ValidatePersistentVolumeClaimUpdate).
+func (h *harness) expectAccepted(before map[string]string) {
+	h.t.Helper()
+	for _, claim := range h.claims() {
+		request, had := claim.Spec.Resources.Requests.Storage(), quantity(before[claim.Name])
+		if request.Cmp(had) < 0 {
+			assert.Positive(h.t, request.Cmp(*claim.Status.Capacity.Storage()), "the request %s of claim %s", request, claim.Name)
+		}
+	}
+}
+
+// A size that was typed too large can be lowered while volumes have not grown to it: their claims get the smaller size, and
+// claims that are created later, too. A volume that has grown keeps its size.
+func TestASizeThatWasTooLargeIsLowered(t *testing.T) {
+	for name, c := range map[string]struct {
+		lowered string
+		want    map[string]string
+	}{
+		"to more than the volumes have": {"15Gi", map[string]string{"data-demo-0": "15Gi", "data-demo-1": "1Ti", "data-demo-2": "15Gi"}},
+		"to what they have":             {"10Gi", map[string]string{"data-demo-0": "10737418241", "data-demo-1": "1Ti", "data-demo-2": "10737418241"}},
+	} {
+		h := newHarness(t, nil)
+		pods := h.processes()
+		assert.Nil(t, h.cluster().Status.StorageReducibleTo)
+		h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("1Ti")) })
+		h.settle()
+		require.Equal(t, all("1Ti", 3), h.requests(), name)
+		require.Equal(t, "1Ti", children.StorageOf(h.set()).String(), name)
+		require.Equal(t, "10Gi", h.cluster().Status.StorageReducibleTo.String(), name)
+		h.changeClaim(1, func(claim *corev1.PersistentVolumeClaim) { claim.Status.Capacity = claim.Spec.Resources.Requests })
+		h.settle()
+		require.Equal(t, "10Gi", h.cluster().Status.StorageReducibleTo.String(), "%s: of the largest that grows", name)
+		h.events()
+
+		before := h.requests()
+		h.change(func(cluster *v1alpha1.MarekvsCluster) { cluster.Spec.Storage.Size = ptr.To(quantity(c.lowered)) })
+		h.settle()
+		assert.Equal(t, c.want, h.requests(), name)
+		h.expectAccepted(before)
+		assert.Contains(t, h.events(), "Normal ExpansionReduced Lowered the size of volume claim data-demo-0 to "+c.want["data-demo-0"], name)
+		h.settle()
+		assert.Equal(t, c.lowered, children.StorageOf(h.set()).String(), "%s: of new nodes", name)
+		assert.Equal(t, c.want, h.requests(), "%s: once", name)
+		h.growVolumes()
+		h.settle()
+		assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, name)
+		assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionVolumesExpanded), name)
+		assert.Nil(t, h.cluster().Status.StorageReducibleTo, "%s: every volume has its size", name)
+		assert.Equal(t, pods, h.processes(), "%s: no Pod was restarted", name)
+		h.change(sized(4))
+		h.settle()
+		assert.Equal(t, c.lowered, h.requests()["data-demo-3"], name)
+	}
+}
+
+// If no StorageClass lets volumes grow, the size can be taken back to what it was: no claim has requested more.
+func TestASizeThatVolumesCannotGrowToIsTakenBack(t *testing.T) {
+	h := newHarness(t, nil)
+	for _, claim := range h.claims() {
+		claim.Spec.StorageClassName = nil
+		h.builtIn.Update(claimResource, &claim)
+	}
+	h.change(grow)
+	h.settle()
+	require.Equal(t, v1alpha1.PhaseBlocked, h.cluster().Status.Phase)
+	assert.Equal(t, "10Gi", h.cluster().Status.StorageReducibleTo.String())
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("10Gi")) })
+	h.settle()
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+	assert.Equal(t, all("10Gi", 3), h.requests())
+	assert.NotContains(t, h.writes(), deleteSet)
+}
+
+// A request that a user has raised stays, as does a claim of an earlier cluster whose volume is larger.
+func TestRequestsOfUsersAreKept(t *testing.T) {
+	h := newHarness(t, nil)
+	h.changeClaim(1, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: quantity("40Gi")}
+	})
+	h.changeClaim(2, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Spec.Resources.Requests = corev1.ResourceList{corev1.ResourceStorage: quantity("50Gi")}
+		claim.Status.Capacity = claim.Spec.Resources.Requests
+	})
+	want := map[string]string{"data-demo-0": "10Gi", "data-demo-1": "40Gi", "data-demo-2": "50Gi"}
+	h.settle()
+	assert.Equal(t, want, h.requests())
+	h.change(grow)
+	h.settle()
+	want["data-demo-0"] = "20Gi"
+	assert.Equal(t, want, h.requests())
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("15Gi")) })
+	h.settle()
+	want["data-demo-0"] = "15Gi"
+	assert.Equal(t, want, h.requests())
+}
+
+// A new cluster, or a node that is added, whose volumes nobody can provide begins again with claims of the smaller size:
+// claims without a volume cannot be changed, and nothing has run with them.
+func TestClaimsThatNeverHadAVolumeAreCreatedAgain(t *testing.T) {
+	pending := func(h *harness) {
+		for _, claim := range h.claims() {
+			if claim.Spec.Resources.Requests.Storage().Cmp(quantity("1Ti")) == 0 && claim.Status.Capacity != nil {
+				claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+				h.builtIn.Update(claimResource, &claim)
+			}
+		}
+	}
+	lower := func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("10Gi")) }
+
+	h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Storage.Size = ptr.To(quantity("1Ti")) })
+	h.full = -1
+	for range 10 {
+		h.pass()
+		pending(h)
+	}
+	require.Equal(t, all("1Ti", 3), h.requests())
+	require.Equal(t, "0", h.cluster().Status.StorageReducibleTo.String())
+	h.change(lower)
+	for range 10 {
+		h.pass()
+		pending(h)
+	}
+	assert.Equal(t, "10Gi", children.StorageOf(h.set()).String())
+	assert.Equal(t, all("10Gi", 3), h.requests())
+	assert.True(t, meta.IsStatusConditionTrue(h.cluster().Status.Conditions, v1alpha1.ConditionVolumesAvailable), "no volume was lost")
+	h.full = 0
+	for _, pod := range h.pods() {
+		h.builtIn.Remove(podResource, "ns", pod.Name) // the scheduler finds Nodes for them
+	}
+	for range 3 {
+		h.settle()
+	}
+	require.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
+	assert.Nil(t, h.cluster().Status.StorageReducibleTo)
+
+	// A claim without a volume does not let the size of a cluster with volumes be reduced.
+	h.full = 3
+	h.change(sized(4))
+	h.pass()
+	h.changeClaim(3, func(claim *corev1.PersistentVolumeClaim) {
+		claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+	})
+	h.pass()
+	assert.Nil(t, h.cluster().Status.StorageReducibleTo)
 }
 
 // Wherever the operator is killed while volumes grow, the next operator ends it: with the same Pods, size and

@@ -129,6 +129,8 @@ const (
 	ReasonPodReplaced = "PodReplaced"
 	// ReasonVolumeExpanded and ReasonStatefulSetRecreated are the reasons of events.
 	ReasonVolumeExpanded = "VolumeExpanded"
+	// ReasonExpansionReduced is the reason of an event.
+	ReasonExpansionReduced = "ExpansionReduced"
 	// ReasonStatefulSetRecreated is the reason of an event.
 	ReasonStatefulSetRecreated = "StatefulSetRecreated"
 	// ReasonVolumeReplaced is the reason of an event.

@@ -37,6 +37,8 @@ const (
 	// AnnotationReplacing of a StatefulSet is the UID of the volume claim that is being replaced. While it
 	// is there, no node is removed or updated.
 	AnnotationReplacing = "marekvs.io/replacing"
+	// AnnotationRequestedSize of a volume claim is the size that the operator has last requested for it.
+	AnnotationRequestedSize = "marekvs.io/requested-size"
 	// AnnotationStabilization of a StatefulSet is the stabilization in seconds of the
 	// autoscaler that determined its size.
 	AnnotationStabilization = "marekvs.io/stabilization-seconds"

@@ -28,6 +28,7 @@ import (
 // +kubebuilder:printcolumn:name="Message",type=string,JSONPath=`.status.message`,priority=1
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 52",message="metadata.name must have at most 52 characters, because the names of Pods and their labels are made from it"
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must begin with a letter and contain only lower case letters, digits and hyphens, because it is the name of a Service"
+// +kubebuilder:validation:XValidation:rule="!has(self.spec.storage) || !has(self.spec.storage.size) || !has(oldSelf.spec.storage) || !has(oldSelf.spec.storage.size) || quantity(string(self.spec.storage.size)).compareTo(quantity(string(oldSelf.spec.storage.size))) >= 0 || has(self.status) && has(self.status.storageReducibleTo) && quantity(string(self.spec.storage.size)).compareTo(quantity(string(self.status.storageReducibleTo))) >= 0",message="size cannot be reduced, because volumes do not shrink, but to status.storageReducibleTo while volumes still grow; a larger size is allowed, and another notation of the same quantity, such as 10240Mi instead of 10Gi",fieldPath=".spec.storage.size"
 type MarekvsCluster struct {
 	metav1.TypeMeta `json:",inline"`
 	// metadata is the metadata of the object.
@@ -194,11 +195,11 @@ type EnvFromSource struct {
 type Storage struct {
 	// size is the requested size. If it is raised, the volume claims of the nodes grow, as far as
 	// their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It
-	// cannot be reduced.
+	// can be reduced only while a volume has not grown to it, and not below
+	// status.storageReducibleTo, because volumes do not shrink.
 	// +optional
 	// +kubebuilder:default="10Gi"
 	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
-	// +kubebuilder:validation:XValidation:rule="quantity(string(self)).compareTo(quantity(string(oldSelf))) >= 0",message="size cannot be reduced, because volumes do not shrink; a larger size is allowed, and another notation of the same quantity, such as 10240Mi instead of 10Gi"
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. An unset field means the default of the Kubernetes
 	// cluster. It is immutable.
@@ -371,6 +372,11 @@ type MarekvsClusterStatus struct {
 	// that a node reports. It is not set without a report of every node.
 	// +optional
 	UnderreplicatedPartitions *int64 `json:"underreplicatedPartitions,omitempty"`
+	// storageReducibleTo is the size to which spec.storage.size can be reduced while volumes have not
+	// grown to it: the size of the largest of these volumes, 0 if no node has a volume yet. It is not
+	// set while every volume has the size.
+	// +optional
+	StorageReducibleTo *resource.Quantity `json:"storageReducibleTo,omitempty"`
 	// opsPerSecond is the rate of commands of all nodes. It is not set without a rate of
 	// every node, and changes only with a rate that differs by more than 5 %.
 	// +optional

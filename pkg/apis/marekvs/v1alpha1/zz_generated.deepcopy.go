@@ -264,6 +264,11 @@ func (in *MarekvsClusterStatus) DeepCopyInto(out *MarekvsClusterStatus) {
 		*out = new(int64)
 		**out = **in
 	}
+	if in.StorageReducibleTo != nil {
+		in, out := &in.StorageReducibleTo, &out.StorageReducibleTo
+		x := (*in).DeepCopy()
+		*out = &x
+	}
 	if in.LastScaleUpTime != nil {
 		in, out := &in.LastScaleUpTime, &out.LastScaleUpTime
 		*out = (*in).DeepCopy()

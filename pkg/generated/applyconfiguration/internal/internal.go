@@ -945,6 +945,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: selector
       type:
         scalar: string
+    - name: storageReducibleTo
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: underreplicatedPartitions
       type:
         scalar: numeric

@@ -6,6 +6,7 @@
 package v1alpha1
 
 import (
+	resource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
 	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
@@ -36,6 +37,10 @@ type MarekvsClusterStatusApplyConfiguration struct {
 	// underreplicatedPartitions is the largest number of partitions with too few owners
 	// that a node reports. It is not set without a report of every node.
 	UnderreplicatedPartitions *int64 `json:"underreplicatedPartitions,omitempty"`
+	// storageReducibleTo is the size to which spec.storage.size can be reduced while volumes have not
+	// grown to it: the size of the largest of these volumes, 0 if no node has a volume yet. It is not
+	// set while every volume has the size.
+	StorageReducibleTo *resource.Quantity `json:"storageReducibleTo,omitempty"`
 	// opsPerSecond is the rate of commands of all nodes. It is not set without a rate of
 	// every node, and changes only with a rate that differs by more than 5 %.
 	OpsPerSecond *string `json:"opsPerSecond,omitempty"`
@@ -125,6 +130,14 @@ func (b *MarekvsClusterStatusApplyConfiguration) WithReadyNodes(value int32) *Ma
 // If called multiple times, the UnderreplicatedPartitions field is set to the value of the last call.
 func (b *MarekvsClusterStatusApplyConfiguration) WithUnderreplicatedPartitions(value int64) *MarekvsClusterStatusApplyConfiguration {
 	b.UnderreplicatedPartitions = &value
+	return b
+}
+
+// WithStorageReducibleTo sets the StorageReducibleTo field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the StorageReducibleTo field is set to the value of the last call.
+func (b *MarekvsClusterStatusApplyConfiguration) WithStorageReducibleTo(value resource.Quantity) *MarekvsClusterStatusApplyConfiguration {
+	b.StorageReducibleTo = &value
 	return b
 }
 

@@ -16,7 +16,8 @@ import (
 type StorageApplyConfiguration struct {
 	// size is the requested size. If it is raised, the volume claims of the nodes grow, as far as
 	// their StorageClass allows the expansion of volumes; condition VolumesExpanded shows it. It
-	// cannot be reduced.
+	// can be reduced only while a volume has not grown to it, and not below
+	// status.storageReducibleTo, because volumes do not shrink.
 	Size *resource.Quantity `json:"size,omitempty"`
 	// className is the StorageClass. An unset field means the default of the Kubernetes
 	// cluster. It is immutable.
