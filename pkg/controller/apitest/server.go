@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -43,6 +44,11 @@ type Clientset interface {
 // uids and preconditions on them, generations, resource versions, finalizers, also for orphans, and
 // separate field managers for status and spec.
 type Server struct {
+	// Sole is set, to the scheme of the objects, if no client writes a field that another client applies. An apply then
+	// replaces all that the object has of it: that has the result of server-side apply, and takes a small part of the time.
+	// The clientset needs no field management then.
+	Sole *runtime.Scheme
+
 	// Interrupt is called for each action; it may be nil. The action fails with the returned
 	// error; if done is true, it has been carried out nevertheless.
 	Interrupt func(action clienttesting.Action) (done bool, err error)
@@ -178,12 +184,54 @@ func (s *Server) patch(action clienttesting.Action) (bool, runtime.Object, error
 	if patch.GetPatchType() == types.ApplyPatchType && patch.GetSubresource() != "" {
 		patch.PatchOptions.FieldManager += "/" + patch.GetSubresource()
 	}
-	_, after, err := clienttesting.ObjectReaction(s.clientset.Tracker())(patch)
+	react := clienttesting.ObjectReaction(s.clientset.Tracker())
+	if patch.GetPatchType() == types.ApplyPatchType && s.Sole != nil {
+		react = func(clienttesting.Action) (bool, runtime.Object, error) { return s.replaceApplied(patch, before) }
+	}
+	_, after, err := react(patch)
 	if err != nil {
 		return true, nil, err
 	}
 	after, err = s.settle(patch.GetResource(), before, after)
 	return true, after, err
+}
+
+// replaceApplied returns an object with the labels, annotations, owners and spec of an apply, or with its status, and
+// stores it if it is new.
+func (s *Server) replaceApplied(patch clienttesting.PatchActionImpl, before runtime.Object) (bool, runtime.Object, error) {
+	var kind metav1.TypeMeta
+	if err := json.Unmarshal(patch.GetPatch(), &kind); err != nil {
+		return true, nil, err
+	}
+	applied, err := s.Sole.New(kind.GroupVersionKind())
+	if err != nil {
+		return true, nil, err
+	}
+	if err := json.Unmarshal(patch.GetPatch(), applied); err != nil {
+		return true, nil, err
+	}
+	if before == nil {
+		return true, applied, s.clientset.Tracker().Create(patch.GetResource(), applied, patch.GetNamespace())
+	}
+	after := before.DeepCopyObject()
+	from, to := reflect.ValueOf(applied).Elem(), reflect.ValueOf(after).Elem()
+	if patch.GetSubresource() != "" {
+		to.FieldByName("Status").Set(from.FieldByName("Status"))
+		return true, after, nil
+	}
+	to.FieldByName("Spec").Set(from.FieldByName("Spec"))
+	source, err := meta.Accessor(applied)
+	if err != nil {
+		return true, nil, err
+	}
+	target, err := meta.Accessor(after)
+	if err != nil {
+		return true, nil, err
+	}
+	target.SetLabels(source.GetLabels())
+	target.SetAnnotations(source.GetAnnotations())
+	target.SetOwnerReferences(source.GetOwnerReferences())
+	return true, after, nil
 }
 
 // checkPreconditions compares the uid and the resource version in a patch
@@ -231,6 +279,7 @@ func (s *Server) settle(resource schema.GroupVersionResource, before, after runt
 		return nil, err
 	}
 	if accessor.GetDeletionTimestamp() != nil && len(accessor.GetFinalizers()) == 0 {
+		s.version.Add(1)
 		return after, s.clientset.Tracker().Delete(resource, accessor.GetNamespace(), accessor.GetName())
 	}
 	s.stamp(accessor)
@@ -285,6 +334,7 @@ func (s *Server) delete(action clienttesting.Action) (bool, runtime.Object, erro
 		accessor.SetFinalizers(append(accessor.GetFinalizers(), metav1.FinalizerOrphanDependents))
 	}
 	if len(accessor.GetFinalizers()) == 0 {
+		s.version.Add(1)
 		return false, nil, nil
 	}
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
@@ -303,13 +353,20 @@ func (s *Server) stamp(object metav1.Object) {
 	object.SetResourceVersion(version)
 }
 
+// spec returns the spec of an object.
 func (s *Server) spec(object runtime.Object) any {
+	if typed := reflect.Indirect(reflect.ValueOf(object)); typed.Kind() == reflect.Struct && typed.FieldByName("Spec").IsValid() {
+		return typed.FieldByName("Spec").Interface()
+	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	require.NoError(s.t, err)
 	return content["spec"]
 }
 
 func withoutManagers(object runtime.Object) runtime.Object {
+	if accessor, err := meta.Accessor(object); err == nil && len(accessor.GetManagedFields()) == 0 {
+		return object
+	}
 	object = object.DeepCopyObject()
 	if accessor, err := meta.Accessor(object); err == nil {
 		accessor.SetManagedFields(nil)

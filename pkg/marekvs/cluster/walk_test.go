@@ -54,8 +54,11 @@ type walk struct {
 	fixed bool
 	// interrupted is true while interrupt runs within a sync.
 	interrupted bool
-	// published has the state of each Pod at the API server, by name.
+	// published has the state of each Pod at the API server, by name. claimed has the ordinals whose claims exist there.
+	// status is the status of the StatefulSet that was published last.
 	published map[string]publishedPod
+	claimed   map[int32]bool
+	status    publishedSet
 	// addresses has the address of each node by its UID, free the addresses of nodes that have ended:
 	// Pods of another cluster have them now, and new nodes get them.
 	addresses map[int]string
@@ -73,12 +76,23 @@ type publishedPod struct {
 	state state
 }
 
+// publishedSet has what the status of the StatefulSet depends on: its fields, and the version of the API server.
+type publishedSet struct {
+	observed                        bool
+	pods                            int
+	currentRevision, updateRevision string
+	version                         string
+}
+
 func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.MarekvsCluster)) *walk {
 	random := rand.New(rand.NewPCG(seed, 5))
 	cluster := demo()
 	cluster.UID, cluster.Spec.Storage.Size = "", ptr.To(quantity("10Gi"))
 	change(random, cluster)
-	w := &walk{api: newAPI(t), published: map[string]publishedPod{}, addresses: map[int]string{}, deleting: map[int32]int{}, calm: true}
+	w := &walk{
+		api: newSoleAPI(t), published: map[string]publishedPod{}, claimed: map[int32]bool{}, addresses: map[int]string{},
+		deleting: map[int32]int{}, calm: true,
+	}
 	w.settle = []time.Duration{0, settle}[random.IntN(2)]
 	w.kinds.Add(cluster)
 	w.builtIn.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "host", Labels: map[string]string{corev1.LabelHostname: "host"}}})
@@ -101,6 +115,7 @@ func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.Marekv
 func (w *walk) newOperator() *instance {
 	i := w.newInstance(&interruptedClient{Interface: w.kube, before: w.interrupt}, w)
 	i.Settle = w.settle
+	i.filled = map[schema.GroupVersionResource]string{}
 	return i
 }
 
@@ -145,8 +160,11 @@ func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 			continue
 		}
 		for _, n := range w.Pods {
+			if w.address(n) != at {
+				continue
+			}
 			sample := w.Sample(n)
-			if w.address(n) != at || sample == nil {
+			if sample == nil {
 				continue
 			}
 			metrics := &observe.Metrics{Sample: *sample, Commands: ptr.To(float64(int64(n.Commands))), Rounds: ptr.To(n.Rounds), Moved: ptr.To(n.Moved())}
@@ -159,12 +177,11 @@ func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
 // publish writes the state of the model to the API server.
 func (w *walk) publish() {
 	w.clock.SetTime(w.Now())
-	set := w.set()
 	w.freeAddresses()
 	exists := map[string]bool{}
 	for _, n := range w.Pods {
 		exists[podName(n.Ordinal)] = true
-		w.publishPod(set, n)
+		w.publishPod(n)
 	}
 	for name := range w.published {
 		if !exists[name] {
@@ -176,15 +193,27 @@ func (w *walk) publish() {
 		if w.DeletedVolumes[ordinal] > w.deleting[ordinal] {
 			w.builtIn.Remove(claimResource, "ns", newClaim(ordinal).Name)
 			delete(w.deleting, ordinal)
+			delete(w.claimed, ordinal)
 		}
 	}
 	for _, ordinal := range w.Volumes.Ordinals() {
-		claim := newClaim(ordinal)
-		claim.Finalizers = []string{protection}
-		if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
+		if !w.claimed[ordinal] {
+			claim := newClaim(ordinal)
+			claim.Finalizers = []string{protection}
 			w.builtIn.Add(claim)
+			w.claimed[ordinal] = true
 		}
 	}
+	w.publishSet()
+}
+
+// publishSet writes the status of the StatefulSet.
+func (w *walk) publishSet() {
+	now := publishedSet{w.Observed == w.Generation, len(w.Pods), w.Update.CurrentRevision, w.Update.UpdateRevision, w.builtIn.Version()}
+	if w.status == now {
+		return
+	}
+	set := w.set()
 	status := appsv1.StatefulSetStatus{
 		ObservedGeneration: set.Status.ObservedGeneration, Replicas: int32(len(w.Pods)),
 		CurrentRevision: w.Update.CurrentRevision, UpdateRevision: w.Update.UpdateRevision,
@@ -196,15 +225,17 @@ func (w *walk) publish() {
 		set.Status = status
 		w.replace(setResource, set)
 	}
+	now.version = w.builtIn.Version()
+	w.status = now
 }
 
-func (w *walk) publishPod(set *appsv1.StatefulSet, n *storetest.Node) {
+func (w *walk) publishPod(n *storetest.Node) {
 	now := publishedPod{n.UID, state{ready: n.Ready(), terminating: n.Terminating}}
 	before, exists := w.published[podName(n.Ordinal)]
 	if before == now {
 		return
 	}
-	set = set.DeepCopy()
+	set := w.set()
 	set.Status.UpdateRevision = n.Revision
 	pod := newPod(set, n.Ordinal, fmt.Sprintf("pod-%d", n.UID), w.address(n))
 	if !n.Ready() {
@@ -274,6 +305,7 @@ func (w *walk) adopt() {
 			w.replaced++
 		default:
 			w.builtIn.Remove(claimResource, "ns", claim.Name)
+			delete(w.claimed, ordinal)
 			w.DeleteVolume(ordinal)
 			w.reclaimed++
 		}
@@ -458,7 +490,7 @@ func (w *walk) shrink() {
 }
 
 // end stops all failures, and expects the cluster to replace its lost volumes, to reach its size and its
-// template, and to keep them.
+// template, and to keep them for 100 seconds.
 func (w *walk) end() {
 	w.calm, w.former = true, nil
 	for _, n := range w.Pods {
@@ -475,8 +507,9 @@ func (w *walk) end() {
 		w.run(100)
 		w.keepVolumes()
 	}
-	for kept, seconds := 0, 0; kept < 2 && seconds < 6000; seconds += 100 {
-		if w.run(100); ended() {
+	const look = 20
+	for kept, seconds := 0, 0; kept < 6 && seconds < 6000; seconds += look {
+		if w.run(look); ended() {
 			kept++
 		} else {
 			kept = 0
