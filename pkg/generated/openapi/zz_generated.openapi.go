@@ -5720,7 +5720,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceC
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, Paused.",
+							Description: "conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, SurvivesZoneLoss, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

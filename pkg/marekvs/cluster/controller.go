@@ -77,6 +77,8 @@ type Controller struct {
 	mu       sync.Mutex
 	memories map[types.UID]*memory
 
+	zones zones
+
 	// leads is true while clusters are synced.
 	leads atomic.Bool
 }

@@ -79,6 +79,7 @@ func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) 
 	}
 	setConditions(&status, available(o), metricsAvailable(o),
 		scaleDownBlocked(result), rolledOut(cluster, result), progressing(cluster, result), volumesExpanded(result), volumesAvailable(result))
+	setSurvivesZoneLoss(&status, o, result.zones)
 	if cluster.Spec.Autoscale != nil && cluster.Spec.Autoscale.TargetDiskPercent > 0 {
 		setConditions(&status, diskPressure(&decision.Disk))
 	} else {

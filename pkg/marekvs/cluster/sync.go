@@ -47,6 +47,8 @@ type syncResult struct {
 	// its claim was being deleted before.
 	claims                     map[int32]*corev1.PersistentVolumeClaim
 	replacedClaim, replacedPod string
+	// zones has the number of nodes in each zone, nil if that is not known.
+	zones map[string]int32
 	// reclaimed has the names of the deleted claims, replaced the names of the deleted Pods.
 	reclaimed, replaced []string
 	// stalled is true if the update or the change of the size has made no step for
@@ -129,6 +131,7 @@ func (c *Controller) reconcile(ctx context.Context, m *memory, cluster *v1alpha1
 		return result, services
 	}
 	result.observed, result.load = c.observe(ctx, m, cluster, set)
+	result.zones = c.nodesByZone(ctx, set)
 	m.see(result.observed, c.Clock.Now())
 	wanted := wantedOf(cluster)
 	if seconds, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationStabilization], 10, 64); err == nil {

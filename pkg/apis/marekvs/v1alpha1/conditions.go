@@ -54,6 +54,9 @@ const (
 	// ConditionVolumesAvailable is False while the volume of a node is lost, is to be replaced on request,
 	// or is being replaced. The message says which, and what the replacement waits for.
 	ConditionVolumesAvailable = "VolumesAvailable"
+	// ConditionSurvivesZoneLoss is True while each zone has fewer nodes than there are copies of a partition, so that the
+	// loss of a zone leaves a copy of each. It is missing if the nodes are not in several zones.
+	ConditionSurvivesZoneLoss = "SurvivesZoneLoss"
 	// ConditionPaused is True while spec.paused is true. Otherwise it is missing.
 	ConditionPaused = "Paused"
 )
@@ -111,6 +114,8 @@ const (
 	ReasonTooManyLost = "TooManyLost"
 	// ReasonReplacing means that the volume of a node is being replaced.
 	ReasonReplacing = "Replacing"
+	// ReasonZonesNotUsed means that all copies of a partition may be in one zone.
+	ReasonZonesNotUsed = "ZonesNotUsed"
 	// ReasonAsExpected means that nothing is wrong.
 	ReasonAsExpected = "AsExpected"
 	// ReasonCreating means that the StatefulSet is being created.

@@ -335,7 +335,8 @@ const MaxMessage = 32768
 // +kubebuilder:validation:MinProperties=1
 type MarekvsClusterStatus struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, Paused.
+	// MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure,
+	// SurvivesZoneLoss, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

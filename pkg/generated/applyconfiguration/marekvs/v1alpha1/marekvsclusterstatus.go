@@ -18,7 +18,8 @@ import (
 // MarekvsClusterStatus is the observed state of the cluster.
 type MarekvsClusterStatusApplyConfiguration struct {
 	// conditions are the current conditions: Ready, Available, Progressing, ScaleDownBlocked,
-	// MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure, Paused.
+	// MetricsAvailable, RolledOut, VolumesExpanded, VolumesAvailable, Owned, Reconciled, DiskPressure,
+	// SurvivesZoneLoss, Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
