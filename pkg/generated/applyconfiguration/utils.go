@@ -129,6 +129,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &marekvsv1alpha1.PreferredPodsApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Resources"):
 		return &marekvsv1alpha1.ResourcesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretKeyReference"):
+		return &marekvsv1alpha1.SecretKeyReferenceApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("SecretVariable"):
+		return &marekvsv1alpha1.SecretVariableApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Spread"):
 		return &marekvsv1alpha1.SpreadApplyConfiguration{}
 	case v1alpha1.SchemeGroupVersion.WithKind("Storage"):

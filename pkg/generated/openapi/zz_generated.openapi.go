@@ -135,6 +135,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredNodes":                         schema_pkg_apis_marekvs_v1alpha1_PreferredNodes(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.PreferredPods":                          schema_pkg_apis_marekvs_v1alpha1_PreferredPods(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources":                              schema_pkg_apis_marekvs_v1alpha1_Resources(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretKeyReference":                     schema_pkg_apis_marekvs_v1alpha1_SecretKeyReference(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretVariable":                         schema_pkg_apis_marekvs_v1alpha1_SecretVariable(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread":                                 schema_pkg_apis_marekvs_v1alpha1_Spread(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage":                                schema_pkg_apis_marekvs_v1alpha1_Storage(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration":                             schema_pkg_apis_marekvs_v1alpha1_Toleration(ref),
@@ -5584,6 +5586,28 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 							},
 						},
 					},
+					"secretEnv": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"name",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "secretEnv are more environment variables of the container, whose values are entries of Secrets. The Secrets and the entries must exist. The operator does not read them: a change of an entry updates no Pod.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretVariable"),
+									},
+								},
+							},
+						},
+					},
 					"imagePullSecrets": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -5620,6 +5644,12 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 									},
 								},
 							},
+						},
+					},
+					"restartedAt": {
+						SchemaProps: spec.SchemaProps{
+							Description: "restartedAt is when the Pods were last to be restarted. Another time restarts them, one at a time as in any update.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
 					"podAnnotations": {
@@ -5699,7 +5729,7 @@ func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCal
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
+			v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.LocalReference", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretVariable", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Spread", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
 	}
 }
 
@@ -6172,6 +6202,64 @@ func schema_pkg_apis_marekvs_v1alpha1_Resources(ref common.ReferenceCallback) co
 		},
 		Dependencies: []string{
 			resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_SecretKeyReference(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SecretKeyReference names an entry of a Secret in the namespace of the cluster.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the name of the Secret.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "key is the key of the entry.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name", "key"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_SecretVariable(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "SecretVariable is an environment variable whose value is an entry of a Secret.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the name of the variable. The names that extraEnv must not have are not allowed.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"secretKeyRef": {
+						SchemaProps: spec.SchemaProps{
+							Description: "secretKeyRef is the entry.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretKeyReference"),
+						},
+					},
+				},
+				Required: []string{"name", "secretKeyRef"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.SecretKeyReference"},
 	}
 }
 

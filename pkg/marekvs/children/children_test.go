@@ -6,6 +6,7 @@ package children
 import (
 	"encoding/json"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -215,13 +216,24 @@ func TestPodFields(t *testing.T) {
 	cluster.Spec.EnvFrom = []v1alpha1.EnvFromSource{
 		{Prefix: "P_", SecretRef: v1alpha1.LocalReference{Name: "secret"}}, {ConfigMapRef: v1alpha1.LocalReference{Name: "map"}},
 	}
+	cluster.Spec.RestartedAt = ptr.To(metav1.NewTime(time.Date(2030, 1, 2, 4, 5, 6, 7, time.FixedZone("one hour", 3600))))
+	cluster.Spec.SecretEnv = []v1alpha1.SecretVariable{
+		{Name: "MAREKVS_REQUIREPASS", SecretKeyRef: v1alpha1.SecretKeyReference{Name: "passwords", Key: "clients"}},
+		{Name: "A", SecretKeyRef: v1alpha1.SecretKeyReference{Name: "passwords", Key: "a"}},
+	}
 	assert.NotEqual(t, before, TemplateHash(cluster, options, "gossip"))
 	set := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, "gossip", Size{}))
 	template := set.Spec.Template
 	assert.Equal(t, "a", template.Labels["team"])
 	assert.Equal(t, "demo", template.Labels["app"], "the selector needs it")
 	assert.NotContains(t, set.Labels, "team")
-	assert.Equal(t, map[string]string{"note": "b"}, template.Annotations)
+	assert.Equal(t, map[string]string{"note": "b", "marekvs.io/restarted-at": "2030-01-02T03:05:06Z"}, template.Annotations)
+	assert.Equal(t, &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "passwords"}, Key: "clients"},
+		variablesOf(t, cluster, "gossip")["MAREKVS_REQUIREPASS"].ValueFrom.SecretKeyRef)
+	assert.Equal(t, "1", variablesOf(t, cluster, "gossip")["A"].Value, "of extraEnv")
+	turned := cluster.DeepCopy()
+	slices.Reverse(turned.Spec.SecretEnv)
+	assert.Equal(t, TemplateHash(cluster, options, "gossip"), TemplateHash(turned, options, "gossip"), "another order updates no Pod")
 	assert.Equal(t, []corev1.LocalObjectReference{{Name: "registry"}}, template.Spec.ImagePullSecrets)
 	assert.Equal(t, "high", template.Spec.PriorityClassName)
 	assert.Equal(t, []corev1.EnvFromSource{

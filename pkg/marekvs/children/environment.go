@@ -137,6 +137,14 @@ func environment(cluster *v1alpha1.MarekvsCluster, options Options, gossip strin
 		if !names[name] {
 			own = append(own, corev1ac.EnvVar().WithName(name).WithValue(cluster.Spec.ExtraEnv[name]))
 		}
+		names[name] = true
+	}
+	secrets := slices.SortedFunc(slices.Values(cluster.Spec.SecretEnv), func(a, b v1alpha1.SecretVariable) int { return cmp.Compare(a.Name, b.Name) })
+	for _, variable := range secrets {
+		if !names[variable.Name] {
+			own = append(own, corev1ac.EnvVar().WithName(variable.Name).WithValueFrom(corev1ac.EnvVarSource().
+				WithSecretKeyRef(corev1ac.SecretKeySelector().WithName(variable.SecretKeyRef.Name).WithKey(variable.SecretKeyRef.Key))))
+		}
 	}
 	return own
 }

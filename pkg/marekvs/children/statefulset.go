@@ -10,6 +10,7 @@ import (
 	"hash/fnv"
 	"maps"
 	"strconv"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -199,10 +200,14 @@ func template(cluster *v1alpha1.MarekvsCluster, options Options, gossip string) 
 	if !equality.Semantic.DeepEqual(cluster.Spec.Affinity, v1alpha1.Affinity{}) {
 		spec.WithAffinity(controller.ApplyConfiguration[corev1ac.AffinityApplyConfiguration](cluster.Spec.Affinity))
 	}
-	return corev1ac.PodTemplateSpec().
+	result := corev1ac.PodTemplateSpec().
 		WithAnnotations(cluster.Spec.PodAnnotations).
 		WithLabels(cluster.Spec.PodLabels).WithLabels(Labels(cluster.Name)).
 		WithSpec(spec)
+	if at := cluster.Spec.RestartedAt; at != nil {
+		result.WithAnnotations(map[string]string{v1alpha1.AnnotationRestartedAt: at.UTC().Format(time.RFC3339)})
+	}
+	return result
 }
 
 func hostnameSpread(cluster *v1alpha1.MarekvsCluster) *corev1ac.TopologySpreadConstraintApplyConfiguration {

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
@@ -99,4 +100,31 @@ func TestARestartOfTheStatefulSetIsGated(t *testing.T) {
 	_, err := h.syncStale(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, int32(2), partition(), "the highest ordinal first")
+}
+
+// So is a restart by the spec: the template gets the time, and no Pod is restarted before the gates are open.
+func TestARestartByTheSpecIsGated(t *testing.T) {
+	h := newHarness(t, nil)
+	at := h.clock.Now()
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.RestartedAt = ptr.To(metav1.NewTime(at)) })
+	h.expect(applySet, writeStatus)
+	set := h.set()
+	assert.Equal(t, at.Format(time.RFC3339), set.Spec.Template.Annotations[v1alpha1.AnnotationRestartedAt])
+	assert.Equal(t, ptr.To[int32](3), set.Spec.UpdateStrategy.RollingUpdate.Partition)
+	set.Status.UpdateRevision, set.Status.ObservedGeneration = "restarted", set.Generation
+	h.builtIn.Update(setResource, set)
+	for _, step := range []struct {
+		under     int64
+		partition int32
+	}{{1, 3}, {1, 3}, {0, 2}} {
+		h.under = step.under
+		_, err := h.syncFresh()
+		require.NoError(t, err)
+		assert.Equal(t, step.partition, *h.set().Spec.UpdateStrategy.RollingUpdate.Partition)
+		h.advance(period)
+	}
+	h.writes()
+	_, err := h.syncFresh()
+	require.NoError(t, err)
+	assert.NotContains(t, h.writes(), applySet, "once for each time")
 }

@@ -39,6 +39,8 @@ const (
 	AnnotationReplacing = "marekvs.io/replacing"
 	// AnnotationRequestedSize of a volume claim is the size that the operator has last requested for it.
 	AnnotationRequestedSize = "marekvs.io/requested-size"
+	// AnnotationRestartedAt of a Pod is spec.restartedAt of the cluster that it was created for.
+	AnnotationRestartedAt = "marekvs.io/restarted-at"
 	// AnnotationStabilization of a StatefulSet is the stabilization in seconds of the
 	// autoscaler that determined its size.
 	AnnotationStabilization = "marekvs.io/stabilization-seconds"

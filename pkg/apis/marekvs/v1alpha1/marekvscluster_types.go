@@ -46,6 +46,7 @@ type MarekvsCluster struct {
 // MarekvsClusterSpec is the wanted cluster.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || self.autoscale.maxNodes > self.replicationFactor",message="autoscale.maxNodes must be more than replicationFactor"
+// +kubebuilder:validation:XValidation:rule="!has(self.secretEnv) || !has(self.extraEnv) || self.secretEnv.all(variable, !(variable.name in self.extraEnv))",message="a variable must not be in both extraEnv and secretEnv",fieldPath=".secretEnv"
 // +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || !has(oldSelf.autoscale) || self.nodes == oldSelf.nodes",message="nodes cannot be changed while autoscale is set, which determines the number of nodes",fieldPath=".nodes"
 type MarekvsClusterSpec struct {
 	// image is the container image of the nodes.
@@ -122,6 +123,14 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
 	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_CLUSTER' in self || 'MAREKVS_NODE_ID' in self || 'HOSTNAME' in self || 'MAREKVS_RESP_ADDR' in self || 'MAREKVS_MESH_ADDR' in self || 'MAREKVS_GOSSIP_ADDR' in self || 'MAREKVS_AE_PARTITIONS_PER_ROUND' in self)",message="MAREKVS_CLUSTER, MAREKVS_NODE_ID, HOSTNAME, MAREKVS_RESP_ADDR, MAREKVS_MESH_ADDR, MAREKVS_GOSSIP_ADDR and MAREKVS_AE_PARTITIONS_PER_ROUND are not allowed: the identity of the nodes, their ports and their rounds of repair would not be those that the operator relies on"
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
+	// secretEnv are more environment variables of the container, whose values are entries of
+	// Secrets. The Secrets and the entries must exist. The operator does not read them: a change of
+	// an entry updates no Pod.
+	// +optional
+	// +listType=map
+	// +listMapKey=name
+	// +kubebuilder:validation:MaxItems=64
+	SecretEnv []SecretVariable `json:"secretEnv,omitempty"`
 	// imagePullSecrets are the Secrets with which the image is pulled.
 	// +optional
 	// +listType=map
@@ -134,6 +143,10 @@ type MarekvsClusterSpec struct {
 	// +kubebuilder:validation:MaxProperties=64
 	// +kubebuilder:validation:XValidation:rule="!self.exists(name, name in ['app', 'app.kubernetes.io/name', 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by', 'statefulset.kubernetes.io/pod-name', 'apps.kubernetes.io/pod-index', 'controller-revision-hash'])",message="app, app.kubernetes.io/name, app.kubernetes.io/instance, app.kubernetes.io/managed-by, statefulset.kubernetes.io/pod-name, apps.kubernetes.io/pod-index and controller-revision-hash are determined by the operator and the StatefulSet controller"
 	PodLabels map[string]string `json:"podLabels,omitempty"`
+	// restartedAt is when the Pods were last to be restarted. Another time restarts them, one at a
+	// time as in any update.
+	// +optional
+	RestartedAt *metav1.Time `json:"restartedAt,omitempty"`
 	// podAnnotations are annotations of the Pods. A change updates the Pods.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
@@ -161,32 +174,6 @@ type MarekvsClusterSpec struct {
 	// spread is how the Pods are spread.
 	// +optional
 	Spread Spread `json:"spread,omitempty,omitzero"`
-}
-
-// LocalReference names an object in the namespace of the cluster.
-type LocalReference struct {
-	// name is the name of the object.
-	// +required
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name,omitempty"`
-}
-
-// EnvFromSource is a Secret or a ConfigMap whose entries are environment variables.
-//
-// +kubebuilder:validation:XValidation:rule="has(self.secretRef) != has(self.configMapRef)",message="either secretRef or configMapRef must be set"
-type EnvFromSource struct {
-	// prefix is put before the name of each entry.
-	// +optional
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
-	Prefix string `json:"prefix,omitempty"`
-	// secretRef names a Secret, which must exist.
-	// +optional
-	SecretRef LocalReference `json:"secretRef,omitempty,omitzero"`
-	// configMapRef names a ConfigMap, which must exist.
-	// +optional
-	ConfigMapRef LocalReference `json:"configMapRef,omitempty,omitzero"`
 }
 
 // Storage is the volume of a node.

@@ -890,6 +890,17 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Resources
       default: {}
+    - name: restartedAt
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: secretEnv
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.SecretVariable
+          elementRelationship: associative
+          keys:
+          - name
     - name: spread
       type:
         namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Spread
@@ -1059,6 +1070,25 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: memory
       type:
         namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.SecretKeyReference
+  map:
+    fields:
+    - name: key
+      type:
+        scalar: string
+    - name: name
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.SecretVariable
+  map:
+    fields:
+    - name: name
+      type:
+        scalar: string
+    - name: secretKeyRef
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.SecretKeyReference
+      default: {}
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Spread
   map:
     fields:

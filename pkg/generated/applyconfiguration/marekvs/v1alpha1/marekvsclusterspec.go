@@ -5,6 +5,10 @@
 
 package v1alpha1
 
+import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
 // MarekvsClusterSpecApplyConfiguration represents a declarative configuration of the MarekvsClusterSpec type for use
 // with apply.
 //
@@ -51,11 +55,18 @@ type MarekvsClusterSpecApplyConfiguration struct {
 	// operator sets cannot be overridden, nor the identity, the addresses and the rounds of
 	// the nodes, which it relies on. A value has at most 32768 characters.
 	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
+	// secretEnv are more environment variables of the container, whose values are entries of
+	// Secrets. The Secrets and the entries must exist. The operator does not read them: a change of
+	// an entry updates no Pod.
+	SecretEnv []SecretVariableApplyConfiguration `json:"secretEnv,omitempty"`
 	// imagePullSecrets are the Secrets with which the image is pulled.
 	ImagePullSecrets []LocalReferenceApplyConfiguration `json:"imagePullSecrets,omitempty"`
 	// podLabels are more labels of the Pods. The labels of the operator and of the StatefulSet
 	// controller are not allowed. A change updates the Pods.
 	PodLabels map[string]string `json:"podLabels,omitempty"`
+	// restartedAt is when the Pods were last to be restarted. Another time restarts them, one at a
+	// time as in any update.
+	RestartedAt *v1.Time `json:"restartedAt,omitempty"`
 	// podAnnotations are annotations of the Pods. A change updates the Pods.
 	PodAnnotations map[string]string `json:"podAnnotations,omitempty"`
 	// priorityClassName is the PriorityClass of the Pods. An unset field means the default of the
@@ -185,6 +196,19 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithExtraEnv(entries map[string]s
 	return b
 }
 
+// WithSecretEnv adds the given value to the SecretEnv field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the SecretEnv field.
+func (b *MarekvsClusterSpecApplyConfiguration) WithSecretEnv(values ...*SecretVariableApplyConfiguration) *MarekvsClusterSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithSecretEnv")
+		}
+		b.SecretEnv = append(b.SecretEnv, *values[i])
+	}
+	return b
+}
+
 // WithImagePullSecrets adds the given value to the ImagePullSecrets field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the ImagePullSecrets field.
@@ -209,6 +233,14 @@ func (b *MarekvsClusterSpecApplyConfiguration) WithPodLabels(entries map[string]
 	for k, v := range entries {
 		b.PodLabels[k] = v
 	}
+	return b
+}
+
+// WithRestartedAt sets the RestartedAt field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RestartedAt field is set to the value of the last call.
+func (b *MarekvsClusterSpecApplyConfiguration) WithRestartedAt(value v1.Time) *MarekvsClusterSpecApplyConfiguration {
+	b.RestartedAt = &value
 	return b
 }
 
