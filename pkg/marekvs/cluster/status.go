@@ -36,7 +36,7 @@ const rateChange = 0.05
 func newStatus(cluster *v1alpha1.MarekvsCluster, result *syncResult, err error) v1alpha1.MarekvsClusterStatus {
 	status := *cluster.Status.DeepCopy()
 	status.ObservedGeneration = cluster.Generation
-	status.Selector = labels.SelectorFromSet(children.Selector(cluster.Name)).String()
+	status.Selector = labels.SelectorFromSet(children.Labels(cluster.Name)).String()
 	setConditions(&status, owned(err), reconciled(err))
 	if cluster.Spec.Paused {
 		setConditions(&status, condition(v1alpha1.ConditionPaused, true, v1alpha1.ReasonPaused, "Nothing is changed, because spec.paused is true."))
