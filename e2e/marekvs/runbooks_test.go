@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -127,6 +129,46 @@ func TestAVolumeThatIsLostIsReplacedAfterItsDeadline(t *testing.T) {
 	assert.Equal(t, before["data-local-0"], after["data-local-0"])
 	assert.Equal(t, before["data-local-2"], after["data-local-2"])
 	eventually(t, "every partition has its copies again", func(context.Context) bool { return env.store.Copies("local") == 2 })
+}
+
+// The volume with the only copy of data gets another claim, and the update, which waited, is finished.
+func TestAVolumeClaimThatWasDeleted(t *testing.T) {
+	t.Parallel()
+	createClass(t, "kept", false)
+	create(t, "kept", v1alpha1.MarekvsClusterSpec{
+		Nodes: 3, ReplicationFactor: 1, Storage: v1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi")), ClassName: "kept"},
+	})
+	until(t, "kept", "3 nodes", healthy(3))
+	bindVolumes(t, "kept")
+	env.store.Fill("kept")
+	before, pod := volumes(t, "kept", 3), podUID(t.Context(), "kept-2")
+	claims := env.kube.CoreV1().PersistentVolumeClaims(namespace)
+	require.NoError(t, claims.Delete(t.Context(), "data-kept-2", metav1.DeleteOptions{}))
+	patch(t, "kept", `{"spec": {"image": "marekvs:2"}}`)
+	until(t, "kept", "the update waits", func(c *v1alpha1.MarekvsCluster) bool {
+		available := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionVolumesAvailable)
+		return c.Status.Phase == v1alpha1.PhaseBlocked && available != nil && available.Reason == v1alpha1.ReasonSingleCopy
+	})
+	eventually(t, "no Pod may be evicted", func(ctx context.Context) bool {
+		budget, err := env.kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "kept", metav1.GetOptions{})
+		return err == nil && budget.Status.ObservedGeneration == budget.Generation && budget.Spec.MaxUnavailable.IntValue() == 0
+	})
+	err := env.kube.PolicyV1().Evictions(namespace).Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "kept-2"}})
+	assert.True(t, apierrors.IsTooManyRequests(err), "the eviction: %v", err)
+	require.Equal(t, pod, podUID(t.Context(), "kept-2"))
+	p := runbook.StartProcedure(t, "A volume claim of marekvs that was deleted", tools(t), map[string]string{"NAMESPACE": namespace, "NAME": "kept", "ORDINAL": "2"})
+	p.Run("Stop the operator")
+	p.Run("Keep the volume")
+	p.Run("Delete the StatefulSet")
+	p.Run("Let the next claim")
+	p.Run("Let the operator go on")
+	p.Run("Give the volume its policy back")
+	until(t, "kept", "3 nodes", healthy(3))
+	after := volumes(t, "kept", 3)
+	assert.NotEqual(t, before["data-kept-2"], after["data-kept-2"])
+	assert.Equal(t, before["data-kept-0"], after["data-kept-0"])
+	assert.Equal(t, map[string]string{"kept-0": "marekvs:2", "kept-1": "marekvs:2", "kept-2": "marekvs:2"}, podImages(t, "kept"))
+	eventually(t, "the only copies are there", func(context.Context) bool { return env.store.Copies("kept") == 1 })
 }
 
 func TestAVolumeThatIsFull(t *testing.T) {

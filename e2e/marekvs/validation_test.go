@@ -218,6 +218,7 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.extraEnv.MAREKVS_METRICS_ADDR", "x", "spec.extraEnv", reserved},
 		{"spec.extraEnv.MAREKVS_CLUSTER", "x", "spec.extraEnv", unreliable},
 		{"spec.extraEnv.MAREKVS_NODE_ID", "0", "spec.extraEnv", unreliable},
+		{"spec.extraEnv.HOSTNAME", "demo-0", "spec.extraEnv", unreliable},
 		{"spec.extraEnv.MAREKVS_RESP_ADDR", "x", "spec.extraEnv", unreliable},
 		{"spec.extraEnv.MAREKVS_MESH_ADDR", "x", "spec.extraEnv", unreliable},
 		{"spec.extraEnv.MAREKVS_GOSSIP_ADDR", "x", "spec.extraEnv", unreliable},
@@ -231,6 +232,11 @@ func TestInvalidClustersAreRejected(t *testing.T) {
 		{"spec.priorityClassName", "A", "spec.priorityClassName", "should match"},
 		{"spec.imagePullSecrets", []any{object{"name": "a"}, object{"name": "a"}}, "spec.imagePullSecrets[1]", "Duplicate value"},
 		{"spec.imagePullSecrets", []any{object{}}, "spec.imagePullSecrets[0].name", "Required value"},
+		{"spec.secretEnv", []any{object{"name": "A"}}, "spec.secretEnv[0].secretKeyRef", "Required value"},
+		{"spec.secretEnv", []any{object{"name": "0A", "secretKeyRef": object{"name": "a", "key": "b"}}}, "spec.secretEnv[0].name", "should match"},
+		{"spec.secretEnv", []any{object{"name": "MAREKVS_NODE_ID", "secretKeyRef": object{"name": "a", "key": "b"}}}, "spec.secretEnv[0].name", "the name is not allowed"},
+		{"spec.secretEnv", []any{object{"name": "RUST_LOG", "secretKeyRef": object{"name": "a", "key": "b"}}}, "spec.secretEnv", "in both extraEnv and secretEnv"},
+		{"spec.restartedAt", "today", "spec.restartedAt", "date-time"},
 		{"spec.envFrom", []any{object{}}, "spec.envFrom[0]", "either secretRef or configMapRef must be set"},
 		{"spec.envFrom", []any{object{"secretRef": object{"name": "a"}, "configMapRef": object{"name": "a"}}}, "spec.envFrom[0]", "either secretRef or configMapRef must be set"},
 	} {
@@ -257,6 +263,8 @@ func TestValidClustersAreAdmitted(t *testing.T) {
 		"spec.podLabels":                         {object{"team": "a", "example.com/x": ""}},
 		"spec.podAnnotations":                    {object{"example.com/x": "any text"}},
 		"spec.imagePullSecrets":                  {[]any{object{"name": "a"}, object{"name": "b"}}},
+		"spec.secretEnv":                         {[]any{object{"name": "A", "secretKeyRef": object{"name": "a", "key": "b.c-d_e"}}}},
+		"spec.restartedAt":                       {"2030-01-02T03:04:05Z", "2030-01-02T03:04:05+01:00"},
 		"spec.envFrom":                           {[]any{object{"secretRef": object{"name": "a"}}, object{"prefix": "P_", "configMapRef": object{"name": "a"}}}},
 		"spec.affinity": {
 			object{"nodeAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": nodesWith(
@@ -317,6 +325,9 @@ func TestChanges(t *testing.T) {
 	)
 	store(t, scaled, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", "10240Mi"), "spec.storage.className", "local-nvme"))
 	store(t, fixed, with(with(with(sample(t), "spec.image", "marekvs:1"), "spec.storage.size", int64(10<<30)), "spec.autoscale", nil))
+	for _, name := range []string{scaled, fixed} { // a cluster whose nodes never ran may have any size
+		until(t, name, "3 nodes", healthy(3))
+	}
 	for _, c := range []struct {
 		cluster, path string
 		value         any

@@ -126,3 +126,46 @@ func TestVolumesThatCannotGrow(t *testing.T) {
 	assert.Equal(t, v1alpha1.ReasonExpansionNotAllowed, condition.Reason)
 	assert.Equal(t, "volume claim data-full-0 cannot grow from 1Gi to 2Gi: allowVolumeExpansion of its StorageClass fixed-size is not true.", condition.Message)
 }
+
+// A size that was typed too large is lowered before the volumes have grown. The API server lowers the requests of claims
+// only to more than the volumes have, and the size of the cluster not below what they have.
+func TestASizeThatWasTooLargeIsLowered(t *testing.T) {
+	t.Parallel()
+	createClass(t, "slow", true)
+	create(t, "mistyped", v1alpha1.MarekvsClusterSpec{
+		Nodes: 3, ReplicationFactor: 2, Storage: v1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi")), ClassName: "slow"},
+	})
+	until(t, "mistyped", "3 nodes", healthy(3))
+	bindVolumes(t, "mistyped")
+	claims := env.kube.CoreV1().PersistentVolumeClaims(namespace)
+	untilRequested := func(size string) {
+		t.Helper()
+		for name := range volumes(t, "mistyped", 3) {
+			eventually(t, name+" requests "+size, func(ctx context.Context) bool {
+				claim, err := claims.Get(ctx, name, metav1.GetOptions{})
+				return err == nil && claim.Spec.Resources.Requests.Storage().String() == size
+			})
+		}
+	}
+	expectRejected(t, tryChange(t, "mistyped", "spec.storage.size", "512Mi"), "spec.storage.size", "size cannot be reduced")
+	patch(t, "mistyped", `{"spec": {"storage": {"size": "1Ti"}}}`)
+	untilRequested("1Ti")
+	until(t, "mistyped", "it can be reduced", func(c *v1alpha1.MarekvsCluster) bool {
+		return c.Status.StorageReducibleTo != nil && c.Status.StorageReducibleTo.String() == "1Gi"
+	})
+	expectRejected(t, tryChange(t, "mistyped", "spec.storage.size", "1023Mi"), "spec.storage.size", "size cannot be reduced")
+	patch(t, "mistyped", `{"spec": {"storage": {"size": "2Gi"}}}`)
+	untilRequested("2Gi")
+	patch(t, "mistyped", `{"spec": {"storage": {"size": "1Gi"}}}`)
+	untilRequested("1073741825")
+	for name := range volumes(t, "mistyped", 3) { // the storage driver
+		_, err := claims.Patch(t.Context(), name, types.MergePatchType, []byte(`{"status": {"capacity": {"storage": "1073741825"}}}`), metav1.PatchOptions{}, "status")
+		require.NoError(t, err)
+	}
+	until(t, "mistyped", "nothing grows", func(c *v1alpha1.MarekvsCluster) bool {
+		return healthy(3)(c) && c.Status.StorageReducibleTo == nil && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionVolumesExpanded)
+	})
+	set, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "mistyped", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, "1Gi", set.Spec.VolumeClaimTemplates[0].Spec.Resources.Requests.Storage().String())
+}

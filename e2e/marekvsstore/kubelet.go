@@ -133,7 +133,11 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 	if err != nil {
 		return
 	}
-	name, address, now := pod.Labels[v1alpha1.LabelApp], s.newAddress(), time.Now()
+	name := pod.Labels[v1alpha1.LabelApp]
+	if s.awaitsVolume(ctx, s.cluster(name).volumes[int32(ordinal)], claim) {
+		return
+	}
+	address, now := s.newAddress(), time.Now()
 	p := &process{
 		pod: pod.Name, cluster: name, container: run, uid: pod.UID, nextRound: now.Add(roundTime),
 		node: &storetest.Node{Ordinal: int32(ordinal), Factor: factor},
@@ -141,7 +145,7 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 			Cluster: cmp.Or(variable(pod, "MAREKVS_CLUSTER"), storetest.DefaultGossipCluster), Node: int32(ordinal), Address: address,
 		},
 	}
-	s.cluster(name).open(p.node, factor, claim.UID)
+	s.cluster(name).open(p.node, factor, claim)
 	s.network.Start(p.peer, s.addressesOf(name)...)
 	s.pods[address] = p
 	if err := s.patchStatus(ctx, pod.Name, map[string]any{
@@ -156,12 +160,27 @@ func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
 // claimOf returns the name of the volume claim of a Pod.
 func claimOf(pod string) string { return "data-" + pod }
 
-// open starts a node on the volume of its claim, which is empty if the claim is another one than before.
-func (c *cluster) open(n *storetest.Node, factor int, claim types.UID) {
-	if before := c.claims[n.Ordinal]; before != "" && before != claim {
+// awaitsVolume reports whether a claim is about to get the volume that its node had before: an administrator has let
+// it go from the claim that had it.
+func (s *Store) awaitsVolume(ctx context.Context, kept string, claim *corev1.PersistentVolumeClaim) bool {
+	if kept == "" || claim.Spec.VolumeName != "" {
+		return false
+	}
+	volume, err := s.Kube.CoreV1().PersistentVolumes().Get(ctx, kept, metav1.GetOptions{})
+	if err != nil || volume.Spec.ClaimRef == nil {
+		return false
+	}
+	return volume.Spec.ClaimRef.Name == claim.Name && (volume.Spec.ClaimRef.UID == "" || volume.Spec.ClaimRef.UID == claim.UID)
+}
+
+// open starts a node on the volume of its claim, which is empty if the claim is another one than before and has another
+// volume.
+func (c *cluster) open(n *storetest.Node, factor int, claim *corev1.PersistentVolumeClaim) {
+	before, kept := c.claims[n.Ordinal], c.volumes[n.Ordinal]
+	if before != "" && before != claim.UID && (kept == "" || kept != claim.Spec.VolumeName) {
 		c.data.Delete(n.Ordinal)
 	}
-	c.claims[n.Ordinal], c.data.Factor = claim, factor
+	c.claims[n.Ordinal], c.data.Factor = claim.UID, factor
 	c.data.Open(n)
 }
 
@@ -225,6 +244,10 @@ func (s *Store) end(ctx context.Context, pod *corev1.Pod) {
 	if p := s.pods[pod.Status.PodIP]; p != nil && p.uid == pod.UID {
 		if p.stops.IsZero() {
 			p.stops = time.Now().Add(drainTime)
+			claim, err := s.Kube.CoreV1().PersistentVolumeClaims(s.Namespace).Get(ctx, claimOf(pod.Name), metav1.GetOptions{})
+			if err == nil {
+				s.cluster(p.cluster).volumes[p.node.Ordinal] = claim.Spec.VolumeName
+			}
 		}
 		if time.Now().Before(p.stops) {
 			return

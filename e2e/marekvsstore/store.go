@@ -76,8 +76,9 @@ type cluster struct {
 	// data has the volumes, which are empty before Fill.
 	data   *storetest.Data
 	filled bool
-	// claims has the volume claim of each node.
-	claims map[int32]types.UID
+	// claims has the volume claim of each node, volumes the volume that the claim had when the Pod of the node ended.
+	claims  map[int32]types.UID
+	volumes map[int32]string
 	// mostTerminating is the maximum number of Pods that were being deleted at the same
 	// time. fewestCopies is the lowest number of copies of a partition on running nodes
 	// since Fill.
@@ -139,7 +140,7 @@ func (s *Store) cluster(name string) *cluster {
 	if s.clusters[name] == nil {
 		data := storetest.NewData(rand.New(rand.NewPCG(1, 2)), storetest.Copies)
 		data.CopySteps = copySteps
-		s.clusters[name] = &cluster{data: data, claims: map[int32]types.UID{}}
+		s.clusters[name] = &cluster{data: data, claims: map[int32]types.UID{}, volumes: map[int32]string{}}
 	}
 	return s.clusters[name]
 }

@@ -38,6 +38,7 @@ var required = []string{
 	"Move a tenant",
 	"A node of marekvs that is lost",
 	"A volume of marekvs that is lost",
+	"A volume claim of marekvs that was deleted",
 	"A volume of marekvs that is full",
 	"An update of marekvs that has stopped",
 	"Another number of copies",
