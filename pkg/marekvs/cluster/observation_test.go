@@ -156,3 +156,31 @@ func TestAnotherPortOfTheMetrics(t *testing.T) {
 		h.pod(0).Status.PodIP: true, h.pod(1).Status.PodIP + ":9999": true, h.pod(2).Status.PodIP: true,
 	}, addresses)
 }
+
+// A Pod that has lost the label by which the cache selects Pods is missing for the operator. The status says so: a sync
+// that took the cache for old would be repeated for ever, without a status.
+func TestAPodWithoutTheLabelOfTheOperatorIsMissing(t *testing.T) {
+	h := newHarness(t, sized(4))
+	pod := h.pod(1)
+	delete(pod.Labels, v1alpha1.LabelManagedBy)
+	h.builtIn.Update(podResource, pod)
+	sync := func() {
+		t.Helper()
+		requeue, err := h.syncFresh()
+		require.NoError(t, err)
+		assert.Equal(t, period, requeue)
+		h.advance(period)
+	}
+	h.change(sized(3))
+	sync()
+	assert.Equal(t, "scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", h.cluster().Status.Message)
+
+	h.change(sized(4))
+	h.changeClaim(1, requestReplacement)
+	for range 10 {
+		sync()
+	}
+	assert.Equal(t, "False NotObserved", reason(h.cluster().Status, v1alpha1.ConditionVolumesAvailable))
+	assert.Contains(t, h.cluster().Status.Message, "the StatefulSet controller has created 4 of 3 pods")
+	assert.Len(t, h.pods(), 4)
+}
