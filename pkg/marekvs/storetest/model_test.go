@@ -13,8 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newNodes returns the volumes of a cluster with its nodes, which are active and have every copy.
-func newNodes(size int32, factor int) (*Data, []*Node) {
+// newNodes returns the volumes of a cluster with two copies, and its nodes, which are active and have
+// every copy.
+func newNodes(size int32) (*Data, []*Node) {
+	const factor = 2
 	d := NewData(rand.New(rand.NewPCG(1, 1)), factor)
 	var nodes []*Node
 	for ordinal := range size {
@@ -39,7 +41,7 @@ func repair(d *Data, nodes []*Node) {
 // A round counts when it begins, and what differs is copied afterwards. Only the counter of repairs shows that.
 func TestARoundCountsBeforeItsCopiesMove(t *testing.T) {
 	const steps = 10
-	d, nodes := newNodes(2, 2)
+	d, nodes := newNodes(2)
 	d.CopySteps = steps
 	behind := nodes[1]
 	behind.volume.copies[3] = 0
@@ -58,7 +60,7 @@ func TestARoundCountsBeforeItsCopiesMove(t *testing.T) {
 // and only rounds bring it the partitions that it owns since.
 func TestANodeThatComesBackBootstrapsNothing(t *testing.T) {
 	for name, returns := range map[string]bool{"an empty volume": false, "a volume that was in use": true} {
-		d, nodes := newNodes(3, 2)
+		d, nodes := newNodes(3)
 		d.CopySteps = 5
 		d.volumes[3] = &Volume{active: returns}
 		joining := &Node{Ordinal: 3, Factor: 2}
@@ -100,7 +102,7 @@ func TestANodeThatComesBackBootstrapsNothing(t *testing.T) {
 
 // The gauges count nodes, up to the factor of the node that reports. They show nothing about the data.
 func TestTheGaugesCountNodes(t *testing.T) {
-	d, nodes := newNodes(3, 2)
+	d, nodes := newNodes(3)
 	for _, n := range nodes {
 		n.volume.copies = [Partitions]chunks{}
 	}
@@ -114,7 +116,7 @@ func TestTheGaugesCountNodes(t *testing.T) {
 
 // A node keeps the partitions that it no longer owns: volumes do not get emptier when nodes are added.
 func TestNothingIsPurged(t *testing.T) {
-	d, nodes := newNodes(3, 2)
+	d, nodes := newNodes(3)
 	var before [3][Partitions]chunks
 	owned := 0
 	for i, n := range nodes {
