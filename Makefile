@@ -124,10 +124,14 @@ hooks: ## Run make check before each commit in this clone, from now on.
 test: ## Run every test that needs neither Docker nor QEMU, at the smallest size that shows its guarantee.
 	$(FLAGS) hack/test.sh
 
+# Go's test cache tells runs by the value of NSTANCE_TEST_FULL. What has no cache, machines and
+# benchmarks, runs again.
+RUN := $(or $(RUN),$(shell date +%s))
 .PHONY: test-full
-test-full: ## Run everything at full size, with new seeds: hours. MAY_SKIP=REGEXP names tests that may be skipped.
-	NSTANCE_TEST_FULL=1 NSTANCE_TEST_BROWSER=1 NSTANCE_TEST_MONITORING=1 $(FLAGS) hack/test.sh
-	NSTANCE_TEST_FULL=1 $(MAKE) bench-targets agent
+test-full: ## Run everything at full size, with new seeds: hours. RUN=N goes on with the run N. MAY_SKIP=REGEXP names tests that may be skipped.
+	@echo 'run $(RUN); after an interruption or a repair: make test-full RUN=$(RUN)'
+	NSTANCE_TEST_FULL=$(RUN) NSTANCE_TEST_BROWSER=1 NSTANCE_TEST_MONITORING=1 $(FLAGS) hack/test.sh
+	NSTANCE_TEST_FULL=$(RUN) $(MAKE) bench-targets agent
 	@# The hour is a test of its own: make quiet-hour.
 	NSTANCE_TEST_MAY_SKIP='TestNoAlertFiresInQuietLife$(if $(MAY_SKIP),|$(MAY_SKIP))' hack/test-report.sh complete
 

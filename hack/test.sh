@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Nstance Authors.
 
-# Runs the tests that need neither Docker nor QEMU: make test. With NSTANCE_TEST_FULL=1 it runs
-# everything of make test-full but the benchmarks. Every program is built once, before the
+# Runs the tests that need neither Docker nor QEMU: make test. With NSTANCE_TEST_FULL=RUN it runs
+# everything of make test-full but the benchmarks, without what has passed in the run RUN. Every program is built once, before the
 # tests. The unit tests compute, and the end-to-end tests and machines mostly wait: they run
 # at the same time.
 set -euo pipefail
@@ -32,9 +32,8 @@ programs() {
 }
 
 unit() {
-	local failed=0 fresh=()
-	[[ -z ${NSTANCE_TEST_FULL:-} ]] || fresh=(-count=1)
-	nice -n 5 hack/gotest.sh unit -timeout 60m "${fresh[@]}" ./... || failed=1
+	local failed=0
+	nice -n 5 hack/gotest.sh unit -timeout 60m ./... || failed=1
 	(cd hack/tools && nice -n 5 "$root/hack/gotest.sh" tools ./image ./crdcompat) || failed=1
 	(cd hack/supplychain && nice -n 5 "$root/hack/gotest.sh" supplychain ./...) || failed=1
 	# Every package is compiled again for the race detector, and its tests are several times slower.
@@ -60,11 +59,11 @@ end_to_end() {
 		return
 	fi
 	local failed=0
-	"$root/hack/gotest.sh" e2e -count=1 -p "$lanes" -parallel 8 -timeout 60m -skip '^TestManyPodsAtOnce$' \
+	"$root/hack/gotest.sh" e2e -p "$lanes" -parallel 8 -timeout 60m -skip '^TestManyPodsAtOnce$' \
 		"${flags[@]}" "${longest[@]}" "${packages[@]}" || failed=1
 	# The short resync period of the suites repairs what a handler has not seen. These two tests
 	# are about the resync.
-	NSTANCE_TEST_NO_RESYNC=1 "$root/hack/gotest.sh" noresync -count=1 -parallel 8 -timeout 40m \
+	NSTANCE_TEST_NO_RESYNC=1 "$root/hack/gotest.sh" noresync -parallel 8 -timeout 40m \
 		-skip '^(TestQuietWhenIdle|TestUnknownShard)$' "${flags[@]}" ./operator || failed=1
 	return "$failed"
 }
@@ -74,7 +73,7 @@ last() {
 	local failed=0
 	export NSTANCE_E2E_RIGHTS=$rights
 	cd e2e
-	"$root/hack/gotest.sh" manypods -count=1 -timeout 40m -run '^TestManyPodsAtOnce$' "${flags[@]}" ./ondemand || failed=1
+	"$root/hack/gotest.sh" manypods -timeout 40m -run '^TestManyPodsAtOnce$' "${flags[@]}" ./ondemand || failed=1
 	# All clusters together must have used every right of the operator.
 	GOGC=400 go run ./cmd/rights "$rights" || failed=1
 	return "$failed"

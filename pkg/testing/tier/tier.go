@@ -3,7 +3,7 @@
 
 // Package tier says how large a test is run, and with which seeds. make test runs every
 // guarantee once, at the smallest size that shows it, with the same seeds each time. make
-// test-full sets NSTANCE_TEST_FULL=1: full sizes, and new random seeds.
+// test-full sets NSTANCE_TEST_FULL to the number of its run: full sizes, and new random seeds.
 package tier
 
 import (
