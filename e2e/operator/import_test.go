@@ -245,14 +245,22 @@ func TestWritesOfAnImport(t *testing.T) {
 		untilNothingIsLeft(t, name)
 	})
 	testcluster.Eventually(t, time.Minute, "Cluster API runs the MachinePool", func(ctx context.Context) error { return env.Running(ctx, name, 0) })
-	// Cluster API may change an object before the operator hands it over, whose write is a conflict then.
-	writes := env.OperatorWrites(t, from, func(w controlplane.Write) bool {
-		return strings.HasPrefix(w.Name, name) && w.Code != http.StatusConflict
+	var writes []controlplane.Write
+	var count map[string]int
+	testcluster.Eventually(t, time.Minute, "the specs are handed over", func(context.Context) error {
+		// Cluster API may change an object before the operator hands it over, whose write is a conflict then.
+		writes = env.OperatorWrites(t, from, func(w controlplane.Write) bool {
+			return strings.HasPrefix(w.Name, name) && w.Code != http.StatusConflict
+		})
+		count = map[string]int{}
+		for _, w := range writes {
+			count[strings.Trim(w.Resource+"/"+w.Subresource, "/")]++
+		}
+		if count["nstancemachinepools"] < 2 || count["machinepools"] < 2 {
+			return fmt.Errorf("%v", count)
+		}
+		return nil
 	})
-	count := map[string]int{}
-	for _, w := range writes {
-		count[strings.Trim(w.Resource+"/"+w.Subresource, "/")]++
-	}
 	want := map[string]int{
 		"nstancemachinepools": 2, "machinepools": 2, "nstanceshardgroups": 1, "events": 1,
 		"nstanceshardgroups/status": 1, "nstancemachinepools/status": 1,

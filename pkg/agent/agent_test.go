@@ -4,7 +4,6 @@
 package agent_test
 
 import (
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"fmt"
@@ -21,7 +20,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/base/keys"
@@ -255,12 +257,14 @@ func TestMachinesOfOneAddressRegisterOneAfterAnother(t *testing.T) {
 	m := newMachine(t, s)
 	authorities := x509.NewCertPool()
 	authorities.AppendCertsFromPEM(s.Authority.CertificatePEM())
-	var others []*tls.Conn
+	var others []*grpc.ClientConn
 	for range 32 {
-		conn, err := tls.Dial("tcp", s.RegistrationAddr, &tls.Config{RootCAs: authorities, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13})
+		conn, err := grpc.NewClient(s.RegistrationAddr, grpc.WithTransportCredentials(credentials.NewClientTLSFromCert(authorities, "")))
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		others = append(others, conn)
+		conn.Connect()
+		runtest.Eventually(t, "another machine is connected", func() bool { return conn.GetState() == connectivity.Ready })
 	}
 	m.start()
 	runtest.Eventually(t, "the agent is not accepted", func() bool { return strings.Contains(m.log.String(), "Registration failed") })
