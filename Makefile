@@ -124,10 +124,11 @@ hooks: ## Run make check before each commit in this clone, from now on.
 test: ## Run every test that needs neither Docker nor QEMU, at the smallest size that shows its guarantee.
 	$(FLAGS) hack/test.sh
 
-# Go's test cache tells runs by the value of NSTANCE_TEST_FULL. What has no cache, machines and
-# benchmarks, runs again.
+# Go's test cache tells runs by the value of NSTANCE_TEST_FULL. It does not know machines and
+# benchmarks: a step that has passed with the same tree is kept.
 RUN := $(or $(RUN),$(shell date +%s))
 .PHONY: test-full
+test-full: export NSTANCE_TEST_KEEP = $(CURDIR)/.dev/runs/$(RUN)
 test-full: ## Run everything at full size, with new seeds: hours. RUN=N goes on with the run N. MAY_SKIP=REGEXP names tests that may be skipped.
 	@echo 'run $(RUN); after an interruption or a repair: make test-full RUN=$(RUN)'
 	NSTANCE_TEST_FULL=$(RUN) NSTANCE_TEST_BROWSER=1 NSTANCE_TEST_MONITORING=1 $(FLAGS) hack/test.sh
@@ -206,7 +207,9 @@ fuzz: ## Run every fuzz target for FUZZTIME, one after another.
 .PHONY: bench-targets
 bench-targets: ## Run every benchmark once; a target that is missed fails. Nothing is recorded.
 	NSTANCE_TEST_FULL=1 $(GOTEST) bench -run '^$$' -bench . ./...
-	cd e2e && NSTANCE_TEST_FULL=1 $(GOTEST) bench-e2e -p 1 -run '^$$' -bench . -benchtime 1x -timeout 60m $$(grep -rlE '^func Benchmark' --include='*_test.go' --exclude-dir=.cache . | xargs -n1 dirname | sort -u)
+	cd e2e && for suite in $$(grep -rlE '^func Benchmark' --include='*_test.go' --exclude-dir=.cache . | xargs -n1 dirname | sort -u); do \
+		NSTANCE_TEST_FULL=1 $(GOTEST) "bench-$${suite##*/}" -run '^$$' -bench . -benchtime 1x -timeout 60m "$$suite" || failed=1; \
+	done; exit $${failed:-0}
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
