@@ -148,7 +148,7 @@ func TestASizeThatWasTooLargeIsLowered(t *testing.T) {
 			})
 		}
 	}
-	eventually(t, "the controller has seen the volumes: a size below theirs is rejected", func(context.Context) bool {
+	until(t, "mistyped", "the controller has seen the volumes: a size below theirs is rejected", func(*v1alpha1.MarekvsCluster) bool {
 		return apierrors.IsInvalid(tryChange(t, "mistyped", "spec.storage.size", "512Mi"))
 	})
 	patch(t, "mistyped", `{"spec": {"storage": {"size": "1Ti"}}}`)
