@@ -160,6 +160,7 @@ func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (virtu
 		case err != nil && !isNotExist(err):
 			return virtualMachine{}, err
 		case err == nil && found && identity.InstanceID == l.id:
+			a.found(l)
 			return virtualMachine{vmid: vmid, node: l.target, identity: identity, reachable: true}, nil
 		case err == nil && config.text("lock") == "":
 			return virtualMachine{}, fmt.Errorf("virtual machine %d was changed while it was launched", vmid)

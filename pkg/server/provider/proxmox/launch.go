@@ -44,7 +44,8 @@ type launch struct {
 	vmid int
 	// task is the task that clones. It is empty without a clone, or if the response was lost.
 	task upid
-	// lost is true if the response to a request to clone to this VMID was lost.
+	// lost is true if a virtual machine of the launch may have this VMID although the list does not show
+	// it: the response to the request to clone was lost, or it was removed.
 	lost bool
 	// tasks are the tasks that have completed the virtual machine so far, by step, so that a
 	// call continues where the last one has run out of time.
@@ -162,6 +163,7 @@ func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, er
 func (a *API) locate(ctx context.Context, l *launch, found *inventory, until time.Time) (vm virtualMachine, exists bool, err error) {
 	if all := found.of(l.id); len(all) > 0 {
 		a.release(l)
+		a.found(l)
 		return all[0], true, nil
 	}
 	if l.task != "" {
@@ -400,4 +402,13 @@ func (p plan) reject(err error) error {
 		return nil
 	}
 	return &cloud.Rejection{Scope: scope, RetryAfter: after, Err: err}
+}
+
+// found stores that the virtual machine of a launch exists. It may be removed before it is complete, by
+// an administrator or because the launch was rejected: then it does not appear again, and the template
+// is cloned again.
+func (a *API) found(l *launch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l.task, l.lost = "", true
 }

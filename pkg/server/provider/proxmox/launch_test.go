@@ -282,6 +282,46 @@ func TestALostCloneThatIsMoved(t *testing.T) {
 	})
 }
 
+// TestAMachineThatIsRemovedDuringItsLaunch: the next call clones the template again, whoever has removed
+// the virtual machine.
+func TestAMachineThatIsRemovedDuringItsLaunch(t *testing.T) {
+	for name, tc := range map[string]struct {
+		subnet string
+		remove func(*world, cloud.Request)
+	}{
+		"by an administrator": {"subnet", func(w *world, r cloud.Request) { w.Remove(w.vmid(r.ID)) }},
+		"after a listing": {"subnet", func(w *world, r cloud.Request) {
+			_, err := w.api.Launch(w.t.Context(), r)
+			require.ErrorIs(w.t, err, cloud.ErrInProgress)
+			w.Remove(w.vmid(r.ID))
+		}},
+		"because its subnet has no bridge": {"off", func(w *world, r cloud.Request) {
+			for len(w.VMs(r.ID)) > 0 {
+				_, err := w.api.Launch(w.t.Context(), r)
+				require.Error(w.t, err)
+				require.NotErrorAs(w.t, err, new(*cloud.Rejection), "a launch that is rejected begins again")
+				time.Sleep(w.TaskTime)
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				w.TaskTime = 20 * time.Second
+				r := request(t)
+				r.Subnet = tc.subnet
+				_, err := w.api.Launch(t.Context(), r)
+				require.ErrorIs(t, err, cloud.ErrInProgress)
+				require.Len(t, w.VMs(r.ID), 1)
+				tc.remove(w, r)
+				r.Subnet = "subnet"
+				w.launchDespiteErrors(r)
+				assert.Len(t, w.VMs(r.ID), 1)
+				assert.Len(t, w.Started(), 1, "starts")
+			})
+		})
+	}
+}
+
 // TestRejections: what is rejected has left nothing, and says what else would be.
 func TestRejections(t *testing.T) {
 	group := cloud.Scope{Group: workers}
