@@ -118,6 +118,8 @@ func TestMinimumOfAStaticPool(t *testing.T) {
 		})
 	}
 	untilMinimum(nil)
+	// The policy may still know the minimum.
+	testcluster.Eventually(t, time.Minute, "the replicas are accepted", func(ctx context.Context) error { return patchReplicasDry(ctx, name, "0") })
 	env.Scale(t, name, 0)
 	env.UntilRunning(t, name, 0)
 }
