@@ -117,6 +117,8 @@ func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until ti
 	response, responded := errors.AsType[*apiError](err)
 	definite := responded && response.isDefinite()
 	l.task, l.lost = task, l.lost || err != nil && !definite
+	// A virtual machine of the launch that was removed may have had the VMID.
+	clear(l.tasks)
 	a.mu.Unlock()
 	if err == nil {
 		a.step("wait for the clone")

@@ -50,6 +50,8 @@ type launch struct {
 	// tasks are the tasks that have completed the virtual machine so far, by step, so that a
 	// call continues where the last one has run out of time.
 	tasks map[string]upid
+	// rejection is why the virtual machine could not be completed, nil if it may be. It is being removed.
+	rejection error
 	// memory is the memory of the virtual machine in bytes.
 	memory int64
 }
@@ -144,6 +146,9 @@ func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, er
 	if err != nil {
 		return virtualMachine{}, p.afterClone(err)
 	}
+	if !exists && l.rejection != nil {
+		return virtualMachine{}, l.rejection
+	}
 	if !exists {
 		if vm, err = a.clone(ctx, l, p, found, until); err != nil {
 			return virtualMachine{}, err
@@ -153,10 +158,16 @@ func (a *API) launch(ctx context.Context, l *launch, p plan) (virtualMachine, er
 	if err != nil || status.Status == statusRunning {
 		return vm, err // it was started before
 	}
-	if err := a.complete(ctx, l, vm, p, until); err != nil {
-		return virtualMachine{}, a.abandon(ctx, vm, p, err, until)
+	if l.rejection == nil {
+		err := a.complete(ctx, l, vm, p, until)
+		if err == nil {
+			return vm, nil
+		}
+		if l.rejection = p.reject(err); l.rejection == nil {
+			return virtualMachine{}, err
+		}
 	}
-	return vm, nil
+	return virtualMachine{}, a.abandon(ctx, vm, l.rejection, until)
 }
 
 // locate returns the virtual machine of a launch, if an earlier call has cloned it.
@@ -298,16 +309,12 @@ func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image I
 	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, vm.node, vm.vmid, disk, want) })
 }
 
-// abandon removes a virtual machine that could not be completed, if another attempt would
-// fail for the same reason. Otherwise the caller repeats the call.
-func (a *API) abandon(ctx context.Context, vm virtualMachine, p plan, err error, until time.Time) error {
-	rejection := p.reject(err)
-	if rejection == nil {
-		return err
-	}
+// abandon removes a virtual machine that could not be completed, because another attempt would fail for
+// the same reason. The error is the rejection once nothing is left. Until then the caller repeats the call.
+func (a *API) abandon(ctx context.Context, vm virtualMachine, rejection error, until time.Time) error {
 	deleted, removal := a.terminate(ctx, vm, until)
 	if !deleted && !errors.Is(removal, cloud.ErrNotFound) {
-		return errors.Join(err, removal)
+		return errors.Join(errors.Unwrap(rejection), removal)
 	}
 	return rejection
 }
@@ -405,8 +412,7 @@ func (p plan) reject(err error) error {
 }
 
 // found stores that the virtual machine of a launch exists. It may be removed before it is complete, by
-// an administrator or because the launch was rejected: then it does not appear again, and the template
-// is cloned again.
+// an administrator or because the launch was rejected: then it does not appear again.
 func (a *API) found(l *launch) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -4,6 +4,7 @@
 package proxmox
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -282,41 +283,86 @@ func TestALostCloneThatIsMoved(t *testing.T) {
 	})
 }
 
-// TestAMachineThatIsRemovedDuringItsLaunch: the next call clones the template again, whoever has removed
-// the virtual machine.
+// TestAMachineThatIsRemovedDuringItsLaunch: the next call clones the template again, and completes the
+// clone from the beginning.
 func TestAMachineThatIsRemovedDuringItsLaunch(t *testing.T) {
+	uploaded := func(w *world, vmid int) bool { return len(w.ISOs()) == 1 && w.Config(vmid)["ide2"] == "" }
 	for name, tc := range map[string]struct {
-		subnet string
-		remove func(*world, cloud.Request)
+		clone     time.Duration
+		isReached func(*world, int) bool
 	}{
-		"by an administrator": {"subnet", func(w *world, r cloud.Request) { w.Remove(w.vmid(r.ID)) }},
-		"after a listing": {"subnet", func(w *world, r cloud.Request) {
-			_, err := w.api.Launch(w.t.Context(), r)
-			require.ErrorIs(w.t, err, cloud.ErrInProgress)
-			w.Remove(w.vmid(r.ID))
-		}},
-		"because its subnet has no bridge": {"off", func(w *world, r cloud.Request) {
-			for len(w.VMs(r.ID)) > 0 {
-				_, err := w.api.Launch(w.t.Context(), r)
-				require.Error(w.t, err)
-				require.NotErrorAs(w.t, err, new(*cloud.Rejection), "a launch that is rejected begins again")
-				time.Sleep(w.TaskTime)
-			}
-		}},
+		"after the clone":         {time.Second, func(w *world, _ int) bool { return len(w.ISOs()) == 0 }},
+		"after the upload":        {time.Second, uploaded},
+		"after a list":            {time.Minute, uploaded},
+		"after the configuration": {time.Second, func(w *world, vmid int) bool { return w.Config(vmid)["ide2"] != "" }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
-				w.TaskTime = 20 * time.Second
+				w.CloneTime, w.TaskTime = tc.clone, 20*time.Second
 				r := request(t)
-				r.Subnet = tc.subnet
 				_, err := w.api.Launch(t.Context(), r)
 				require.ErrorIs(t, err, cloud.ErrInProgress)
-				require.Len(t, w.VMs(r.ID), 1)
-				tc.remove(w, r)
-				r.Subnet = "subnet"
+				time.Sleep(tc.clone) // no call waits for the end of a long clone
+				for !tc.isReached(w, w.vmid(r.ID)) {
+					_, err := w.api.Launch(t.Context(), r)
+					require.ErrorIs(t, err, cloud.ErrInProgress)
+				}
+				w.Remove(w.vmid(r.ID))
 				w.launchDespiteErrors(r)
-				assert.Len(t, w.VMs(r.ID), 1)
-				assert.Len(t, w.Started(), 1, "starts")
+				started := w.Started()[len(w.Started())-1]
+				assert.Contains(t, string(started.Userdata), "userdata of "+r.ID)
+				assert.Equal(t, w.vmid(r.ID), started.VMID)
+				assert.True(t, hasTags(testShard, w.Config(started.VMID)["tags"]))
+			})
+		})
+	}
+}
+
+// TestARejectionWithALateRemoval: a launch that was rejected does not go on when its virtual machine is not
+// removed at once, also if the next request would not be rejected. The next launch begins again.
+func TestARejectionWithALateRemoval(t *testing.T) {
+	for name, fault := range map[string]*pvetest.Fault{
+		"tasks take long":                         nil,
+		"the image cannot be removed":             {Verb: http.MethodDelete, Call: ".iso", Times: 1, Before: true, Status: http.StatusServiceUnavailable},
+		"the machine cannot be removed":           {Verb: http.MethodDelete, Call: "/qemu/10000", Times: 1, Before: true, Status: http.StatusServiceUnavailable},
+		"the response to the removal is lost":     {Verb: http.MethodDelete, Call: "/qemu/10000", Times: 1},
+		"the removal has an effect and no result": {Verb: http.MethodDelete, Call: "/qemu/10000", Times: 1, Status: http.StatusServiceUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				r := request(t)
+				r.Subnet = "off"
+				if fault == nil {
+					w.TaskTime = 20 * time.Second
+				} else {
+					w.SetFaults(fault)
+				}
+				var rejection *cloud.Rejection
+				_, err := w.api.Launch(t.Context(), r)
+				for errors.Is(err, cloud.ErrInProgress) {
+					_, err = w.api.Launch(t.Context(), r)
+				}
+				require.Error(t, err)
+				require.NotErrorAs(t, err, &rejection)
+				assert.ErrorContains(t, err, "bridge 'vmbr9' does not exist")
+
+				r.Subnet = "subnet"
+				for range 10 {
+					time.Sleep(time.Second)
+					if _, err = w.api.Launch(t.Context(), r); errors.As(err, &rejection) {
+						break
+					}
+				}
+				require.ErrorAs(t, err, &rejection)
+				assert.Equal(t, cloud.Scope{Subnet: "off"}, rejection.Scope)
+				assert.Empty(t, w.VMs(r.ID))
+				assert.Empty(t, w.ISOs())
+				assert.Empty(t, w.Started())
+
+				w.launchDespiteErrors(r)
+				require.Len(t, w.Started(), 1, "starts")
+				assert.Contains(t, string(w.Started()[0].Userdata), "userdata of "+r.ID)
+				assert.Equal(t, "virtio,bridge=vmbr0", w.Config(w.vmid(r.ID))["net0"])
 			})
 		})
 	}
