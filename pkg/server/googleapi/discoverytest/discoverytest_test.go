@@ -6,6 +6,7 @@ package discoverytest
 import (
 	"net/http"
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -61,6 +62,40 @@ func TestCheck(t *testing.T) {
 	list, _, err := d.Find(http.MethodGet, "/compute/v1/projects/p/zones/z/instances")
 	require.NoError(t, err)
 	assert.ErrorContains(t, list.CheckQuery(url.Values{"maxResults": {"-1"}}), "is no uint32")
+}
+
+// TestMethodsOfResources: methods whose paths have one variable for a whole resource.
+func TestMethodsOfResources(t *testing.T) {
+	d := Load(t, Secrets)
+	for request, want := range map[string]string{
+		"POST /v1/projects/p/secrets":                         "secretmanager.projects.secrets.create",
+		"GET /v1/projects/p/secrets":                          "secretmanager.projects.secrets.list",
+		"DELETE /v1/projects/p/secrets/a":                     "secretmanager.projects.secrets.delete",
+		"POST /v1/projects/p/secrets/a:addVersion":            "secretmanager.projects.secrets.addVersion",
+		"GET /v1/projects/p/secrets/a/versions/latest:access": "secretmanager.projects.secrets.versions.access",
+		"POST /v1/projects/p/secrets/a/versions/1:destroy":    "secretmanager.projects.secrets.versions.destroy",
+		"GET /v1/projects/p/locations/l/secrets/a":            "secretmanager.projects.locations.secrets.get",
+		"GET /v1/projects/p/secrets/a/versions/1:fetch":       "",
+		"DELETE /v1/projects/p/secrets/a:addVersion":          "",
+		"GET /v2/projects/p/secrets":                          "",
+		"GET /v1/projects/p/q/secrets":                        "",
+	} {
+		verb, path, _ := strings.Cut(request, " ")
+		m, _, err := d.Find(verb, path)
+		if want == "" {
+			assert.ErrorContains(t, err, "no method is", request)
+		} else if assert.NoError(t, err, request) {
+			assert.Equal(t, want, m.ID, request)
+		}
+	}
+	add, _, err := d.Find(http.MethodPost, "/v1/projects/p/secrets/a:addVersion")
+	require.NoError(t, err)
+	require.NoError(t, add.CheckRequest([]byte(`{"payload": {"data": "YQ==", "dataCrc32c": "1"}}`)))
+	assert.ErrorContains(t, add.CheckRequest([]byte(`{"payload": {"data": "YQ==", "dataCrc32c": 1}}`)), "is no string")
+	create, _, err := d.Find(http.MethodPost, "/v1/projects/p/secrets")
+	require.NoError(t, err)
+	assert.ErrorContains(t, create.CheckRequest([]byte(`{"name": "a"}`)), ".name: is output only")
+	assert.ErrorContains(t, create.CheckQuery(url.Values{"secretID": {"a"}}), "has no parameter secretID")
 }
 
 func TestMask(t *testing.T) {

@@ -26,6 +26,7 @@ import (
 const (
 	Compute = "compute/v1/compute-api.json"
 	Storage = "storage/v1/storage-api.json"
+	Secrets = "secretmanager/v1/secretmanager-api.json"
 )
 
 // Document describes one API.
@@ -138,6 +139,12 @@ func (d *Document) Find(httpMethod, escapedPath string) (*Method, map[string]str
 	}
 	parts := strings.Split(rest, "/")
 	for _, m := range d.methods {
+		if m.HTTPMethod == httpMethod && strings.Contains(m.Path, "{+") {
+			if variables, matches := m.matchResource(rest); matches {
+				return m, variables, nil
+			}
+			continue
+		}
 		names := strings.Split(m.Path, "/")
 		if m.HTTPMethod != httpMethod || len(names) != len(parts) {
 			continue
@@ -147,6 +154,22 @@ func (d *Document) Find(httpMethod, escapedPath string) (*Method, map[string]str
 		}
 	}
 	return nil, nil, fmt.Errorf("no method is %s %s", httpMethod, escapedPath)
+}
+
+// matchResource returns the variable of a path such as v1/{+name}:access. Its value has slashes, and
+// its pattern distinguishes the methods of one path.
+func (m *Method) matchResource(escaped string) (variables map[string]string, matches bool) {
+	before, rest, _ := strings.Cut(m.Path, "{+")
+	name, after, _ := strings.Cut(rest, "}")
+	value, hasPrefix := strings.CutPrefix(escaped, before)
+	value, hasSuffix := strings.CutSuffix(value, after)
+	value, err := url.PathUnescape(value)
+	schema := m.Parameters[name]
+	// A colon begins the verb of another method.
+	if err != nil || !hasPrefix || !hasSuffix || strings.Contains(value, ":") || schema == nil || schema.checkText(value) != "" {
+		return nil, false
+	}
+	return map[string]string{name: value}, true
 }
 
 func match(names, parts []string) (variables map[string]string, matches bool) {

@@ -17,6 +17,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
 )
 
 // GoogleProject is the project that the server has.
@@ -27,9 +29,10 @@ const GoogleToken = "ya29.test"
 
 // googleSecrets responds as Google Secret Manager does.
 type googleSecrets struct {
-	t       testing.TB
-	secrets map[string]*[]googleVersion
-	options GoogleOptions
+	t        testing.TB
+	document *discoverytest.Document
+	secrets  map[string]*[]googleVersion
+	options  GoogleOptions
 	// reads counts the reads of the newest version.
 	reads int
 }
@@ -52,7 +55,8 @@ type googleVersion struct {
 }
 
 // StartGoogle starts a server that responds like version 1 of the REST API of Google Secret
-// Manager, for the methods that the product needs. It stops with the test.
+// Manager, for the methods that the product needs. It compares each request and each response with
+// Google's discovery document. It stops with the test.
 func StartGoogle(t testing.TB) (url string, faults *Faults) {
 	t.Helper()
 	return StartGoogleWith(t, GoogleOptions{})
@@ -61,7 +65,7 @@ func StartGoogle(t testing.TB) (url string, faults *Faults) {
 // StartGoogleWith is StartGoogle with another project.
 func StartGoogleWith(t testing.TB, o GoogleOptions) (url string, faults *Faults) {
 	t.Helper()
-	return start(t, &googleSecrets{t: t, secrets: map[string]*[]googleVersion{}, options: o})
+	return start(t, &googleSecrets{t: t, document: discoverytest.Load(t, discoverytest.Secrets), secrets: map[string]*[]googleVersion{}, options: o})
 }
 
 // googleError is an error of an API of Google.
@@ -77,6 +81,9 @@ var (
 	errGoogleInvalid  = &googleError{http.StatusBadRequest, "INVALID_ARGUMENT", "The request is not valid."}
 )
 
+// For ids and sizes, see
+// https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets/create and
+// https://cloud.google.com/secret-manager/quotas.
 var (
 	googleIDs      = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 	googleSecret   = regexp.MustCompile(`^/v1/projects/` + GoogleProject + `/secrets(?:/([A-Za-z0-9_-]+)(?:/versions/([0-9]+|latest))?)?(?::(access|addVersion|destroy))?$`)
@@ -84,8 +91,22 @@ var (
 )
 
 func (s *googleSecrets) serve(request *http.Request, body []byte) response {
+	method, _, err := s.document.Find(request.Method, request.URL.EscapedPath())
+	if err == nil {
+		err = errors.Join(method.CheckQuery(request.URL.Query()), method.CheckBody(request, body))
+	}
+	if err != nil {
+		s.t.Errorf("a request is not as documented: %v", err)
+		return respondGoogle(nil, errGoogleInvalid)
+	}
 	result, err := s.call(request, body)
-	return respondGoogle(result, err)
+	got := respondGoogle(result, err)
+	if err == nil {
+		if err := method.CheckResponse(got.body); err != nil {
+			s.t.Errorf("a response is not as documented: %v", err)
+		}
+	}
+	return got
 }
 
 func (s *googleSecrets) call(request *http.Request, body []byte) (any, error) {
@@ -236,6 +257,8 @@ func (s *googleSecrets) access(id, number string) (any, error) {
 		return nil, err
 	}
 	if v.destroyed {
+		// Not documented; https://github.com/google-github-actions/get-secretmanager-secrets/issues/268
+		// shows it.
 		return nil, &googleError{http.StatusBadRequest, "FAILED_PRECONDITION", "Secret version is in DESTROYED state."}
 	}
 	return map[string]any{"name": fmt.Sprintf("projects/1/secrets/%s/versions/%d", id, at), "payload": map[string]any{"data": v.data, "dataCrc32c": castagnoli(v.data)}}, nil
@@ -250,7 +273,8 @@ func (s *googleSecrets) destroy(id, number string) (any, error) {
 	return map[string]any{"state": "DESTROYED"}, nil
 }
 
-// list filters by a text anywhere in the name, in pages of 10.
+// list filters by a text anywhere in the name
+// (https://cloud.google.com/secret-manager/docs/filtering), in pages of 10.
 func (s *googleSecrets) list(request *http.Request) (any, error) {
 	query := request.URL.Query()
 	text, isName := strings.CutPrefix(query.Get("filter"), "name:")
