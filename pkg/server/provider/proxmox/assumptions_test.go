@@ -36,7 +36,7 @@ func TestAssumptions(t *testing.T) {
 			"tags": `as expected: the machine has the tags "nstance;nstance-cluster-test;nstance-shard-a;nstance-instance-`,
 			"used VMIDs, on the node that has the VMID":                       "as expected: node pve1: 500 unable to create VM 10000: config file already exists",
 			"used VMIDs, on another node":                                     "as expected: node pve2: a task that ends with close (rename) atomic file",
-			"texts of errors, start of a machine that runs":                   "as expected: 500 VM 10000 already running",
+			"texts of errors, start of a machine that runs":                   "as expected: a task that ends with VM 10000 already running",
 			"texts of errors, configuration of a machine that does not exist": "as expected: virtual machine 999999999: 500 ",
 			"texts of errors, deletion of an image that does not exist":       "as expected: local:iso/nstance-",
 			"texts of errors, a storage without space, a lock that is held":   "not checked: ",

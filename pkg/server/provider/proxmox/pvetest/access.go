@@ -147,7 +147,7 @@ func (s *Server) getPermissions(r *request) (any, error) {
 }
 
 func (*Server) getVersion(*request) (any, error) {
-	return map[string]string{"version": "8.4.1", "release": "8.4"}, nil
+	return map[string]string{"version": "8.4.1", "release": "8.4", "repoid": "2a5fa54a8503f96d"}, nil
 }
 
 // getOptions returns the options of the cluster that are not the default

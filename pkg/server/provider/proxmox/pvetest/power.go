@@ -9,8 +9,9 @@ import (
 	"strings"
 )
 
-// vmTask starts a task for a virtual machine, which fails if another one runs for it. mu
-// must be locked.
+// vmTask starts a task for a virtual machine, which fails if another one runs for it
+// (https://git.proxmox.com/?p=pve-common.git;a=blob;f=src/PVE/Tools.pm, lock_file_full). mu must be
+// locked.
 func (s *Server) vmTask(r *request, kind string, finish func() string) (any, error) {
 	if len(s.running(r.vmid())) > 0 {
 		s.conflicts++
@@ -67,15 +68,23 @@ func (s *Server) putResize(r *request) (any, error) {
 	})
 }
 
+// postStart starts a task, which looks at the lock and the status
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/QemuServer.pm, vm_start). So does the
+// task of postStop.
 func (s *Server) postStart(r *request) (any, error) {
-	v, err := s.unlocked(r)
+	v, err := s.vm(r)
 	if err != nil {
 		return nil, err
 	}
-	if v.status != "stopped" {
-		return nil, failed("VM %d already running", r.vmid())
-	}
-	return s.vmTask(r, "qmstart", func() string { return s.boot(r.vmid(), v) })
+	return s.vmTask(r, "qmstart", func() string {
+		switch {
+		case v.lock != "":
+			return isLocked(v.lock)
+		case v.status != "stopped":
+			return fmt.Sprintf("VM %d already running", r.vmid())
+		}
+		return s.boot(r.vmid(), v)
+	})
 }
 
 // boot starts a virtual machine, if its node has the needed resources. mu must be locked.
@@ -102,18 +111,23 @@ func (s *Server) boot(vmid int, v *vm) string {
 }
 
 func (s *Server) postStop(r *request) (any, error) {
-	v, err := s.unlocked(r)
+	v, err := s.vm(r)
 	if err != nil {
 		return nil, err
 	}
 	return s.vmTask(r, "qmstop", func() string {
+		if v.lock != "" && v.status != "stopped" {
+			return isLocked(v.lock)
+		}
 		v.status = "stopped"
 		return "OK"
 	})
 }
 
+// deleteVM refuses a machine that is protected or runs, and its task one that is locked
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/API2/Qemu.pm, destroy_vm).
 func (s *Server) deleteVM(r *request) (any, error) {
-	v, err := s.unlocked(r)
+	v, err := s.vm(r)
 	switch {
 	case err != nil:
 		return nil, err
@@ -123,6 +137,9 @@ func (s *Server) deleteVM(r *request) (any, error) {
 		return nil, failed("VM %d is running - destroy failed", r.vmid())
 	}
 	return s.vmTask(r, "qmdestroy", func() string {
+		if v.lock != "" {
+			return isLocked(v.lock)
+		}
 		s.free(r.vmid())
 		delete(s.vms, r.vmid())
 		return "OK"

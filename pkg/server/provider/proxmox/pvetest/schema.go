@@ -5,6 +5,7 @@ package pvetest
 
 import (
 	"io"
+	"maps"
 	"mime"
 	"mime/multipart"
 	"net/http"
@@ -208,6 +209,13 @@ func (p parameter) validate(value string) string {
 		}
 	}
 	return ""
+}
+
+// parameters returns the variables in the path together with the other parameters.
+func (r *request) parameters() map[string]string {
+	all := maps.Clone(r.form)
+	maps.Copy(all, r.path)
+	return all
 }
 
 // isTrue reports whether a boolean parameter is true.

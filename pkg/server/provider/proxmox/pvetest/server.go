@@ -3,8 +3,9 @@
 
 // Package pvetest emulates the API of a Proxmox VE cluster, as far as the provider uses it.
 // It refuses unknown parameters: its schema is a part of the published schema, typed by hand.
-// Its tasks take time, and its lists are as late as in a cluster. It was written from the
-// documentation and never compared with a cluster.
+// Where make test-moto has installed the published schema, each request and each response is
+// compared with it. Its tasks take time, and its lists are as late as in a cluster. It was written
+// from the documentation and never compared with a cluster.
 package pvetest
 
 import (
@@ -54,6 +55,8 @@ type Server struct {
 	URL, Fingerprint string
 
 	listener *pipetest.Listener
+	// published are the versions of the published schema, if they are on this machine.
+	published []*Published
 
 	// mu guards the fields below.
 	mu         sync.Mutex
@@ -71,6 +74,8 @@ type Server struct {
 	made      []Machine
 	started   []Machine
 	conflicts int
+	// mistakes are requests and responses that the published schema does not allow.
+	mistakes []string
 }
 
 // New returns a cluster with the given nodes, the shared storage "ceph", the storages
@@ -103,12 +108,23 @@ func (s *Server) StartInMemory(t testing.TB) {
 }
 
 func (s *Server) start(t testing.TB) {
+	t.Helper()
+	all, err := published()
+	if err != nil {
+		t.Errorf("read the published schema of Proxmox VE: %v", err)
+	}
+	s.published = all
 	server := pipetest.NewServer(s.serve, s.listener)
 	server.StartTLS()
 	t.Cleanup(func() {
 		s.SetFaults()
 		server.CloseClientConnections()
 		server.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.mistakes) > 0 {
+			t.Errorf("%d requests or responses are not as the published schema has them, the first: %s", len(s.mistakes), s.mistakes[0])
+		}
 	})
 	s.URL, s.Fingerprint = server.URL, FingerprintOf(server.Certificate())
 }
@@ -140,7 +156,8 @@ func failed(format string, values ...any) error {
 	return &failure{status: http.StatusInternalServerError, message: fmt.Sprintf(format, values...)}
 }
 
-// noConnection is the status of a call that could not be forwarded to a node.
+// noConnection is the status of a call that could not be forwarded to a node
+// (https://metacpan.org/pod/AnyEvent::HTTP).
 const noConnection = 595
 
 // request is a call that matches the schema.
@@ -197,12 +214,27 @@ func (s *Server) handle(r *http.Request) (any, error) {
 		}
 	}
 	if r.Method != http.MethodGet && s.noQuorum {
+		// https://git.proxmox.com/?p=pve-cluster.git;a=blob;f=src/PVE/Cluster.pm, check_cfs_quorum.
 		return nil, failed("cluster not ready - no quorum?")
 	}
 	if err := s.authorize(method, parsed); err != nil {
 		return nil, err
 	}
-	return method.handle(s, parsed)
+	s.compare(func(p *Published) error { return p.CheckRequest(r.Method, method.path, parsed.parameters()) })
+	data, err := method.handle(s, parsed)
+	if err == nil {
+		s.compare(func(p *Published) error { return p.CheckResponse(r.Method, method.path, data) })
+	}
+	return data, err
+}
+
+// compare notes what the published schema does not allow. mu must be locked.
+func (s *Server) compare(check func(*Published) error) {
+	for _, schema := range s.published {
+		if err := check(schema); err != nil {
+			s.mistakes = append(s.mistakes, err.Error())
+		}
+	}
 }
 
 // respond writes the response of a call.

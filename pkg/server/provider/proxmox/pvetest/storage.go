@@ -135,7 +135,7 @@ func (s *Server) getContent(r *request) (any, error) {
 	}
 	list := []map[string]any{}
 	for name, content := range in.isos {
-		list = append(list, map[string]any{"volid": in.id + ":iso/" + name, "content": "iso", "format": "iso", "size": len(content)})
+		list = append(list, map[string]any{"volid": in.id + ":iso/" + name, "format": "iso", "size": len(content)})
 	}
 	return list, nil
 }

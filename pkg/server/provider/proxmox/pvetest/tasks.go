@@ -12,9 +12,9 @@ import (
 
 // task runs for some time and then has its effect.
 type task struct {
-	upid, node, kind string
-	vmid             int
-	start, end       time.Time
+	upid, node, kind, id string
+	vmid, number         int
+	start, end           time.Time
 	// halfway makes an effect in the middle of the task, unless it is nil.
 	halfway func()
 	middle  time.Time
@@ -36,7 +36,7 @@ func (s *Server) startTask(node, kind string, vmid int, takes time.Duration, fin
 	}
 	t := &task{
 		upid: fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", node, s.taskNumber, s.taskNumber, now.Unix(), kind, id, tokenUser),
-		node: node, kind: kind, vmid: vmid, start: now, end: now.Add(takes), finish: finish,
+		node: node, kind: kind, id: id, vmid: vmid, number: s.taskNumber, start: now, end: now.Add(takes), finish: finish,
 	}
 	s.tasks = append(s.tasks, t)
 	return t.upid, nil
@@ -67,18 +67,27 @@ func (s *Server) running(vmid int) []*task {
 	return slices.DeleteFunc(slices.Clone(s.tasks), func(t *task) bool { return t.exit != "" || t.vmid != vmid })
 }
 
+// entry returns what lists and the status of a task have in common.
+func (t *task) entry() map[string]any {
+	return map[string]any{
+		"upid": t.upid, "node": t.node, "type": t.kind, "id": t.id, "user": tokenUser, "starttime": t.start.Unix(), "pid": t.number, "pstart": t.number,
+	}
+}
+
 func (s *Server) getTaskStatus(r *request) (any, error) {
 	for _, t := range s.tasks {
 		if t.upid != r.path["upid"] || t.node != r.path["node"] {
 			continue
 		}
-		status := map[string]any{"upid": t.upid, "node": t.node, "type": t.kind, "starttime": t.start.Unix(), "status": "running"}
+		status := t.entry()
+		status["status"] = "running"
 		if t.exit != "" {
 			status["status"], status["exitstatus"] = "stopped", t.exit
 		}
 		return status, nil
 	}
-	return nil, &failure{status: http.StatusInternalServerError, message: "no such task"}
+	// https://git.proxmox.com/?p=pve-manager.git;a=blob;f=PVE/API2/Tasks.pm, read_task_status.
+	return nil, &failure{status: http.StatusBadRequest, message: "Parameter verification failed.", parameters: map[string]string{"upid": "no such task"}}
 }
 
 func (s *Server) getTasks(r *request) (any, error) {
@@ -88,7 +97,7 @@ func (s *Server) getTasks(r *request) (any, error) {
 			r.form["typefilter"] != "" && r.form["typefilter"] != t.kind {
 			continue
 		}
-		entry := map[string]any{"upid": t.upid, "node": t.node, "type": t.kind, "starttime": t.start.Unix(), "user": tokenUser}
+		entry := t.entry()
 		if t.exit != "" {
 			entry["endtime"], entry["status"] = t.end.Unix(), t.exit
 		}

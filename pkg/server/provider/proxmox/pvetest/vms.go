@@ -244,10 +244,12 @@ func (s *Server) vm(r *request) (*vm, error) {
 func (s *Server) unlocked(r *request) (*vm, error) {
 	v, err := s.vm(r)
 	if err == nil && v.lock != "" {
-		return nil, failed("VM is locked (%s)", v.lock)
+		return nil, failed("%s", isLocked(v.lock))
 	}
 	return v, err
 }
+
+func isLocked(lock string) string { return "VM is locked (" + lock + ")" }
 
 func (s *Server) getConfig(r *request) (any, error) {
 	v, err := s.vm(r)
@@ -269,7 +271,7 @@ func (s *Server) getStatus(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	status := map[string]any{"vmid": r.vmid(), "name": v.config["name"], "status": "running", "qmpstatus": v.status}
+	status := map[string]any{"vmid": r.vmid(), "name": v.config["name"], "status": "running", "qmpstatus": v.status, "ha": map[string]any{"managed": 0}}
 	if v.status == "stopped" {
 		status["status"] = "stopped"
 	}
