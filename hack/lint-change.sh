@@ -16,7 +16,7 @@ lint() {
 	(cd "$1" && go tool -modfile="$root/hack/tools/go.mod" golangci-lint run --config "$root/.golangci.yml" "${@:2}")
 }
 
-mapfile -t own < <(grep -vE '^(e2e|pkg/generated|hack/(tools|discovery|versitygw))(/|$)' <<<"$changed" | sed 's|^|./|' | grep -v '^./$')
+mapfile -t own < <(grep -vE '^(e2e|pkg/generated|hack/(tools|discovery|fakegcs|versitygw))(/|$)' <<<"$changed" | sed 's|^|./|' | grep -v '^./$')
 mapfile -t ends < <(sed -n 's|^e2e/|./|p' <<<"$changed" | grep -v '^./cmd/kube')
 lint . "${own[@]}"
 if grep -q '^pkg/apis/' <<<"$changed"; then

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -18,6 +20,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
@@ -36,6 +39,19 @@ func TestConformance(t *testing.T) {
 	s3test.Start(t, nil)
 	s3test.CreateBucket(t, bucket)
 	storagetest.Conformance(t, func(t testing.TB) storage.Store { return open(t) })
+}
+
+// TestMoto: the storage passes its suite with a second imitation that others wrote. It is asked
+// for one thing at a time, because it has no locks, so it says nothing about writes at once.
+func TestMoto(t *testing.T) {
+	target, err := url.Parse(secretstest.StartMoto(t))
+	require.NoError(t, err)
+	n := &storagetest.Network{Method: http.MethodPut}
+	s3test.Use(t, n.Connect(httputil.NewSingleHostReverseProxy(target)))
+	storagetest.MissingBucket(t, open(t), bucket, `"etag"`)
+	s3test.CreateBucket(t, bucket)
+	storagetest.Conformance(t, func(t testing.TB) storage.Store { return open(t) })
+	n.RetriedWrites(t, func() storage.Store { return open(t) }, 0)
 }
 
 func TestMissingBucket(t *testing.T) {

@@ -293,6 +293,8 @@ func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error,
 	_, _ = io.Copy(w, bytes.NewReader(body)) // the client may have closed the connection
 }
 
+// noObject is the error for a missing object, whose message is not documented. The message of a
+// missing bucket is another (docs/providers.md#google-cloud).
 func noObject(bucket, name string) error {
 	return &failure{http.StatusNotFound, "notFound", "No such object: " + bucket + "/" + name}
 }

@@ -58,7 +58,13 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	if middleware != nil {
 		handler = middleware(handler)
 	}
-	server := httptest.NewServer(handler)
+	Use(t, handler)
+}
+
+// Use serves an S3 service until the end of the test, and sets the environment as Start does.
+func Use(t testing.TB, service http.Handler) {
+	t.Helper()
+	server := httptest.NewServer(service)
 	t.Cleanup(server.Close)
 	for name, value := range map[string]string{
 		"AWS_ENDPOINT_URL_S3":   server.URL,
