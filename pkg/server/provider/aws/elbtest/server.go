@@ -31,7 +31,7 @@ const (
 	// version is the version of the API, and namespace the XML namespace of its responses.
 	version   = "2015-12-01"
 	namespace = "http://elasticloadbalancing.amazonaws.com/doc/2015-12-01/"
-	// maxTargets is how many targets a call may have.
+	// maxTargets is how many targets a call may have, which is not documented.
 	maxTargets = 200
 )
 

@@ -45,7 +45,9 @@ type interfaceUpdate struct {
 
 // updateNetworkInterface begins to replace the alias IP ranges of a network interface. Reads
 // show the new ranges at once. If the operation fails, they show the old ranges again. A
-// removed range can be added elsewhere when the operation has finished.
+// removed range can be added elsewhere when the operation has finished
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances/updateNetworkInterface,
+// https://cloud.google.com/vpc/docs/configure-alias-ip-ranges).
 func (s *Server) updateNetworkInterface(r *request) (any, error) {
 	if op, err := s.repeated(r); op != nil || err != nil {
 		return op.resource(), err

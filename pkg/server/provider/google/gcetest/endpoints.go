@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// maxEndpoints is how many endpoints a call may have.
+// maxEndpoints is how many endpoints a call may have, which is not documented.
 const maxEndpoints = 500
 
 // endpoint is an endpoint of a network endpoint group in requests and responses.

@@ -81,7 +81,8 @@ func (s *Server) remember(r *request, op *operation) {
 	}
 }
 
-// insert creates a machine, which exists as soon as its operation has begun.
+// insert creates a machine, which exists as soon as its operation has begun. This, and the response
+// for a name that is used, is not documented.
 func (s *Server) insert(r *request) (any, error) {
 	if op, err := s.repeated(r); op != nil || err != nil {
 		return op.resource(), err

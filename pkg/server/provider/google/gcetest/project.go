@@ -222,7 +222,8 @@ func (s *Server) Methods() []string {
 	return slices.Sorted(maps.Keys(s.ever))
 }
 
-// reserved is the number of addresses of a range that no machine gets.
+// reserved is the number of addresses of a range that no machine gets
+// (https://cloud.google.com/vpc/docs/subnets#unusable-ip-addresses-in-every-subnet).
 const reserved = 4
 
 // subnet is a subnetwork.

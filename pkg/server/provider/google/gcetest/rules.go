@@ -12,15 +12,18 @@ import (
 	"github.com/google/uuid"
 )
 
-// Rules of Compute Engine that the discovery document does not have.
+// Rules of Compute Engine that the discovery document does not have: for labels
+// https://cloud.google.com/compute/docs/labeling-resources#requirements.
 var (
 	labelKey   = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
 	labelValue = regexp.MustCompile(`^[a-z0-9_-]{0,63}$`)
 )
 
 const (
-	maxLabels        = 64
-	maxDescription   = 2048
+	maxLabels = 64
+	// maxDescription is not documented.
+	maxDescription = 2048
+	// maxMetadataValue is in https://cloud.google.com/compute/docs/metadata/setting-custom-metadata#limitations.
 	maxMetadataValue = 256 << 10
 )
 
@@ -40,7 +43,8 @@ func checkLabels(field string, labels map[string]string) error {
 	return nil
 }
 
-// checkRequestID refuses an id that is not a UUID.
+// checkRequestID refuses an id that is not a UUID
+// (https://cloud.google.com/compute/docs/reference/rest/v1/instances/insert).
 func checkRequestID(text string) error {
 	if text == "" {
 		return nil
@@ -86,6 +90,7 @@ func (s *Server) checkBody(r *request, body *resource) error {
 	return s.checkDisks(r, body)
 }
 
+// checkScheduling refuses a spot machine that restarts or migrates, which is not documented.
 func checkScheduling(scheduling *scheduling) error {
 	if scheduling == nil || scheduling.ProvisioningModel != "SPOT" {
 		return nil
@@ -173,7 +178,7 @@ type condition struct {
 var conditions = regexp.MustCompile(`^([A-Za-z]+(?:\.[a-z0-9_-]+)?) (=|!=) "([^"]*)"$`)
 
 // parseFilter reads conditions that are connected by AND, each in parentheses unless there is
-// only one.
+// only one (https://cloud.google.com/compute/docs/reference/rest/v1/instances/list).
 func parseFilter(text string) ([]condition, error) {
 	if text == "" {
 		return nil, nil
