@@ -235,6 +235,28 @@ func (c *client) task(ctx context.Context, task upid) (status taskStatus, err er
 	return status, c.get(ctx, "nodes/"+task.node()+"/tasks/"+string(task)+"/status", nil, &status)
 }
 
+// logLimit is how many lines of a log a call returns at most. The logs of the tasks that the provider
+// starts are shorter, except the progress of a long clone.
+const logLimit = 5000
+
+// taskLog returns the lines of a task's log.
+func (c *client) taskLog(ctx context.Context, task upid) ([]string, error) {
+	var list []struct {
+		Text string `json:"t"`
+	}
+	path := "nodes/" + task.node() + "/tasks/" + string(task) + "/log"
+	if err := c.get(ctx, path, url.Values{"limit": {fmt.Sprint(logLimit)}}, &list); err != nil {
+		return nil, err
+	}
+	var lines []string
+	for _, line := range list {
+		if text := strings.TrimSpace(line.Text); text != "" {
+			lines = append(lines, text)
+		}
+	}
+	return lines, nil
+}
+
 // Types of tasks that the provider searches for.
 const (
 	taskClone  = "qmclone"

@@ -209,10 +209,40 @@ const (
 type taskError struct {
 	task upid
 	exit string
+	// log is the end of the task's log, if the result does not say why a program has failed.
+	log string
 }
 
 // Error returns the result.
-func (e *taskError) Error() string { return fmt.Sprintf("task %s: %s", e.task, e.exit) }
+func (e *taskError) Error() string {
+	if e.log != "" {
+		return fmt.Sprintf("task %s: %s: %s", e.task, e.exit, e.log)
+	}
+	return fmt.Sprintf("task %s: %s", e.task, e.exit)
+}
+
+// programFailed are texts of results that only say that a program has failed. What QEMU and qemu-img
+// have printed is in the log of the task
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/QemuServer.pm, vm_start;
+// https://git.proxmox.com/?p=pve-common.git;a=blob;f=src/PVE/Tools.pm, run_command).
+var programFailed = []string{"exited with code", "exit code", "got signal"}
+
+const (
+	// maxLogLines is how many lines at the end of a log are read.
+	maxLogLines = 20
+	// maxLog is how many bytes of them an error has.
+	maxLog = 1000
+)
+
+// reason returns the end of a task's log, which is empty if the log cannot be read.
+func (a *API) reason(ctx context.Context, task upid) string {
+	lines, err := a.client.taskLog(ctx, task)
+	if err != nil {
+		return ""
+	}
+	text := strings.ToValidUTF8(strings.Join(lines[max(0, len(lines)-maxLogLines):], "; "), "?")
+	return strings.ToValidUTF8(text[max(0, len(text)-maxLog):], "")
+}
 
 // isTaskError reports whether an error is the result of a failed task that contains one of
 // the texts. The texts must be in lower case.
@@ -230,7 +260,11 @@ func (a *API) finished(ctx context.Context, task upid) (bool, error) {
 	case status.Status != "stopped":
 		return false, nil
 	case status.Exit != "OK" && !strings.HasPrefix(status.Exit, "WARNINGS"):
-		return true, &taskError{task: task, exit: status.Exit}
+		failed := &taskError{task: task, exit: status.Exit}
+		if containsAny(status.Exit, programFailed...) {
+			failed.log = a.reason(ctx, task)
+		}
+		return true, failed
 	}
 	return true, nil
 }

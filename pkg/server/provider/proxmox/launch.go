@@ -377,13 +377,13 @@ func (p plan) forbidden(message string) cloud.Scope {
 // reject returns the rejection that an error means, or nil if it says nothing about other
 // requests.
 func (p plan) reject(err error) error {
-	var message string
+	var message, log string
 	scope := cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
 	if errors.Is(err, cloud.ErrInProgress) || errors.Is(err, cloud.ErrThrottled) {
 		return nil
 	}
 	if failed, ok := errors.AsType[*taskError](err); ok {
-		message = failed.exit
+		message, log = failed.exit, failed.log
 	} else if response, ok := errors.AsType[*apiError](err); ok && response.isDefinite() {
 		switch response.status {
 		case http.StatusUnauthorized:
@@ -396,14 +396,14 @@ func (p plan) reject(err error) error {
 		return nil
 	}
 	after := retryAfter
-	switch {
-	case containsAny(message, outOfSpace...):
+	switch said := message + "\n" + log; {
+	case containsAny(said, outOfSpace...):
 		scope, after = cloud.Scope{Subnet: p.spec.Subnet}, spaceRetryAfter
 		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no space left for subnet %s", p.spec.Subnet), err)
-	case containsAny(message, noMemory...):
+	case containsAny(said, noMemory...):
 		scope = cloud.Scope{Type: p.spec.Type.Name}
 		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no memory left for type %s", p.spec.Type.Name), err)
-	case containsAny(message, subnetFaults...):
+	case containsAny(said, subnetFaults...):
 		scope = cloud.Scope{Subnet: p.spec.Subnet}
 	case containsAny(message, transient...):
 		return nil

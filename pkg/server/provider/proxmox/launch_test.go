@@ -390,6 +390,11 @@ func TestRejections(t *testing.T) {
 			w.SetMemory("pve1", 3<<30)
 			w.SetMemory("pve2", 3<<30)
 		}},
+		{"no memory when it starts", "Cannot allocate memory", cloud.Scope{Type: "small"}, func(w *world, _ *cloud.Request) { w.overcommit() }},
+		{"no memory when it starts, and no log", "QEMU exited with code 1", all, func(w *world, _ *cloud.Request) {
+			w.overcommit()
+			w.SetFaults(&pvetest.Fault{Verb: http.MethodGet, Call: "/log", Before: true, Status: http.StatusInternalServerError, Message: "no log"})
+		}},
 		{"no privilege", "VM.Config.CDROM", cloud.Scope{}, func(w *world, _ *cloud.Request) { w.Grant("/vms", "VM.Config.CDROM", false) }},
 		{"no privilege on the template", "/vms/9000, VM.Clone", group, func(w *world, _ *cloud.Request) { w.deny("/vms", "/vms/9000", "VM.Clone") }},
 		{"no privilege on a network of the template", "/sdn/zones/localnetwork/vmbr1, SDN.Use", group, func(w *world, _ *cloud.Request) {
@@ -433,6 +438,14 @@ func TestRejections(t *testing.T) {
 				assert.Empty(t, w.api.cloning)
 			})
 		})
+	}
+}
+
+// overcommit lets nodes promise more memory than they have.
+func (w *world) overcommit() {
+	w.options.MemoryCommit = 1000
+	for _, node := range w.options.Nodes {
+		w.SetMemory(node, 512<<20)
 	}
 }
 

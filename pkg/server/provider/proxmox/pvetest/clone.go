@@ -141,7 +141,8 @@ func (s *Server) finishClone(r *request, vmid int, v *vm, config map[string]stri
 		if r.isTrue("full") && !storage.allocate(vmid, size) {
 			s.free(vmid)
 			delete(s.vms, vmid)
-			return "clone failed: copy failed: error while writing: No space left on device"
+			return "qemu-img: error while writing at byte 1073741824: No space left on device\n" +
+				"clone failed: copy failed: command '/usr/bin/qemu-img convert' failed: exit code 1"
 		}
 	}
 	v.config, v.lock, v.node = config, "", target

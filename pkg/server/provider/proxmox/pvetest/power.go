@@ -87,16 +87,20 @@ func (s *Server) postStart(r *request) (any, error) {
 	})
 }
 
+// qemuFailed is the result of a task whose QEMU has printed why it ends.
+const qemuFailed = "\nstart failed: QEMU exited with code 1"
+
 // boot starts a virtual machine, if its node has the needed resources. mu must be locked.
 func (s *Server) boot(vmid int, v *vm) string {
 	host := s.nodes[v.node]
 	_, bridge, _ := strings.Cut(v.config["net0"], "bridge=")
 	bridge, _, _ = strings.Cut(bridge, ",")
 	if bridge != "" && !host.bridges[bridge] {
-		return fmt.Sprintf("bridge '%s' does not exist", bridge)
+		// https://github.com/tteck/Proxmox/issues/147 shows such a log.
+		return fmt.Sprintf("bridge '%s' does not exist\nkvm: -netdev type=tap,id=net0,ifname=tap%di0: network script /usr/libexec/qemu-server/pve-bridge failed with status 512", bridge, vmid) + qemuFailed
 	}
 	if !s.Idle && s.memoryOf(v.node)+host.used+v.memory() > host.memory {
-		return "start failed: QEMU exited with code 1: cannot set up guest memory 'pc.ram': Cannot allocate memory"
+		return "kvm: cannot set up guest memory 'pc.ram': Cannot allocate memory" + qemuFailed
 	}
 	made := Machine{VMID: vmid, Name: v.config["name"], Node: v.node}
 	if in, name := s.iso(v); in != nil {

@@ -294,6 +294,11 @@ var methods = []*method{
 		handle:     (*Server).getTasks,
 	},
 	{verb: http.MethodGet, path: "nodes/{node}/tasks/{upid}/status", handle: (*Server).getTaskStatus},
+	{
+		verb: http.MethodGet, path: "nodes/{node}/tasks/{upid}/log",
+		parameters: map[string]parameter{"start": number(0, 1<<30), "limit": number(0, 1<<30)},
+		handle:     (*Server).getTaskLog,
+	},
 }
 
 // always needs one privilege.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -18,10 +20,13 @@ type task struct {
 	// halfway makes an effect in the middle of the task, unless it is nil.
 	halfway func()
 	middle  time.Time
-	// finish makes the effect and returns the result.
+	// finish makes the effect and returns the result, after the lines of the log.
 	finish func() string
-	// exit is the result, empty while the task runs.
+	// exit is the result, empty while the task runs. log has what programs have printed before, which
+	// the result does not have
+	// (https://git.proxmox.com/?p=pve-common.git;a=blob;f=src/PVE/Tools.pm, run_command).
 	exit string
+	log  []string
 	// key is the template and the storage of a clone.
 	key string
 }
@@ -57,7 +62,8 @@ func (s *Server) settle(now time.Time) {
 	}
 	slices.SortStableFunc(due, func(a, b *task) int { return a.end.Compare(b.end) })
 	for _, t := range due {
-		t.exit = t.finish()
+		lines := strings.Split(t.finish(), "\n")
+		t.exit, t.log = lines[len(lines)-1], lines[:len(lines)-1]
 	}
 	s.report(now)
 }
@@ -75,16 +81,50 @@ func (t *task) entry() map[string]any {
 }
 
 func (s *Server) getTaskStatus(r *request) (any, error) {
+	t, err := s.task(r)
+	if err != nil {
+		return nil, err
+	}
+	status := t.entry()
+	status["status"] = "running"
+	if t.exit != "" {
+		status["status"], status["exitstatus"] = "stopped", t.exit
+	}
+	return status, nil
+}
+
+// getTaskLog returns the lines of a log. The last one repeats the result
+// (https://pve.proxmox.com/pve-docs/api-viewer/#/nodes/{node}/tasks/{upid}/log).
+func (s *Server) getTaskLog(r *request) (any, error) {
+	t, err := s.task(r)
+	if err != nil {
+		return nil, err
+	}
+	lines := slices.Clone(t.log)
+	switch t.exit {
+	case "":
+	case "OK":
+		lines = append(lines, "TASK OK")
+	default:
+		lines = append(lines, "TASK ERROR: "+t.exit)
+	}
+	limit := 50
+	if text := r.form["limit"]; text != "" {
+		limit, _ = strconv.Atoi(text) // was validated
+	}
+	list := []map[string]any{}
+	for n, text := range lines[:min(limit, len(lines))] {
+		list = append(list, map[string]any{"n": n + 1, "t": text})
+	}
+	return list, nil
+}
+
+// task returns the task in the path. mu must be locked.
+func (s *Server) task(r *request) (*task, error) {
 	for _, t := range s.tasks {
-		if t.upid != r.path["upid"] || t.node != r.path["node"] {
-			continue
+		if t.upid == r.path["upid"] && t.node == r.path["node"] {
+			return t, nil
 		}
-		status := t.entry()
-		status["status"] = "running"
-		if t.exit != "" {
-			status["status"], status["exitstatus"] = "stopped", t.exit
-		}
-		return status, nil
 	}
 	// https://git.proxmox.com/?p=pve-manager.git;a=blob;f=PVE/API2/Tasks.pm, read_task_status.
 	return nil, &failure{status: http.StatusBadRequest, message: "Parameter verification failed.", parameters: map[string]string{"upid": "no such task"}}
