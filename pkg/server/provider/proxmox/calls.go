@@ -11,6 +11,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 )
 
@@ -44,15 +45,20 @@ const (
 // flag is a boolean that the API encodes as a number.
 type flag bool
 
-// UnmarshalJSON reads 1 and "1" as true.
+// UnmarshalJSON reads every number but 0 as true, also in quotes: for Perl, a count is a boolean
+// (https://perldoc.perl.org/perlsyn#Truth-and-Falsehood).
 func (f *flag) UnmarshalJSON(data []byte) error {
 	switch text := strings.Trim(string(data), `"`); text {
-	case "1", "true":
+	case "true":
 		*f = true
-	case "0", "", "null", "false":
+	case "", "null", "false":
 		*f = false
 	default:
-		return fmt.Errorf("%s is no boolean", text)
+		number, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return fmt.Errorf("%s is no boolean", text)
+		}
+		*f = number != 0
 	}
 	return nil
 }

@@ -345,6 +345,16 @@ func TestAMachineThatWasJustStarted(t *testing.T) {
 	})
 }
 
+// TestFlags: what counts as true.
+func TestFlags(t *testing.T) {
+	for text, want := range map[string]bool{"1": true, `"1"`: true, "2": true, "true": true, "0": false, `"0"`: false, `""`: false, "null": false, "false": false} {
+		f := flag(!want)
+		require.NoError(t, f.UnmarshalJSON([]byte(text)), text)
+		assert.Equal(t, flag(want), f, text)
+	}
+	require.EqualError(t, new(flag).UnmarshalJSON([]byte(`"online"`)), "online is no boolean")
+}
+
 // TestCallsOfAList do not grow with the machines that run.
 func TestCallsOfAList(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
