@@ -413,7 +413,7 @@ func TestRejections(t *testing.T) {
 		{"another refusal", "may not do that", group, func(w *world, _ *cloud.Request) {
 			w.SetFaults(&pvetest.Fault{Verb: http.MethodPost, Call: "/clone", Before: true, Status: http.StatusForbidden, Message: "the token may not do that"})
 		}},
-		{"no space for a larger disk", "out of space", cloud.Scope{Subnet: "subnet"}, func(w *world, r *cloud.Request) {
+		{"no space for a larger disk", "Insufficient free space", cloud.Scope{Subnet: "subnet"}, func(w *world, r *cloud.Request) {
 			w.SetFree("ceph", 5<<30)
 			r.Args = map[string]any{"disk_size": "8Gi"}
 		}},

@@ -61,7 +61,7 @@ func (s *Server) putResize(r *request) (any, error) {
 	}
 	return s.vmTask(r, "resize", func() string {
 		if !s.storageOf(drive, v.node).allocate(r.vmid(), after-before) {
-			return "out of space"
+			return fmt.Sprintf("error resizing volume '/dev/pve/vm-%d-disk-0':   Insufficient free space: 1024 extents needed, but only 256 available", r.vmid())
 		}
 		v.config[name] = drive + ",size=" + r.form["size"]
 		return "OK"

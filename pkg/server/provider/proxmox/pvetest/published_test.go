@@ -63,6 +63,27 @@ func TestPublishedSchema(t *testing.T) {
 	}
 }
 
+// TestTexts: the messages of a method, with values for their variables.
+func TestTexts(t *testing.T) {
+	all, err := ReadTexts()
+	require.NoError(t, err)
+	if all == nil {
+		t.Skip("NOT TESTED: fakepve is not installed, so that no error was compared with the messages in the sources")
+	}
+	const start, stop = "POST /nodes/{node}/qemu/{vmid}/status/start", "POST /nodes/{node}/qemu/{vmid}/status/stop"
+	require.NoError(t, all.Check(start, 0, "VM 100 already running"))
+	require.NoError(t, all.Check(start, 500, "start failed: QEMU exited with code 1"))
+	require.NoError(t, all.Check(start, 0, "can't lock file '/var/lock/qemu-server/lock-100.conf' - got timeout"))
+	for _, wrong := range []error{
+		all.Check(start, 0, "VM 100 is running"), all.Check(start, 409, "VM 100 already running"), all.Check(stop, 0, "VM 100 already running"), all.Check("", 0, ""),
+	} {
+		require.ErrorContains(t, wrong, "the sources have no message")
+	}
+	for kind, call := range taskCalls {
+		assert.NotEmpty(t, all[call], kind)
+	}
+}
+
 // TestSchemaIsPartOfThePublishedSchema: the emulator allows no parameter, and needs no fewer
 // parameters and privileges, than the published schema.
 func TestSchemaIsPartOfThePublishedSchema(t *testing.T) {

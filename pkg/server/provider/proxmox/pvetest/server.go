@@ -4,8 +4,9 @@
 // Package pvetest emulates the API of a Proxmox VE cluster, as far as the provider uses it.
 // It refuses unknown parameters: its schema is a part of the published schema, typed by hand.
 // Where make test-moto has installed the published schema, each request and each response is
-// compared with it. Its tasks take time, and its lists are as late as in a cluster. It was written
-// from the documentation and never compared with a cluster.
+// compared with it, and each error with the messages in the sources. Its tasks take time, and its
+// lists are as late as in a cluster. It was written from the documentation and never compared with a
+// cluster.
 package pvetest
 
 import (
@@ -55,8 +56,10 @@ type Server struct {
 	URL, Fingerprint string
 
 	listener *pipetest.Listener
-	// published are the versions of the published schema, if they are on this machine.
+	// published are the versions of the published schema, and texts the messages in the sources, if
+	// they are on this machine.
 	published []*Published
+	texts     Texts
 
 	// mu guards the fields below.
 	mu         sync.Mutex
@@ -74,7 +77,8 @@ type Server struct {
 	made      []Machine
 	started   []Machine
 	conflicts int
-	// mistakes are requests and responses that the published schema does not allow.
+	// mistakes are requests and responses that the published schema does not allow, and messages that
+	// the sources do not have.
 	mistakes []string
 }
 
@@ -114,6 +118,9 @@ func (s *Server) start(t testing.TB) {
 		t.Errorf("read the published schema of Proxmox VE: %v", err)
 	}
 	s.published = all
+	if s.texts, err = texts(); err != nil {
+		t.Errorf("read the messages of Proxmox VE: %v", err)
+	}
 	server := pipetest.NewServer(s.serve, s.listener)
 	server.StartTLS()
 	t.Cleanup(func() {
@@ -123,7 +130,7 @@ func (s *Server) start(t testing.TB) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if len(s.mistakes) > 0 {
-			t.Errorf("%d requests or responses are not as the published schema has them, the first: %s", len(s.mistakes), s.mistakes[0])
+			t.Errorf("%d requests, responses or messages are not as Proxmox VE has them, the first: %s", len(s.mistakes), s.mistakes[0])
 		}
 	})
 	s.URL, s.Fingerprint = server.URL, FingerprintOf(server.Certificate())
@@ -224,6 +231,8 @@ func (s *Server) handle(r *http.Request) (any, error) {
 	data, err := method.handle(s, parsed)
 	if err == nil {
 		s.compare(func(p *Published) error { return p.CheckResponse(r.Method, method.path, data) })
+	} else {
+		s.compareText(method, err)
 	}
 	return data, err
 }

@@ -148,9 +148,8 @@ func (s *Server) deleteContent(r *request) (any, error) {
 		return nil, failed("unable to parse volume ID '%s'", volume)
 	}
 	return s.startTask(r.path["node"], "imgdel", 0, s.TaskTime, func() string {
-		if _, exists := in.isos[name]; !exists {
-			return "unlink '/var/lib/vz/template/iso/" + name + "' failed - No such file or directory"
-		}
+		// That there is no such image is only in the log
+		// (https://git.proxmox.com/?p=pve-storage.git;a=blob;f=src/PVE/Storage/Plugin.pm, free_image).
 		delete(in.isos, name)
 		return "OK"
 	})

@@ -64,6 +64,7 @@ func (s *Server) settle(now time.Time) {
 	for _, t := range due {
 		lines := strings.Split(t.finish(), "\n")
 		t.exit, t.log = lines[len(lines)-1], lines[:len(lines)-1]
+		s.compareResult(t)
 	}
 	s.report(now)
 }
