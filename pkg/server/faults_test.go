@@ -25,11 +25,14 @@ type fault struct {
 	at string
 	// want are the field, the value and what is allowed, as the error has them.
 	want string
+	// others is the number of other mistakes that follow from this one.
+	others int
 }
 
 // TestFaultyConfigurations: validate names the field, the value, what is allowed, and the line of
 // each mistake.
 func TestFaultyConfigurations(t *testing.T) {
+	const userdata = `"userdata": {"url": "https://files.example.com/userdata.sh", "sha256": "0000000000000000000000000000000000000000000000000000000000000000"},`
 	faults := map[string][]fault{
 		"aws.md": {
 			{old: `"id": "prod",`, with: `"id": "Prod_1",`, want: `cluster.id: Invalid value: "Prod_1": "Prod_1" must consist of`},
@@ -37,12 +40,12 @@ func TestFaultyConfigurations(t *testing.T) {
 			{old: `{"env": "NSTANCE_ENCRYPTION_KEY"}`, with: `{}`, at: `"encryption_key"`, want: `cluster.secrets.encryption_key: Required value: must have exactly one of env, file`},
 			{old: `"provider": "aws"`, with: `"provider": "azure"`, want: `shard.infra.provider: Unsupported value: "azure": supported values: "aws", "docker", "google", "kwok", "proxmox", "qemu"`},
 			{old: `"zone": "us-west-2a"`, with: `"zone": "eu-west-1a"`, want: `shard.infra.zone: Invalid value: "eu-west-1a": must be a zone of region us-west-2, such as us-west-2a`},
-			{old: `"quota": {"m7g.large": 20}`, with: `"quota": {"m9.large": 20}`, want: `shard.infra.options.quota.m9.large: Invalid value`},
+			{old: `"quota": {"m7g.large": 20}`, with: `"quota": {"m9.large": 20}`, want: `shard.infra.options.quota.m9.large: Invalid value: "m9.large": unknown instance type, known are `},
 			{old: `"quota": {"m7g.large": 20}`, with: `"quota": {"m7g.large": -1}`, want: `shard.infra.options.quota.m7g.large: Invalid value: -1: must not be negative`},
 			{old: `"quota": {"m7g.large": 20},`, with: `"quota": {"m7g.large": 20}, "address_reserve": 100000,`, want: `shard.infra.options.address_reserve: Invalid value: 100000: must be a number from 0 to 65536`},
-			{old: `"memory": "8Gi", "arch": "arm64"`, with: `"memory": "8 GB", "arch": "arm64"`, want: `shard.infra.options.instance_types.m8g.large.memory: Invalid value: "8 GB"`},
+			{old: `"memory": "8Gi", "arch": "arm64"`, with: `"memory": "8 GB", "arch": "arm64"`, want: `shard.infra.options.instance_types.m8g.large.memory: Invalid value: "8 GB": must be a quantity greater than zero, such as "2" or "8Gi"`},
 			{old: `"agent_addr": "0.0.0.0:8994",`, with: `"agent_addr": "0.0.0.0:8993",`, want: `shard.bind.agent_addr: Invalid value: "0.0.0.0:8993": must differ from shard.bind.operator_addr`},
-			{old: `"agent_addr": "0.0.0.0:8994",`, with: ``, at: `"bind"`, want: `shard.bind.agent_addr: `},
+			{old: `"agent_addr": "0.0.0.0:8994",`, with: ``, at: `"bind"`, want: `shard.bind.agent_addr: Invalid value: "": must be host:port`},
 			{old: `"10.0.0.20:8993"`, with: `"10.0.0.20"`, want: `shard.advertise.operator_addr: Invalid value: "10.0.0.20": must be host:port`},
 			{old: `{"default": ["subnet-0123456789abcdef0"]}`, with: `{"default": []}`, want: `shard.subnet_pools.default: Required value: needs at least one subnet`},
 			{old: `{"registration_timeout": "15m"}`, with: `{"registration_timeout": "soon"}`, want: `shard.garbage_collection.registration_timeout: Invalid value: "soon": must be a duration`},
@@ -56,7 +59,12 @@ func TestFaultyConfigurations(t *testing.T) {
 			{old: `"image_owners": ["self"],`, with: ``, at: `"args"`, want: `templates.worker.args.image_owners: Required value: every account can publish an image with any name`},
 			{old: `"size": "30Gi"`, with: `"size": "30GB"`, want: `templates.worker.args.root_volume.size: Invalid value: "30GB": must be full Gi`},
 			{old: `"type": "gp3"`, with: `"type": "ssd"`, want: `templates.worker.args.root_volume.type: Unsupported value: "ssd": supported values: "gp2", "gp3"`},
-			{old: `"tags": {"team": "platform"}`, with: `"tags": {"nstance:shard": "b"}`, want: `templates.worker.args.tags[nstance:shard]: Forbidden: `},
+			{old: `"tags": {"team": "platform"}`, with: `"tags": {"nstance:shard": "b"}`, want: `templates.worker.args.tags[nstance:shard]: Forbidden: tags with the prefix nstance: are the server's own`},
+			{old: `"tags": {"team": "platform"}`, with: `"tags": {"kubernetes.io/cluster/prod": "owned"}, "metadata_options": {"instance_metadata_tags": "enabled"}`,
+				want: `templates.worker.args.tags[kubernetes.io/cluster/prod]: Invalid value: "kubernetes.io/cluster/prod": must consist of letters, digits and + - = . , _ : @`},
+			{old: userdata, with: `"userdata": "\n#!/bin/sh\n{{.Instance.ID}} {{.Nonce}}",`, want: `templates.worker.userdata: Invalid value: must not be empty or begin with white space`},
+			{old: userdata, with: `"userdata": "#!/bin/sh\r\n{{.Instance.ID}} {{.Nonce}}",`, want: `templates.worker.userdata: Invalid value: must have the line ends of Unix`},
+			{old: userdata, with: `"userdata": "#!/bin/sh\n{{.Instance.ID}}",`, want: `templates.worker.userdata: Invalid value: must contain {{.Instance.ID}} and {{.Nonce}}`},
 			{old: `"market": "spot"`, with: `"market": "cheap"`, want: `templates.spot.args.market: Unsupported value: "cheap": supported values: "on-demand", "spot"`},
 			{old: `"url": "https://files.example.com/userdata.sh"`, with: `"url": "s3://files/userdata.sh"`, want: `templates.worker.userdata.url: Invalid value: must be a URL that begins with http:// or https://`},
 			{old: `"sha256": "0000000000000000000000000000000000000000000000000000000000000000"`, with: `"sha256": "0"`, want: `templates.worker.userdata.sha256: Invalid value: "0": must be 64 lower case hexadecimal digits`},
@@ -83,7 +91,7 @@ func TestFaultyConfigurations(t *testing.T) {
 			{old: `"disk_size": "20Gi"`, with: `"disk_size": "20GB"`, want: `shard.infra.options.disk_size: Invalid value: "20GB": must be full Mi or Gi`},
 			{old: `"instances": 50`, with: `"vlan": 4095`, want: `shard.infra.options.subnets.lan.vlan: Invalid value: 4095: must be between 1 and 4094`},
 			{old: `"iso_storage": "local",`, with: `"iso_storage": "local", "memory_commit": 5,`, want: `shard.infra.options.memory_commit: Invalid value: 5: must be a percentage from 10 to 1000`},
-			{old: `"cpu": "8"`, with: `"cpu": "500m"`, want: `shard.infra.options.instance_types.large.cpu: Invalid value: `},
+			{old: `"cpu": "8"`, with: `"cpu": "500m"`, want: `shard.infra.options.instance_types.large.cpu: Invalid value: "500m": must be a whole number`},
 		},
 	}
 	count := 0
@@ -106,11 +114,14 @@ func TestFaultyConfigurations(t *testing.T) {
 				require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 				err := server.Validate(t.Context(), server.Options{}, path, io.Discard)
 				require.Error(t, err)
+				header, mistakes, _ := strings.Cut(err.Error(), "\n")
+				assert.Equal(t, "configuration "+path+":", header)
 				found = false
-				for _, message := range strings.Split(err.Error(), "\n") {
+				for message := range strings.SplitSeq(mistakes, "\n") {
 					found = found || strings.HasPrefix(message, fault.want) && strings.HasSuffix(message, fmt.Sprintf(" (line %d)", line))
 				}
 				assert.True(t, found, "got  %v\nwant %s … (line %d)", err, fault.want, line)
+				assert.Equal(t, fault.others, strings.Count(mistakes, "\n"), "other mistakes: %s", mistakes)
 			})
 		}
 	}
