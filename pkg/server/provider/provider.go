@@ -109,6 +109,14 @@ type Refresher interface {
 	Refresh(id string)
 }
 
+// Renewer is implemented by providers that forget the request for an instance when its userdata have
+// become too old to be used.
+type Renewer interface {
+	// Renews reports whether the provider has forgotten the request for an instance for this reason. The
+	// instance is not missing: it has to be created again, with the same id.
+	Renews(id string) bool
+}
+
 // UserdataRemover is implemented by providers that can remove the userdata of instances.
 type UserdataRemover interface {
 	// RemoveUserdata requests that the userdata of an instance is removed, because its agent has

@@ -182,7 +182,12 @@ type cloud struct {
 	*providertest.Instances
 
 	dir string
+	// renewed is an instance that needs a new request.
+	renewed string
 }
+
+// Renews implements provider.Renewer.
+func (c *cloud) Renews(id string) bool { return id == c.renewed }
 
 // newCloud returns the cloud in folder dir. It is synced.
 func newCloud(t testing.TB, dir string) *cloud {

@@ -233,8 +233,11 @@ func (s *Store) observe(e entry, i *instance.Instance) {
 }
 
 // unlistedState returns the state of an instance that the provider does not list: Missing if
-// the provider has listed it before.
+// the provider has listed it before, unless it only needs a new request.
 func (s *Store) unlistedState(e entry) instance.State {
+	if renewer, ok := s.provider.(provider.Renewer); ok && e.row.Record.ProviderID == "" && renewer.Renews(e.row.Record.ID) {
+		return instance.Pending
+	}
 	if (e.row.Record.ProviderID != "" || e.seen.Load()) && s.synced() {
 		return instance.Missing
 	}

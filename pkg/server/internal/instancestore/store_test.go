@@ -46,6 +46,23 @@ func TestStateFromProvider(t *testing.T) {
 	check("with a provider id, after a restart", instance.Missing, false)
 }
 
+// TestAnInstanceThatNeedsANewRequest is not missing, although its provider has listed it. With a
+// provider id it is.
+func TestAnInstanceThatNeedsANewRequest(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	s.cloud.show(t, vmOf(record, instance.Pending))
+	s.want(record.ID)
+	s.cloud.remove(t, record.ID)
+	require.Equal(t, instance.Missing, s.want(record.ID).State)
+	s.cloud.renewed = record.ID
+	i := s.want(record.ID)
+	require.Equal(t, instance.Pending, i.State)
+	require.False(t, i.Known)
+	require.NoError(t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.Equal(t, instance.Missing, s.want(record.ID).State)
+}
+
 // TestNotMissingBeforeTheProviderIsSynced checks that an instance that is not
 // known yet would not be replaced.
 func TestNotMissingBeforeTheProviderIsSynced(t *testing.T) {

@@ -49,7 +49,9 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 		p.searchFormer(e.request)
 	}
 	if renewed, found := p.renewed[spec.ID]; found {
-		e.request.uncertain, e.request.hiddenUntil = true, renewed.request.hiddenUntil
+		if renewed.request.uncertain {
+			e.request.uncertain, e.request.hiddenUntil = true, renewed.request.hiddenUntil
+		}
 		delete(p.renewed, spec.ID)
 	}
 	p.table[spec.ID] = e
@@ -126,8 +128,10 @@ func (p *Provider) startDeletion(id string) (group instance.GroupKey, dropped bo
 	defer p.mu.Unlock()
 	e, known := p.table[id]
 	former, unrequested := p.former[id]
-	if renewed, found := p.renewed[id]; found && !unrequested {
-		former, unrequested = renewed.instanceVM(), true
+	if renewed, found := p.renewed[id]; found {
+		if !unrequested && renewed.request.uncertain {
+			former, unrequested = renewed.instanceVM(), true
+		}
 		delete(p.renewed, id)
 	}
 	if unrequested && !known {

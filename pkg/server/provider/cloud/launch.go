@@ -293,14 +293,23 @@ func (p *Provider) markUncertain(id string) {
 // again, with the same id and other userdata, or deletes the instance. uncertain is true if the
 // VM may exist: then the next request continues the launch.
 func (p *Provider) renew(id string, uncertain bool) {
-	if uncertain {
-		p.mu.Lock()
-		if e, known := p.table[id]; known && e.request != nil {
-			p.renewed[id] = *e
-		}
-		p.mu.Unlock()
+	p.mu.Lock()
+	if e, known := p.table[id]; known && e.request != nil {
+		// Without the userdata, which have a secret.
+		p.renewed[id] = entry{id: id, group: e.group, origin: e.origin, request: &request{uncertain: uncertain, hiddenUntil: e.request.hiddenUntil}}
 	}
+	p.mu.Unlock()
 	p.remove(id)
+}
+
+var _ provider.Renewer = (*Provider)(nil)
+
+// Renews implements provider.Renewer.
+func (p *Provider) Renews(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, renewed := p.renewed[id]
+	return renewed
 }
 
 // giveUp removes a rejected request. The caller may create another instance instead.

@@ -365,7 +365,10 @@ func TestALaunchThatIsRenewedIsDeleted(t *testing.T) {
 			<-h.Changes
 		}
 		assert.Empty(t, fake.Made())
+		renewer := h.Provider.(provider.Renewer)
+		assert.True(t, renewer.Renews(id), "the instance counts as missing")
 		h.MustDelete(id)
+		assert.False(t, renewer.Renews(id))
 		vm, known := h.Get(id)
 		assert.True(t, known, "the deletion is not in progress: %v", vm)
 		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
@@ -430,13 +433,16 @@ func TestALaunchThatHasWaitedGetsAnotherNonce(t *testing.T) {
 					s.ID = providertest.NewID(t)
 					wanted = append(wanted, s)
 				}
+				renewer, requested := h.Provider.(provider.Renewer), map[string]bool{}
 				begin := time.Now()
 				for len(made.Made()) < test.count && time.Since(begin) < time.Hour {
 					// Like the reconciler, which creates what the provider does not know.
 					for _, s := range wanted {
 						if _, known := h.Get(s.ID); !known {
+							assert.Equal(t, requested[s.ID], renewer.Renews(s.ID), "the instance has to be created again, and is not missing")
 							s.Userdata = []byte(time.Now().Format(time.RFC3339Nano))
 							require.NoError(t, h.Create(t.Context(), s))
+							requested[s.ID] = true
 						}
 					}
 					h.Discard()

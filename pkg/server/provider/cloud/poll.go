@@ -239,6 +239,7 @@ func (p *Provider) show(vm VM, o *outcome) {
 	}
 	delete(p.former, vm.ID)
 	delete(p.gone, vm.ID)
+	delete(p.renewed, vm.ID)
 	if e.request != nil && e.request.launching {
 		return
 	}

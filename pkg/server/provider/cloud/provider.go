@@ -71,7 +71,8 @@ type Provider struct {
 	// former has the instances that another process may have requested, until their VMs
 	// are found or certainly do not exist.
 	former map[string]instance.VM
-	// renewed has the instances whose VM may exist and whose launch needs a new request.
+	// renewed has the instances whose launch needs a new request. Their VMs may exist if the former
+	// request is uncertain.
 	renewed map[string]entry
 	// gone has the machines that are missing, until they are terminated by their ids once.
 	gone map[string]VM
