@@ -4,7 +4,10 @@
 package provision
 
 import (
+	"encoding/base64"
 	"errors"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -102,12 +105,31 @@ func TestNoUserdata(t *testing.T) {
 	assert.Contains(t, got[1], "templates.worker.userdata: Required value")
 }
 
-// TestUserdataThatIsIgnored is refused also if it comes from elsewhere.
+// TestUserdataThatIsIgnored by cloud-init makes no machine, wherever it comes from.
 func TestUserdataThatIsIgnored(t *testing.T) {
-	c := newConfig(t)
-	p, _ := newProvisioner(t, c)
-	group := *newGroup(t, c, "main")
-	group.Userdata = config.Userdata{Inline: "\n#!/bin/sh\n{{.Instance.ID}} {{.Nonce}}"}
-	_, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
-	require.ErrorContains(t, err, `the userdata of template "worker" must not be empty or begin with white space`)
+	const rest = "#!/bin/sh\n{{.Instance.ID}} {{.Nonce}}"
+	s := newSite(t)
+	for name, tc := range map[string]struct{ text, want string }{
+		"a line before the first":   {"\n" + rest, "must not be empty or begin with white space"},
+		"a comment of the template": {"{{/* a note */}}\n" + rest, "must not be empty or begin with white space"},
+		"a byte order mark":         {"\ufeff" + rest, "must not begin with a byte order mark"},
+		"line ends of Windows":      {strings.ReplaceAll(rest, "\n", "\r\n"), "must have the line ends of Unix"},
+	} {
+		for encoding, source := range map[string]string{
+			config.EncodingPlain: tc.text, config.EncodingGzipBase64: base64.StdEncoding.EncodeToString(packed(t, tc.text)),
+		} {
+			t.Run(name+", inline, "+encoding, func(t *testing.T) {
+				group := s.group
+				group.Userdata = config.Userdata{Inline: source, Encoding: encoding}
+				_, err := s.p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+				require.ErrorContains(t, err, `the userdata of template "worker" `+tc.want)
+			})
+			t.Run(name+", at a URL, "+encoding, func(t *testing.T) {
+				s.encoding = encoding
+				s.serve = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, source) }
+				_, err := s.userdata(t.Context())
+				require.ErrorContains(t, err, `the userdata of template "worker" `+tc.want)
+			})
+		}
+	}
 }
