@@ -246,6 +246,50 @@ func TestAHostRestarts(t *testing.T) {
 	})
 }
 
+// TestMaintenanceOfAHost: a machine without its userdata is migrated, keeps its state and its provider
+// id, and does not depend on the host that it has left. It is deleted where it is.
+func TestMaintenanceOfAHost(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.SyncDelay = 20 * time.Second
+		h := w.startProvider()
+		id := h.MustRun(newSpec(t))
+		vmid := w.vmid(id)
+		from, _ := w.Status(vmid)
+		to := map[string]string{"pve1": "pve2", "pve2": "pve1"}[from]
+		require.ErrorContains(t, w.Migrate(vmid, to), "local cdrom image")
+		h.Provider.(provider.UserdataRemover).RemoveUserdata(id)
+		time.Sleep(time.Minute)
+		before, _ := h.Get(id)
+		w.Calls()
+
+		unchanged := func(during string, d time.Duration) {
+			t.Helper()
+			for range d / time.Second {
+				time.Sleep(time.Second)
+				require.Equal(t, map[string]instance.State{id: instance.Running}, h.States(workers), during)
+				vm, _ := h.Get(id)
+				require.Equal(t, before.ProviderID, vm.ProviderID, during)
+				h.DrainChanges()
+			}
+		}
+		require.NoError(t, w.Migrate(vmid, to))
+		unchanged("after the migration", 3*time.Minute)
+		w.SetOnline(from, false)
+		unchanged("while the other host is off", 10*time.Minute)
+		w.SetOnline(from, true)
+		require.NoError(t, w.Migrate(vmid, from))
+		unchanged("after the way back", 3*time.Minute)
+		for call := range w.Calls() {
+			assert.True(t, strings.HasPrefix(call, "GET "), "call %s", call)
+		}
+		assert.Empty(t, h.Failures)
+		h.MustDelete(id)
+		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Empty(t, w.VMs(""))
+		assert.Empty(t, w.Disks())
+	})
+}
+
 // TestANewLeaderOnABadDay: a node is offline, and a user has edited the notes of a machine on the
 // other node. The next leader serves the rest of the shard and terminates neither.
 func TestANewLeaderOnABadDay(t *testing.T) {

@@ -147,7 +147,7 @@ func (s *Server) finishClone(r *request, vmid int, v *vm, config map[string]stri
 	}
 	v.config, v.lock, v.node = config, "", target
 	if target != r.path["node"] {
-		v.visible, v.from, v.reported = time.Now().Add(s.SyncDelay), r.path["node"], nil
+		v.visible, v.from, v.shown, v.reported = time.Now().Add(s.SyncDelay), r.path["node"], "clone", nil
 	}
 	s.made = append(s.made, Machine{VMID: vmid, Name: config["name"], Node: target})
 	return "OK"

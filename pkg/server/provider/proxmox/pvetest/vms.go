@@ -20,9 +20,10 @@ type vm struct {
 	template bool
 	status   string
 	pool     string
-	// visible is when other nodes know of it, or that it was moved from a node.
-	visible time.Time
-	from    string
+	// visible is when other nodes know of it, or that it was moved from a node, and shown the lock that
+	// they show until then.
+	visible     time.Time
+	from, shown string
 	// reported is the last report of its node, or nil.
 	reported *reported
 }
@@ -48,7 +49,7 @@ type Machine struct {
 func (v *vm) entry(vmid int, now time.Time) map[string]any {
 	entry := map[string]any{"type": "qemu", "id": fmt.Sprintf("qemu/%d", vmid), "vmid": vmid, "node": v.node, "status": "unknown"}
 	if now.Before(v.visible) {
-		entry["node"], entry["lock"] = v.from, "clone"
+		entry["node"], entry["lock"] = v.from, v.shown
 		return entry
 	}
 	if v.config["tags"] != "" {
@@ -167,6 +168,25 @@ func (s *Server) Remove(vmid int) {
 		s.free(vmid)
 		delete(s.vms, vmid)
 	}
+}
+
+// Migrate moves a virtual machine to another node, as an administrator does, or says why that is not
+// possible: a disk or an image is in a storage of one node
+// (https://git.proxmox.com/?p=qemu-server.git;a=blob;f=src/PVE/QemuMigrate.pm, scan_local_volumes).
+func (s *Server) Migrate(vmid int, target string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := s.vms[vmid]
+	if in, name := s.iso(v); in != nil && !in.shared {
+		return fmt.Errorf("can't migrate local volume '%s:iso/%s': local cdrom image", in.id, name)
+	}
+	for name := range v.disks() {
+		if in := s.storageOf(v.config[name], v.node); !in.shared {
+			return fmt.Errorf("can't migrate local disk '%s'", v.config[name])
+		}
+	}
+	v.from, v.shown, v.node, v.visible, v.reported = v.node, "migrate", target, time.Now().Add(s.SyncDelay), nil
+	return nil
 }
 
 // VMs returns the VMIDs of all virtual machines of a name, or of all virtual machines if the
