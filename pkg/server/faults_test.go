@@ -80,6 +80,7 @@ func TestFaultyConfigurations(t *testing.T) {
 			{old: `"zone": "europe-west1-b"`, with: `"zone": "europe-west2-b"`, want: `shard.infra.zone: Invalid value: "europe-west2-b": must be a zone of region europe-west1, such as europe-west1-b`},
 			{old: `"projects/my-project/global/images/family/nstance-node"`, with: `"debian-13"`, want: `shard.infra.options.machine.image: Invalid value: "debian-13": must be`},
 			{old: `{"nodes": {"subnetwork": "nodes"}}`, with: `{"nodes": {"subnetwork": "nodes", "stack_type": "ipv6"}}`, want: `shard.infra.options.subnets.nodes.stack_type: Unsupported value: "ipv6": supported values: "IPV4_ONLY", "IPV4_IPV6", "IPV6_ONLY"`},
+			{old: `{"nodes": {"subnetwork": "nodes"}}`, with: `{"nodes": {"subnetwork": "nodes"}}, "address_reserve": -1`, want: `shard.infra.options.address_reserve: Invalid value: -1: must be a number from 0 to 65536`},
 			{old: `{"nodes": {"subnetwork": "nodes"}}`, with: `{}`, want: `shard.infra.options.subnets.nodes: Required value: must name the subnetwork of this subnet`},
 			{old: `"provisioning_model": "SPOT"`, with: `"provisioning_model": "spot"`, want: `templates.spot.args.provisioning_model: Unsupported value: "spot": supported values: "SPOT", "STANDARD"`},
 			{old: `{"team": "batch"}`, with: `{"nstance-shard": "b"}`, want: `templates.spot.args.labels[nstance-shard]: Forbidden: labels that begin with nstance- are the server's own`},

@@ -6,6 +6,7 @@ package provider
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config/jsonc"
@@ -143,6 +145,9 @@ type CommonOptions struct {
 	CheckSource bool
 	// Attestation is AttestationRequired or empty.
 	Attestation string
+	// AddressReserve is how many free addresses of a subnet are left to others, such as load
+	// balancers and Pods.
+	AddressReserve int32
 	// InstanceTypes are the built-in and the configured types, with their quotas.
 	InstanceTypes Catalogue
 }
@@ -165,6 +170,33 @@ func (o *CommonOptions) ReadSourceOption(object *jsonc.Object) {
 // AttestationRequired is the value of the option attestation if agents must register with the signed
 // identity of their machine.
 const AttestationRequired = "required"
+
+// The number of addresses in a reserve. The default is the need of a load balancer of AWS, 8, and some
+// more (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/application-load-balancers.html).
+const (
+	optionReserve  = "address_reserve"
+	defaultReserve = 10
+	maxReserve     = 1 << 16
+)
+
+// ReadReserveOption reads address_reserve, which only providers have whose cloud counts the free
+// addresses of a subnet.
+func (o *CommonOptions) ReadReserveOption(object *jsonc.Object) {
+	o.AddressReserve = ptr.Deref(object.Int32(optionReserve), defaultReserve)
+}
+
+// ValidateReserve reports a reserve that no subnet can have.
+func (o *CommonOptions) ValidateReserve(path *field.Path) field.ErrorList {
+	if o.AddressReserve >= 0 && o.AddressReserve <= maxReserve {
+		return nil
+	}
+	return field.ErrorList{field.Invalid(path.Child(optionReserve), o.AddressReserve, fmt.Sprintf("must be a number from 0 to %d", maxReserve))}
+}
+
+// ImmutableReserve returns the reserve as an ImmutableField.
+func (o *CommonOptions) ImmutableReserve(path *field.Path) ImmutableField {
+	return ImmutableField{Path: path.Child(optionReserve), Value: fmt.Sprint(o.AddressReserve)}
+}
 
 // ReadAttestationOption reads attestation, which only providers have whose cloud signs identities.
 func (o *CommonOptions) ReadAttestationOption(object *jsonc.Object) {

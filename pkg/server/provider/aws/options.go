@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
@@ -35,19 +34,9 @@ type Options struct {
 	LoadBalancerEndpoint string
 	// Image is the default image. Instances with a launch template do not use it.
 	Image string
-	// AddressReserve is how many free addresses of a subnet are left to the Pods of its nodes and to
-	// load balancers.
-	AddressReserve int32
 	// IdentityCertificates are the certificates with which EC2 signs identity documents, PEM.
 	IdentityCertificates string
 }
-
-// The number of addresses in a reserve. The default is a load balancer's need of a subnet and some
-// more (https://docs.aws.amazon.com/elasticloadbalancing/latest/application/application-load-balancers.html).
-const (
-	defaultAddressReserve = 10
-	maxAddressReserve     = 1 << 16
-)
 
 var (
 	_ provider.Options            = (*Options)(nil)
@@ -85,10 +74,10 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		Endpoint:             o.String("endpoint"),
 		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
 		Image:                o.String(argImage),
-		AddressReserve:       ptr.Deref(o.Int32("address_reserve"), defaultAddressReserve),
 		IdentityCertificates: o.String(argCertificates),
 	}
 	options.ReadSourceOption(o)
+	options.ReadReserveOption(o)
 	options.ReadAttestationOption(o)
 	return options
 }
@@ -105,9 +94,7 @@ func (o *Options) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList
 	if o.Image != "" && !imageIDs.MatchString(o.Image) {
 		errs = append(errs, field.Invalid(path.Child(argImage), o.Image, "must be "+anImageID))
 	}
-	if o.AddressReserve < 0 || o.AddressReserve > maxAddressReserve {
-		errs = append(errs, field.Invalid(path.Child("address_reserve"), o.AddressReserve, fmt.Sprintf("must be a number from 0 to %d", maxAddressReserve)))
-	}
+	errs = append(errs, o.ValidateReserve(path)...)
 	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
 		if !typeNames.MatchString(name) {
 			errs = append(errs, field.Invalid(path.Child("instance_types", name), name, "must be the name of an instance type, such as m7g.large"))
@@ -144,7 +131,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
 		{Path: path.Child("load_balancer_endpoint"), Value: o.LoadBalancerEndpoint},
 		{Path: path.Child(argImage), Value: o.Image},
-		{Path: path.Child("address_reserve"), Value: fmt.Sprint(o.AddressReserve)},
+		o.ImmutableReserve(path),
 	}
 }
 

@@ -169,7 +169,7 @@ func (a *API) subnetworkProject(subnet Subnet) string {
 const reserved = 4
 
 // Room returns how many more VMs a subnet has room for: the number of free addresses in its
-// subnetwork.
+// subnetwork, without the reserve.
 func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	configured, known := a.options.Subnets[subnet]
 	if !known {
@@ -185,7 +185,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if subnetwork.Utilization != nil {
 		for _, part := range subnetwork.Utilization.IPv4 {
 			if part.Range == "" && part.Free != nil { // others are secondary ranges
-				return int(min(max(*part.Free, 0), math.MaxInt32)), nil
+				return int(min(max(*part.Free-int64(a.options.AddressReserve), 0), math.MaxInt32)), nil
 			}
 		}
 	}
@@ -194,7 +194,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if err != nil || !prefix.Addr().Is4() {
 		return 0, errors.Join(fmt.Errorf("subnetwork %s has no range of IPv4 addresses", configured.Subnetwork), err)
 	}
-	return max(0, 1<<(32-prefix.Bits())-reserved), nil
+	return max(0, 1<<(32-prefix.Bits())-reserved-int(a.options.AddressReserve)), nil
 }
 
 // expectedNode returns the function that predicts the Nodes of a shard. The kernel of a guest

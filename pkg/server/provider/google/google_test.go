@@ -266,7 +266,8 @@ func TestAnIPv6OnlySubnetwork(t *testing.T) {
 	})
 }
 
-// TestRoom: the room is the number of free addresses in the subnetwork, or else its size.
+// TestRoom: the room is the number of free addresses in the subnetwork, or else its size, without the
+// reserve.
 func TestRoom(t *testing.T) {
 	for _, without := range []bool{false, true} {
 		s := gcetest.New()
@@ -276,6 +277,13 @@ func TestRoom(t *testing.T) {
 			room, err := w.api.Room(t.Context(), "two")
 			require.NoError(t, err)
 			assert.Equal(t, map[bool]int{false: 1, true: 4}[without], room)
+			w.options.AddressReserve = 10
+			room, err = w.api.Room(t.Context(), "two")
+			require.NoError(t, err)
+			assert.Zero(t, room, "less than the reserve")
+			room, err = w.api.Room(t.Context(), "full")
+			require.NoError(t, err)
+			assert.Equal(t, 1<<8-4-10, room)
 			for _, subnet := range []string{"missing", "other"} {
 				_, err = w.api.Room(t.Context(), subnet)
 				require.Error(t, err)

@@ -91,6 +91,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		IdentityKeysURL: o.String(argIdentityKeys),
 	}
 	options.ReadSourceOption(o)
+	options.ReadReserveOption(o)
 	options.ReadAttestationOption(o)
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project"), StackType: o.String("stack_type")}
@@ -123,6 +124,7 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 		errs = append(errs, field.Invalid(path.Child("draining_timeout"), o.DrainingTimeout.String(), "must be at most "+maxDrainingTimeout.String()))
 	}
 	errs = append(errs, o.validateAttestation(path)...)
+	errs = append(errs, o.ValidateReserve(path)...)
 	errs = append(errs, o.ValidateArgs(path.Child("machine"), o.Machine)...)
 	errs = append(errs, provider.ValidateSubnets(path.Child("subnets"), o.Subnets, subnets, "must name the subnetwork of this subnet", validateSubnet)...)
 	return append(errs, o.ValidateTypes(path.Child("instance_types"), func(path *field.Path, t provider.InstanceType) field.ErrorList {
@@ -151,6 +153,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		{Path: path.Child("project"), Value: o.Project},
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
 		{Path: path.Child("draining_timeout"), Value: o.DrainingTimeout.String()},
+		o.ImmutableReserve(path),
 		// fmt prints maps sorted by key.
 		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
 		provider.ImmutableSubnets(path.Child("subnets"), o.Subnets, func(subnet Subnet) string {

@@ -35,6 +35,7 @@ func TestReadOptions(t *testing.T) {
 	require.Empty(t, errs)
 	assert.True(t, options.RunsAgent())
 	assert.Equal(t, defaultEndpoint, options.endpoint())
+	assert.EqualValues(t, 10, options.AddressReserve)
 
 	members := minimal()
 	for name, value := range map[string]string{
@@ -70,6 +71,7 @@ func TestInvalidOptions(t *testing.T) {
 	for _, tc := range []struct{ name, member, value, want string }{
 		{"a path", "project", `"a/b"`, `options.project: Invalid value: "a/b": must be the id of a project`},
 		{"a number", "project", `"123456"`, "options.project: Invalid value"},
+		{"a reserve", "address_reserve", "-1", "options.address_reserve: Invalid value: -1: must be a number from 0 to 65536"},
 		{"an endpoint", "endpoint", `"compute.googleapis.com"`, "options.endpoint: Invalid value"},
 		{"a password", "endpoint", `"https://a:b@c"`, "options.endpoint: Invalid value"},
 		{"a stack type", "subnets", `{"subnet": {"subnetwork": "a", "stack_type": "ipv6"}}`, `options.subnets.subnet.stack_type: Unsupported value: "ipv6"`},
