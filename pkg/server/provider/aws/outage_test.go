@@ -169,8 +169,8 @@ func TestTagsThatAreChangedByHand(t *testing.T) {
 	})
 }
 
-// TestBadDays: a zone has no capacity for a type, and one group lacks a permission. No healthy
-// instance is terminated, and the launches of other groups do not wait.
+// TestBadDays: a zone has no capacity for a type, for spot instances or for any others, and one group
+// lacks a permission. No healthy instance is terminated, and the launches of other groups do not wait.
 func TestBadDays(t *testing.T) {
 	refused := spec()
 	refused.Group.Group = "refused"
@@ -178,11 +178,19 @@ func TestBadDays(t *testing.T) {
 	other.Type = otherType
 	withRole := refused
 	withRole.Args = map[string]any{"iam_instance_profile": "admin"}
+	refusedSpot, otherSpot := refused, spec()
+	refusedSpot.Args, otherSpot.Args = map[string]any{"market": "spot"}, map[string]any{"market": "spot"}
 	for name, tc := range map[string]struct {
 		refused, other provider.Spec
 		begin          func(w *world)
 	}{
 		"no capacity for a type": {refused, other, func(w *world) { w.SetFull(testType.Name, ec2test.Zone, "on-demand", true) }},
+		"no spot capacity":       {refusedSpot, spec(), func(w *world) { w.SetFull(testType.Name, ec2test.Zone, "spot", true) }},
+		"no on-demand capacity": {refused, otherSpot, func(w *world) {
+			for _, full := range []provider.InstanceType{testType, otherType} {
+				w.SetFull(full.Name, ec2test.Zone, "on-demand", true)
+			}
+		}},
 		"a permission of one group": {withRole, spec(), func(w *world) {
 			w.Enforce(ec2test.ReadPolicy(t, "../../../../docs/aws.md", `"prod"`, `"test"`))
 		}},
