@@ -5,8 +5,10 @@ package aws
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -70,10 +72,16 @@ type moto struct {
 	cli, url string
 }
 
-// run runs a command of the AWS CLI and decodes its output.
+// run runs a command of the AWS CLI for EC2 and decodes its output.
 func (m moto) run(result any, args ...string) {
 	m.t.Helper()
-	cmd := exec.Command(m.cli, append([]string{"--endpoint-url", m.url, "--region", "us-west-2", "--output", "json", "ec2"}, args...)...)
+	m.call(result, append([]string{"ec2"}, args...)...)
+}
+
+// call runs a command of the AWS CLI, which begins with the service, and decodes its output.
+func (m moto) call(result any, args ...string) {
+	m.t.Helper()
+	cmd := exec.Command(m.cli, append([]string{"--endpoint-url", m.url, "--region", "us-west-2", "--output", "json"}, args...)...)
 	cmd.Stderr = os.Stderr
 	output, err := cmd.Output()
 	require.NoError(m.t, err, "aws %v", args)
@@ -82,29 +90,64 @@ func (m moto) run(result any, args ...string) {
 	}
 }
 
+// motoShard is a shard in a zone of moto.
+var motoShard = provider.Shard{ClusterID: "test", ID: "a", Region: "us-west-2", Zone: motoZone}
+
+// motoSubnet is a subnet as the AWS CLI shows it.
+type motoSubnet struct {
+	SubnetID                string `json:"SubnetId"`
+	AvailableIpAddressCount int
+}
+
+// subnet returns the only subnet in the zone.
+func (m moto) subnet() motoSubnet {
+	m.t.Helper()
+	var all []motoSubnet
+	m.run(&all, "describe-subnets", "--filters", "Name=availability-zone,Values="+motoZone, "--query", "Subnets")
+	require.Len(m.t, all, 1)
+	return all[0]
+}
+
+// request returns a request for an instance whose image and type moto has.
+func (m moto) request() cloud.Request {
+	m.t.Helper()
+	r := request(m.t)
+	r.Subnet = m.subnet().SubnetID
+	r.Type = provider.InstanceType{Name: "m6g.large", Arch: provider.ArchARM64}
+	r.Args = map[string]any{"image_owners": []any{"amazon"}, "image_filters": map[string]any{"name": "amzn2-ami-*"}}
+	return r
+}
+
+// launch launches instances, and returns them with their ids at EC2.
+func (m moto) launch(count int) (list []instance.VM, ids []string) {
+	m.t.Helper()
+	api, err := NewAPI(&Options{Endpoint: m.url}, motoShard)
+	require.NoError(m.t, err)
+	for range count {
+		launched, err := api.Launch(m.t.Context(), m.request())
+		require.NoError(m.t, err)
+		id, err := instanceID(launched.ProviderID)
+		require.NoError(m.t, err)
+		list, ids = append(list, instance.VM{ID: launched.ID, ProviderID: launched.ProviderID}), append(ids, id)
+	}
+	return list, ids
+}
+
 // TestMoto tests the provider with an independent emulator of EC2, moto, and with AWS's own
 // client (https://docs.getmoto.org/). moto lacks EC2's rules for tokens, capacity, quotas,
 // full subnets and throttling, and its instances run and are visible at once.
 func TestMoto(t *testing.T) {
 	m := moto{t: t, cli: program(t, "aws"), url: startMoto(t)}
-	shard := provider.Shard{ClusterID: "test", ID: "a", Region: "us-west-2", Zone: motoZone}
-	api, err := NewAPI(&Options{Endpoint: m.url}, shard)
+	api, err := NewAPI(&Options{Endpoint: m.url}, motoShard)
 	require.NoError(t, err)
 	api.limits.PollInterval, api.limits.IdleInterval, api.limits.VisibilityDelay = 200*time.Millisecond, 500*time.Millisecond, time.Second
 
-	var subnet []struct {
-		SubnetID                string `json:"SubnetId"`
-		AvailableIpAddressCount int
-	}
-	m.run(&subnet, "describe-subnets", "--filters", "Name=availability-zone,Values="+motoZone, "--query", "Subnets")
-	require.Len(t, subnet, 1)
-	room, err := api.Room(t.Context(), subnet[0].SubnetID)
+	subnet := m.subnet()
+	room, err := api.Room(t.Context(), subnet.SubnetID)
 	require.NoError(t, err)
-	assert.Equal(t, subnet[0].AvailableIpAddressCount, room)
+	assert.Equal(t, subnet.AvailableIpAddressCount, room)
 
-	r := request(t)
-	r.Subnet = subnet[0].SubnetID
-	r.Type = provider.InstanceType{Name: "m6g.large", Arch: provider.ArchARM64}
+	r := m.request()
 	r.Origin = instance.Origin{OnDemand: true, IdempotencyKey: "any: é\n", InfraConfigHash: "abc"}
 	r.Args = map[string]any{
 		"image_owners": []any{"amazon"}, "image_filters": map[string]any{"name": "amzn2-ami-*"}, "root_volume": map[string]any{"size": "40Gi", "type": "gp3"},
@@ -138,7 +181,7 @@ func TestMoto(t *testing.T) {
 	for _, tag := range seen.Tags {
 		tags[tag.Key] = tag.Value
 	}
-	assert.Equal(t, tagsOf(shard, r.Spec, map[string]string{"team": "one"}), tags)
+	assert.Equal(t, tagsOf(motoShard, r.Spec, map[string]string{"team": "one"}), tags)
 	assert.Equal(t, "m6g.large", seen.Type)
 	assert.Equal(t, "arm64", seen.Architecture)
 	assert.Equal(t, "required", seen.Tokens)
@@ -171,6 +214,84 @@ func TestMoto(t *testing.T) {
 	assert.True(t, list[0].Ended)
 
 	testMotoProvider(t, m, api, r)
+}
+
+// TestMotoLoadBalancers: instances are registered with a target group and deregistered, and the AWS CLI
+// sees it.
+func TestMotoLoadBalancers(t *testing.T) {
+	m := moto{t: t, cli: program(t, "aws"), url: startMoto(t)}
+	p, err := (&Options{Endpoint: m.url, LoadBalancerEndpoint: m.url}).newProvider(motoShard, nil, nil)
+	require.NoError(t, err)
+	balancers := p.(provider.LoadBalancers)
+	var vpc, arn string
+	m.run(&vpc, "describe-vpcs", "--query", "Vpcs[0].VpcId")
+	m.call(&arn, "elbv2", "create-target-group", "--name", "web", "--protocol", "TCP", "--port", "80", "--target-type", "instance", "--vpc-id", vpc,
+		"--query", "TargetGroups[0].TargetGroupArn")
+	list, ids := m.launch(2)
+	web := provider.LoadBalancer{Key: "web", Settings: balancerSettings{arns: []string{arn}}}
+	expect := func(want ...int) {
+		t.Helper()
+		var seen, targets, wantIDs, wantTargets []string
+		m.call(&seen, "elbv2", "describe-target-health", "--target-group-arn", arn, "--query", "TargetHealthDescriptions[].Target.Id")
+		registered, err := balancers.Targets(t.Context(), web)
+		require.NoError(t, err)
+		for _, target := range registered {
+			assert.Equal(t, provider.Registered, target.State)
+			targets = append(targets, target.ProviderID)
+		}
+		for _, n := range want {
+			wantIDs, wantTargets = append(wantIDs, ids[n]), append(wantTargets, list[n].ProviderID)
+		}
+		assert.ElementsMatch(t, wantIDs, seen)
+		assert.ElementsMatch(t, wantTargets, targets)
+	}
+	expect()
+	for range 2 {
+		require.NoError(t, balancers.Register(t.Context(), web, list))
+		expect(0, 1)
+	}
+	for range 2 {
+		require.NoError(t, balancers.Deregister(t.Context(), web, list[:1]))
+		expect(1)
+	}
+	unknown := provider.LoadBalancer{Key: "none", Settings: balancerSettings{arns: []string{arn[:len(arn)-16] + "0123456789abcdef"}}}
+	_, err = balancers.Targets(t.Context(), unknown)
+	require.ErrorContains(t, err, "TargetGroupNotFound")
+	require.ErrorContains(t, balancers.Register(t.Context(), unknown, list), "TargetGroupNotFound")
+}
+
+// TestMotoLeaderNetwork: the interface of the leader moves from one server to another. moto has no
+// metadata service, from which servers read their ids.
+func TestMotoLeaderNetwork(t *testing.T) {
+	m := moto{t: t, cli: program(t, "aws"), url: startMoto(t)}
+	_, ids := m.launch(2)
+	var nic struct{ ID, IP string }
+	m.run(&nic, "create-network-interface", "--subnet-id", m.subnet().SubnetID, "--query", "NetworkInterface.{ID: NetworkInterfaceId, IP: PrivateIpAddress}")
+	network := provider.Network{IP: netip.MustParseAddr(nic.IP), InterfaceID: nic.ID}
+	expectOwner := func(want string) {
+		t.Helper()
+		var owner string
+		m.run(&owner, "describe-network-interfaces", "--network-interface-ids", nic.ID, "--query", "NetworkInterfaces[0].Attachment.InstanceId")
+		assert.Equal(t, want, owner, "the instance that has the interface")
+	}
+	var servers []*leaderNetwork
+	for _, id := range ids {
+		server, err := (&Options{Endpoint: m.url}).newLeaderNetwork(motoShard, nil, "")
+		require.NoError(t, err)
+		server.own = id
+		servers = append(servers, server)
+	}
+	for _, n := range []int{0, 0, 1, 0} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		err := servers[n].Assign(ctx, network)
+		cancel()
+		require.NoError(t, err)
+		expectOwner(ids[n])
+	}
+	require.NoError(t, servers[1].Release(t.Context(), network))
+	expectOwner(ids[0])
+	require.NoError(t, servers[0].Release(t.Context(), network))
+	expectOwner("")
 }
 
 // TestTheOfficialClient understands the server that the other tests use.
