@@ -17,6 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/backend"
+	"nstance.dev/operator/pkg/server/storage/gcs/gcstest"
 )
 
 // fence matches a block of code with its language, which may be indented.
@@ -80,6 +83,34 @@ func TestMistakeInASubnet(t *testing.T) {
 	require.EqualError(t, err, fmt.Sprintf(
 		"configuration %s:\nshard.subnet_pools.default[1]: Invalid value: \"lan\": must be the id of a subnet, such as subnet-0123456789abcdef0 (line %d)",
 		path, strings.Count(before, "\n")+1))
+}
+
+// TestElectionsThatWriteTooOften: Cloud Storage lets no object be written more than once per second, and
+// other storages have no such limit.
+func TestElectionsThatWriteTooOften(t *testing.T) {
+	const shard, election = `"id": "europe-west1-b",`, `"leader_election": {"interval": "900ms"},`
+	configuration := blocks(t, "google.md", "jsonc")[0]
+	require.Contains(t, configuration, shard)
+	configuration = strings.Replace(configuration, shard, shard+"\n"+election, 1)
+	before, _, _ := strings.Cut(configuration, election)
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	require.NoError(t, os.WriteFile(path, []byte(configuration), 0o600))
+	want := fmt.Sprintf(":\nshard.leader_election.interval: Invalid value: \"900ms\": must be at least 1s: the storage lets no object be written more often (line %d)",
+		strings.Count(before, "\n")+1)
+	for _, other := range []string{"", backend.File, backend.S3} {
+		require.NoError(t, server.Validate(t.Context(), server.Options{Storage: other}, path, io.Discard), other)
+	}
+	err := server.Validate(t.Context(), server.Options{Storage: backend.GCS}, path, io.Discard)
+	require.EqualError(t, err, "configuration "+path+want)
+
+	const id = "europe-west1-b"
+	t.Setenv("STORAGE_EMULATOR_HOST", gcstest.Start(t, nil, "nstance").URL)
+	store, err := backend.Open(t.Context(), backend.GCS, "nstance", "")
+	require.NoError(t, err)
+	_, err = store.Create(t.Context(), storage.ConfigKey(id), []byte(configuration))
+	require.NoError(t, err)
+	err = server.Run(t.Context(), server.Options{Shard: id, ID: "1", Storage: backend.GCS, Bucket: "nstance", CacheDir: t.TempDir()})
+	require.ErrorContains(t, err, "configuration "+storage.ConfigKey(id)+want)
 }
 
 // checkSyntax reports a script that the shell cannot parse.

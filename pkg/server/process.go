@@ -110,6 +110,9 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := c.Source.Reject(c.ValidateElections(s.MinWriteInterval)); err != nil {
+		return nil, err
+	}
 	logWarnings(klog.FromContext(ctx), c)
 	bind := withHost(c.Shard.Bind, s.Host, c.Shard.LeaderNetwork != nil)
 	advertise, err := s.advertised(&c.Shard, bind, net.InterfaceAddrs)

@@ -46,6 +46,8 @@ type Server struct {
 	Host string
 	// Storage is the durable storage of all shards of the cluster.
 	Storage storage.Store
+	// MinWriteInterval is the time that the storage needs between two writes of one object.
+	MinWriteInterval time.Duration
 	// CacheDir is a folder of this server alone, for data that is faster to read
 	// there. It is created if it is missing.
 	CacheDir string
@@ -171,6 +173,8 @@ func Run(ctx context.Context, o Options) error {
 		Storage:   store,
 		CacheDir:  o.CacheDir,
 		Providers: registry.Providers,
+
+		MinWriteInterval: backend.MinWriteInterval(o.Storage),
 		Listen: func(ctx context.Context, address string) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", address)
 		},
@@ -186,7 +190,8 @@ func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := source.Reject(provision.Validate(c)); err != nil {
+	mistakes := append(c.ValidateElections(backend.MinWriteInterval(o.Storage)), provision.Validate(c)...)
+	if err := source.Reject(mistakes); err != nil {
 		return err
 	}
 	if _, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID); err != nil {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -58,6 +59,22 @@ func (e Election) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, validation.Positive(path.Child("timeout"), e.Timeout)...)
 	if len(errs) == 0 && e.Interval > e.Timeout/3 {
 		errs = append(errs, field.Invalid(path.Child("interval"), e.Interval.String(), fmt.Sprintf("must be at most a third of timeout %s", e.Timeout)))
+	}
+	return errs
+}
+
+// ValidateElections requires that leaders renew their locks no more often than the storage lets one
+// object be written.
+func (c *Config) ValidateElections(minWriteInterval time.Duration) field.ErrorList {
+	var errs field.ErrorList
+	for _, part := range []struct {
+		name     string
+		election Election
+	}{{"cluster", c.ClusterElection}, {"shard", c.Shard.Election}} {
+		if part.election.Enabled && part.election.Interval < minWriteInterval {
+			errs = append(errs, field.Invalid(field.NewPath(part.name, "leader_election", "interval"), part.election.Interval.String(),
+				fmt.Sprintf("must be at least %s: the storage lets no object be written more often", minWriteInterval)))
+		}
 	}
 	return errs
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
@@ -46,6 +47,15 @@ func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, 
 		return nil, fmt.Errorf("--bucket: %w", err)
 	}
 	return storage.WithPrefix(store, prefix), nil
+}
+
+// MinWriteInterval returns the time that the storage of the flag --storage needs between two writes of
+// one object.
+func MinWriteInterval(provider string) time.Duration {
+	if provider == GCS {
+		return gcs.MinWriteInterval
+	}
+	return 0
 }
 
 func open(ctx context.Context, provider, bucket string) (storage.Store, error) {

@@ -68,7 +68,7 @@ func open(bucket, endpoint string, transport http.RoundTripper) (*Store, error) 
 	if !buckets.MatchString(bucket) {
 		return nil, fmt.Errorf("open bucket %q: it is no name of a bucket", bucket)
 	}
-	return &Store{client: googleapi.New(endpoint, transport), bucket: bucket, pace: pace{interval: minWriteInterval, next: map[string]time.Time{}}}, nil
+	return &Store{client: googleapi.New(endpoint, transport), bucket: bucket, pace: pace{interval: MinWriteInterval, next: map[string]time.Time{}}}, nil
 }
 
 // object is the metadata of an object that the API returns.

@@ -12,9 +12,9 @@ import (
 	"nstance.dev/operator/pkg/server/deadline"
 )
 
-// minWriteInterval is the time between two writes of one object name, for which the service
+// MinWriteInterval is the time between two writes of one object name, for which the service
 // guarantees one write per second (https://cloud.google.com/storage/quotas#objects).
-const minWriteInterval = time.Second
+const MinWriteInterval = time.Second
 
 // pace delays writes of an object, so that the service does not reject them.
 type pace struct {
