@@ -9,18 +9,27 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Arguments of the provider. Both are objects of strings. Their members become labels and
-// annotations of the Node.
+// Arguments of the provider, which are objects of strings. Their members become labels,
+// annotations and taints of the Node. A taint is KEY: "VALUE:EFFECT", or KEY: "EFFECT".
 const (
 	argLabels      = "labels"
 	argAnnotations = "annotations"
+	argTaints      = "taints"
 )
+
+// argNames are the names of the arguments.
+var argNames = []string{argAnnotations, argLabels, argTaints}
+
+// taintEffects are the effects that a taint can have
+// (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
+var taintEffects = []corev1.TaintEffect{corev1.TaintEffectNoExecute, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule}
 
 // ownDomain is the prefix of the labels and annotations by which the provider
 // identifies its Nodes.
@@ -31,8 +40,8 @@ func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.Erro
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(args)) {
 		path := path.Child(name)
-		if name != argLabels && name != argAnnotations {
-			errs = append(errs, field.NotSupported(path, name, []string{argAnnotations, argLabels}))
+		if !slices.Contains(argNames, name) {
+			errs = append(errs, field.NotSupported(path, name, argNames))
 			continue
 		}
 		members, ok := args[name].(map[string]any)
@@ -47,7 +56,7 @@ func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.Erro
 	return errs
 }
 
-// validateNodeMetadata checks one label or annotation of a Node.
+// validateNodeMetadata checks one label, annotation or taint of a Node.
 func validateNodeMetadata(path *field.Path, arg, key string, value any) field.ErrorList {
 	var errs field.ErrorList
 	qualified := key
@@ -67,12 +76,51 @@ func validateNodeMetadata(path *field.Path, arg, key string, value any) field.Er
 		return append(errs, field.TypeInvalid(path, value, "must be a string"))
 	}
 	// The result of a template is not known yet.
-	if arg == argLabels && !strings.Contains(text, "{{") {
+	if strings.Contains(text, "{{") {
+		return errs
+	}
+	switch arg {
+	case argLabels:
 		for _, problem := range validation.IsValidLabelValue(text) {
 			errs = append(errs, field.Invalid(path, text, problem))
 		}
+	case argTaints:
+		errs = append(errs, validateTaint(path, text)...)
 	}
 	return errs
+}
+
+// validateTaint checks the value and the effect of a taint.
+func validateTaint(path *field.Path, text string) field.ErrorList {
+	var errs field.ErrorList
+	taint := parseTaint("", text)
+	for _, problem := range validation.IsValidLabelValue(taint.Value) {
+		errs = append(errs, field.Invalid(path, text, problem))
+	}
+	if !slices.Contains(taintEffects, taint.Effect) {
+		errs = append(errs, field.NotSupported(path, taint.Effect, taintEffects))
+	}
+	return errs
+}
+
+// parseTaint returns the taint of an argument: value and effect with a colon between them, or the
+// effect.
+func parseTaint(key, text string) corev1.Taint {
+	value, effect, found := strings.Cut(text, ":")
+	if !found {
+		value, effect = "", text
+	}
+	return corev1.Taint{Key: key, Value: value, Effect: corev1.TaintEffect(effect)}
+}
+
+// taintsOf returns the taints of the arguments, by key.
+func taintsOf(args map[string]any) []corev1.Taint {
+	var taints []corev1.Taint
+	texts := stringsOf(args, argTaints)
+	for _, key := range slices.Sorted(maps.Keys(texts)) {
+		taints = append(taints, parseTaint(key, texts[key]))
+	}
+	return taints
 }
 
 // validateRendered returns an error for rendered arguments that no Node can have.
@@ -80,8 +128,8 @@ func validateRendered(args map[string]any) error {
 	path := field.NewPath("args")
 	var problems field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(args)) {
-		if name != argLabels && name != argAnnotations {
-			problems = append(problems, field.NotSupported(path, name, []string{argAnnotations, argLabels}))
+		if !slices.Contains(argNames, name) {
+			problems = append(problems, field.NotSupported(path, name, argNames))
 			continue
 		}
 		values, ok := args[name].(map[string]any)
@@ -97,6 +145,12 @@ func validateRendered(args map[string]any) error {
 	}
 	problems = append(problems, metav1validation.ValidateLabels(stringsOf(args, argLabels), path.Child(argLabels))...)
 	problems = append(problems, apivalidation.ValidateAnnotations(stringsOf(args, argAnnotations), path.Child(argAnnotations))...)
+	taints := stringsOf(args, argTaints)
+	for _, key := range slices.Sorted(maps.Keys(taints)) {
+		path := path.Child(argTaints).Key(key)
+		problems = append(problems, metav1validation.ValidateLabelName(key, path)...)
+		problems = append(problems, validateTaint(path, taints[key])...)
+	}
 	if len(problems) > 0 {
 		return fmt.Errorf("arguments of the provider: %w", problems.ToAggregate())
 	}

@@ -134,7 +134,7 @@ func TestTheNodeIsAsExpected(t *testing.T) {
 		p := start(t, client, "a")
 		spec := provider.Spec{
 			Group: group, Template: "worker", Kind: "knd", Type: instanceTypes["m7i.large"],
-			Args: map[string]any{"labels": map[string]any{"pool": "gold", "empty": ""}},
+			Args: map[string]any{"labels": map[string]any{"pool": "gold", "empty": ""}, "taints": map[string]any{"b": "NoExecute", "a": "gold:NoSchedule"}},
 		}
 		expected := p.ExpectedNode(spec)
 		spec.ID, spec.Subnet = providertest.NewID(t), "subnet-a"
@@ -151,9 +151,12 @@ func TestTheNodeIsAsExpected(t *testing.T) {
 		if diff := cmp.Diff(node.Status.Capacity, expected.Status.Capacity); diff != "" {
 			t.Errorf("capacity (-got +expected):\n%s", diff)
 		}
-		if diff := cmp.Diff(node.Status.NodeInfo, expected.Status.NodeInfo); diff != "" || len(node.Spec.Taints)+len(expected.Spec.Taints) > 0 {
+		if diff := cmp.Diff(node.Status.NodeInfo, expected.Status.NodeInfo); diff != "" {
 			t.Errorf("node info (-got +expected):\n%s", diff)
 		}
+		taints := []corev1.Taint{{Key: "a", Value: "gold", Effect: corev1.TaintEffectNoSchedule}, {Key: "b", Effect: corev1.TaintEffectNoExecute}}
+		assert.Equal(t, taints, node.Spec.Taints)
+		assert.Equal(t, taints, expected.Spec.Taints)
 		if quantity := expected.Status.Capacity[corev1.ResourcePods]; quantity.String() != "110" {
 			t.Errorf("%s Pods are expected", quantity.String())
 		}

@@ -116,7 +116,7 @@ func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 				AnnotationCreatedAt: spec.CreatedAt.UTC().Format(time.RFC3339),
 			}),
 		},
-		Spec: corev1.NodeSpec{ProviderID: Name + ":///" + p.config.Shard.Zone + "/" + spec.ID},
+		Spec: corev1.NodeSpec{ProviderID: Name + ":///" + p.config.Shard.Zone + "/" + spec.ID, Taints: taintsOf(spec.Args)},
 		Status: corev1.NodeStatus{
 			Capacity:    capacity,
 			Allocatable: capacity,

@@ -88,7 +88,10 @@ func TestInvalidOptions(t *testing.T) {
 		{"capacity of an unknown subnet", `"subnet-a": 10`, `"subnet-x": 10`, `shard.infra.options.subnet_capacity.subnet-x: Invalid value: "subnet-x": unknown subnet, known are "subnet-a", "subnet-b", "subnet-c"`},
 		{"negative capacity", `"subnet-a": 10`, `"subnet-a": -1`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: -1: must not be negative`},
 		{"capacity that is no number", `"subnet-a": 10`, `"subnet-a": "0"`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: "0": must be an integer`},
-		{"argument that the provider has not", `"args": {"annotations": {"group": "arm"}}`, `"args": {"taints": {"group": "arm"}}`, `groups.default.arm.args.taints: Unsupported value: "taints": supported values: "annotations", "labels"`},
+		{"argument that the provider has not", `"args": {"annotations": {"group": "arm"}}`, `"args": {"userdata": {"group": "arm"}}`, `groups.default.arm.args.userdata: Unsupported value: "userdata": supported values: "annotations", "labels", "taints"`},
+		{"effect of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"group": "arm:Never"}}`, `groups.default.arm.args.taints.group: Unsupported value: "Never": supported values: "NoExecute", "NoSchedule", "PreferNoSchedule"`},
+		{"value of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"group": "a b:NoSchedule"}}`, `groups.default.arm.args.taints.group: Invalid value: "a b:NoSchedule": a valid label must be`},
+		{"key of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"a b": "NoSchedule"}}`, `groups.default.arm.args.taints.a b: Invalid value: "a b": name part must consist of`},
 		{"argument of another type", `{"group": "arm"}`, `["group"]`, `groups.default.arm.args.annotations: Invalid value: ["group"]: must be an object of strings`},
 		{"annotation of another type", `{"group": "arm"}`, `{"group": 7}`, `groups.default.arm.args.annotations.group: Invalid value: 7: must be a string`},
 		{"key of an annotation", `{"group": "arm"}`, `{"a b": "arm"}`, `groups.default.arm.args.annotations.a b: Invalid value: "a b": name part must consist of`},
@@ -146,7 +149,8 @@ func TestArgumentsThatNoNodeCanHave(t *testing.T) {
 		args map[string]any
 		want string
 	}{
-		{"unknown", object("a"), `args: Unsupported value: "key": supported values: "annotations", "labels"`},
+		{"unknown", object("a"), `args: Unsupported value: "key": supported values: "annotations", "labels", "taints"`},
+		{"no taint", map[string]any{"taints": object("a:Never")}, `args.taints[key]: Unsupported value: "Never"`},
 		{"no object", map[string]any{"labels": "a"}, "args.labels: Invalid value: \"a\": must be an object"},
 		{"no string", map[string]any{"annotations": object(1.5)}, "args.annotations[key]: Invalid value: 1.5: must be a string"},
 		{"no label", map[string]any{"labels": object("a b")}, `args.labels: Invalid value: "a b"`},
