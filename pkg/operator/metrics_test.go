@@ -246,3 +246,21 @@ func exists(known []string, name string) bool {
 	}
 	return strings.HasPrefix(name, "process_")
 }
+
+// The tiles that an administrator looks at first have the colors of what they mean, and a state is a
+// line of colors over time.
+func TestColorsOfTheDashboard(t *testing.T) {
+	const hour = 3600
+	metricstest.ExpectColors(t, metricstest.Panels(t, filepath.Join(monitoring, "dashboard.json")), map[string]map[float64]string{
+		"Shards that are not connected": {0: "green", 1: "red", 3: "red"},
+		"Instances missing":             {0: "green", 1: "orange", 12: "orange"},
+		"Blocked drains":                {0: "green", 1: "orange", 12: "orange"},
+		// An expired certificate has a negative time, and a missing one is as old as the epoch.
+		"Client certificate expires in": {16 * hour: "green", 2 * hour: "red", 0: "red", -hour: "red", -490_000 * hour: "red"},
+
+		"Which shard is not connected, and since when?": {1: "green", 0: "red"},
+		"Why is a pool not at its size?":                {1: "orange", 0: "green"},
+		"Leader":                                        {1: "green", 0: "blue"},
+		"Leaders by shard":                              {1: "green", 0: "red", 2: "red"},
+	})
+}

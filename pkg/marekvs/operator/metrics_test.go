@@ -172,3 +172,23 @@ func TestEveryQueryUsesMetricsThatExist(t *testing.T) {
 		}
 	}
 }
+
+// The tiles that an administrator looks at first have the colors of what they mean, and a state is a
+// line of colors over time.
+func TestColorsOfTheDashboard(t *testing.T) {
+	reason := map[float64]string{1: "orange", 0: "green"}
+	metricstest.ExpectColors(t, metricstest.Panels(t, filepath.Join(monitoring, "dashboard.json")), map[string]map[float64]string{
+		"Clusters that are not healthy": {0: "green", 1: "orange"},
+		"Nodes that are not ready":      {0: "green", 1: "orange"},
+		"Clusters with lost volumes":    {0: "green", 1: "red"},
+		// As the alert MarekvsVolumeFull.
+		"Fullest volume": {0.8: "green", 0.86: "orange", 0.96: "red"},
+
+		"Why is a cluster not ready?":         reason,
+		"Why does an update wait?":            reason,
+		"Why is no node removed?":             reason,
+		"Which volumes are lost or replaced?": reason,
+		"Which volumes do not grow?":          reason,
+		"Leader":                              {1: "green", 0: "blue"},
+	})
+}
