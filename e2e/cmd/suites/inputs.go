@@ -49,6 +49,7 @@ var suites = map[string][]string{
 	"cmd/suites":     {inputs.Docs, inputs.Manifests},
 	"controlplane":   {controlplane.ControlPlaneInput, inputs.Manifests},
 	"crds":           {inputs.Manifests},
+	"demo":           {inputs.Docs, inputs.Manifests},
 	"dockerhost":     nil,
 	"faultproxy":     nil,
 	"gobuild":        nil,
