@@ -50,63 +50,47 @@ agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at m
 		if ((size > $(AGENT_LIMIT_MIB) << 20)); then echo "$$path has more than $(AGENT_LIMIT_MIB) MiB" >&2; exit 1; fi; \
 	done
 
+# The architecture of the machines that run the images.
+IMAGE_ARCH ?= $(shell go env GOHOSTARCH)
 .PHONY: image
 image: ## Write an image archive of each binary to bin/images/NAME.tar, and its bill of materials to NAME.cdx.json.
 	@for name in nstance-operator nstance-server nstance-admin marekvs-operator; do \
-		GOOS=linux $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o bin/images/$$name ./cmd/$$name && \
+		GOOS=linux GOARCH=$(IMAGE_ARCH) $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o bin/images/$$name ./cmd/$$name && \
 		$(COMPILE) hack/describe-binary.sh bin/images/$$name '$(VERSION)' bin/images/licenses/$$name bin/images/$$name.cdx.json && \
 		digest=$$(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/images/$$name -tag "$$name:$(VERSION)" \
-			-licenses $(CURDIR)/bin/images/licenses/$$name \
+			-arch $(IMAGE_ARCH) -licenses $(CURDIR)/bin/images/licenses/$$name -sbom $(CURDIR)/bin/images/$$name.cdx.json \
 			-version '$(VERSION)' -revision "$$(git rev-parse HEAD)" -output $(CURDIR)/bin/images/$$name.tar) || exit; \
 		echo "bin/images/$$name.tar: $$name:$(VERSION) $$digest"; \
 	done
 
-# clusterctl reads releases whose version is semantic only.
-RELEASE_DIR ?= $(CURDIR)/bin/release
 .PHONY: node-image
 node-image: ## Build the image of nodes that are containers, nstance-node:dev, for the provider docker.
 	hack/node-image.sh
 
-# The image of the operator in the manifests: where it was pushed, with the digest that it has there.
-# Without it the manifests have the tag of the archive, which is in no registry.
-RELEASE_IMAGE ?=
-# The images of the marekvs operator and of the shard server in their charts, in the same way.
-RELEASE_MAREKVS_IMAGE ?=
-RELEASE_SERVER_IMAGE ?=
-.PHONY: release
-release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
-release: ## Write the release VERSION to bin/release, as clusterctl and Helm read it.
-	@$(COMPILE) go run ./hack/releaseseries '$(VERSION)' manifests/release/metadata.yaml
-	@image='$(RELEASE_IMAGE)' && if [[ -z $$image ]]; then \
-			image=docker.io/library/nstance-operator:$(VERSION); \
-			echo "the manifests name the image by its tag: for a release push it, and set RELEASE_IMAGE=NAME@sha256:DIGEST" >&2; \
-		elif [[ ! $$image =~ ^[a-z0-9][a-z0-9./:_-]*@sha256:[0-9a-f]{64}$$ ]]; then \
-			echo "RELEASE_IMAGE=$$image: must be NAME@sha256:DIGEST, because a tag can be moved to another image" >&2; exit 1; \
-		fi && \
-		dir='$(RELEASE_DIR)/infrastructure-nstance/$(VERSION)' && mkdir -p "$$dir" && \
-		$(TOOL) kustomize build manifests/release | sed "s|docker.io/library/nstance-operator:VERSION|$$image|" \
-			>"$$dir/infrastructure-components.yaml" && \
-		cp manifests/release/metadata.yaml manifests/release/cluster-template.yaml "$$dir" && \
-		echo "$$dir"
-	@hack/package-chart.sh nstance-operator '$(VERSION)' '$(RELEASE_IMAGE)' '$(RELEASE_DIR)/charts'
-	@hack/package-chart.sh marekvs-operator '$(VERSION)' '$(RELEASE_MAREKVS_IMAGE)' '$(RELEASE_DIR)/charts'
-	@hack/package-chart.sh nstance-server '$(VERSION)' '$(RELEASE_SERVER_IMAGE)' '$(RELEASE_DIR)/charts'
+# Where images and charts are pushed, such as registry.example.com/nstance. Manifests and charts of the
+# release name the images there by their digests. Without it they have the tags of make image, which
+# are in no registry.
+REGISTRY ?=
+RELEASE_DIR ?= $(CURDIR)/bin/release
+RELEASE = VERSION='$(VERSION)' RELEASE_DIR='$(RELEASE_DIR)' REGISTRY='$(REGISTRY)' RELEASE_URL='$(RELEASE_URL)' $(COMPILE) hack/release.sh
+.PHONY: release release-manifests push
+# Tools read releases whose version is semantic only.
+release release-manifests push krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
+release: ## Write the release VERSION to bin/release: programs, images, charts, and manifests for kubectl and clusterctl.
+	@$(RELEASE) programs images starts manifests checksums
+
+release-manifests:
+	@$(RELEASE) manifests checksums
+
+push: ## Push images and charts of the release VERSION to REGISTRY.
+	@$(RELEASE) push
 
 # Where the archives of the plugin can be downloaded. Without it they can be installed from
 # files only (docs/kubectl-plugin.md#install).
 RELEASE_URL ?= https://example.com/nstance
-KREW_PLATFORMS := linux_amd64 linux_arm64 darwin_amd64 darwin_arm64
 .PHONY: krew
-krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
-krew: ## Write archives of the plugin of kubectl and their manifest for krew to bin/krew.
-	@mkdir -p bin/krew && sed -e 's|VERSION|$(VERSION)|; s|URL/|$(RELEASE_URL)/|' manifests/krew/nstance.yaml >bin/krew/nstance.yaml && \
-	for platform in $(KREW_PLATFORMS); do \
-		dir=bin/krew/$$platform archive=bin/krew/kubectl-nstance_$$platform.tar.gz && \
-		GOOS=$${platform%_*} GOARCH=$${platform#*_} $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$dir/kubectl-nstance ./cmd/kubectl-nstance && \
-		$(COMPILE) hack/describe-binary.sh $$dir/kubectl-nstance '$(VERSION)' $$dir bin/krew/kubectl-nstance_$$platform.cdx.json && \
-		tar --sort=name --owner=0 --group=0 --mtime=@0 -C $$dir -czf $$archive kubectl-nstance LICENSE THIRD_PARTY_NOTICES && \
-		sed -i "s|SHA256_$${platform^^}|$$(sha256sum $$archive | cut -d' ' -f1)|" bin/krew/nstance.yaml && echo "$$archive" || exit; \
-	done && ! grep -n 'SHA256_' bin/krew/nstance.yaml && echo bin/krew/nstance.yaml
+krew: ## Write archives of the plugin of kubectl and their manifest for krew to bin/release/programs.
+	@$(RELEASE) plugin
 
 .PHONY: check
 check: ## What a change needs before it is committed: the unit tests that it affects, linter, imports, citations, format.

@@ -5,9 +5,10 @@
 # Installs the packages of Debian that the tests on machines (make test-machines), of the
 # alerts (make verify-alerts, make test-monitoring), in a browser (make test-browser) and with
 # moto (make test-moto) need, if they are missing: Docker, QEMU, what builds the image of nodes,
-# Prometheus, Chromium with the fonts of the screenshots, and virtual environments of Python.
+# Prometheus, Chromium with the fonts of the screenshots, and virtual environments of Python; and what
+# starts the programs of a release for another architecture.
 set -euo pipefail
-packages=(chromium curl docker.io fonts-inter fonts-liberation iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-utils)
+packages=(chromium curl docker.io fonts-inter fonts-liberation iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-user-static qemu-utils)
 # Any Python with virtual environments is as good as Debian's.
 if ! python3 -c 'import ensurepip' 2>/dev/null; then
 	packages+=(python3-venv)

@@ -42,9 +42,9 @@ func newClusterctl(t *testing.T, root string, binaries controlplane.Binaries) cl
 	t.Helper()
 	log.SetLogger(klog.Background()) // of its clients
 	repository := t.TempDir()
-	release := exec.CommandContext(t.Context(), "make", "-C", root, "release", "VERSION="+releaseVersion, "RELEASE_DIR="+repository)
+	release := exec.CommandContext(t.Context(), "make", "-C", root, "release-manifests", "VERSION="+releaseVersion, "RELEASE_DIR="+repository)
 	output, err := release.CombinedOutput()
-	require.NoError(t, err, "make release: %s", output)
+	require.NoError(t, err, "make release-manifests: %s", output)
 
 	_, coreVersion, _ := strings.Cut(filepath.Base(binaries.CAPIModule), "@")
 	core := filepath.Join(repository, "cluster-api", coreVersion)

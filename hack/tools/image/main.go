@@ -1,10 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command image packs a static binary into a container image, without a container
-// engine and without a base image, and writes it as an archive for "docker load",
-// "podman load" or "ctr images import". It prints the digest that the image has in a registry if the
-// archive is pushed as it is, such as with "crane push".
+// Command image packs static binaries into container images, without a container engine and without a
+// base image, and Helm charts into artifacts of a registry.
+//
+//	image -binary FILE -tag NAME:TAG -output FILE …
+//	image layout -name NAME -output FOLDER … ARCH=FOLDER…
+//	image push -registry REGISTRY -version VERSION LAYOUT|CHART.tgz…
+//
+// The first form writes an archive for "docker load", "podman load" or "ctr images import", and prints
+// the digest that the image has in a registry if the archive is pushed as it is, such as with "crane
+// push". The second writes an OCI layout with an index of one image for each architecture, and prints
+// the digest of the index. The third pushes layouts and charts, and prints their names with digests.
 package main
 
 import (
@@ -23,6 +30,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
 // user is the user of distroless images: not root
@@ -32,23 +40,46 @@ const user = "65532:65532"
 // options describes the image to build.
 type options struct {
 	binary, tag, version, revision, output string
+	// arch is the architecture of the binary.
+	arch string
+	// layerType is the media type of the layer.
+	layerType types.MediaType
 	// licenses is a folder whose files the image has in /licenses.
 	licenses string
+	// sbom is the bill of materials, which the image has as /sbom.cdx.json.
+	sbom string
 }
 
 func main() {
-	var o options
-	flag.StringVar(&o.binary, "binary", "", "the static binary, which becomes the entry point")
-	flag.StringVar(&o.tag, "tag", "", "name and tag of the image")
-	flag.StringVar(&o.version, "version", "", "version of the binary")
-	flag.StringVar(&o.revision, "revision", "", "revision of its source")
-	flag.StringVar(&o.output, "output", "", "archive to write")
-	flag.StringVar(&o.licenses, "licenses", "", "folder with licenses and notices, which the image has in /licenses")
-	flag.Parse()
-	if err := o.write(os.Stdout); err != nil {
+	if err := run(os.Args[1:], os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "image:", err)
 		os.Exit(1)
 	}
+}
+
+func run(args []string, out io.Writer) error {
+	if len(args) > 0 {
+		switch args[0] {
+		case "layout":
+			return runLayout(args[1:], out)
+		case "push":
+			return runPush(args[1:], out)
+		}
+	}
+	o := options{layerType: types.DockerLayer}
+	flags := flag.NewFlagSet("image", flag.ContinueOnError)
+	flags.StringVar(&o.binary, "binary", "", "the static binary, which becomes the entry point")
+	flags.StringVar(&o.tag, "tag", "", "name and tag of the image")
+	flags.StringVar(&o.version, "version", "", "version of the binary")
+	flags.StringVar(&o.revision, "revision", "", "revision of its source")
+	flags.StringVar(&o.output, "output", "", "archive to write")
+	flags.StringVar(&o.arch, "arch", runtime.GOARCH, "architecture of the binary")
+	flags.StringVar(&o.licenses, "licenses", "", "folder with licenses and notices, which the image has in /licenses")
+	flags.StringVar(&o.sbom, "sbom", "", "bill of materials, which the image has as /sbom.cdx.json")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	return o.write(out)
 }
 
 // write writes the archive, and prints its digest.
@@ -91,11 +122,19 @@ func (o options) build() (v1.Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("-licenses: %w", err)
 	}
-	content, err := layer(append(contents, licenses...))
+	contents = append(contents, licenses...)
+	if o.sbom != "" {
+		sbom, err := os.ReadFile(o.sbom)
+		if err != nil {
+			return nil, fmt.Errorf("-sbom: %w", err)
+		}
+		contents = append(contents, file{path: "/sbom.cdx.json", mode: 0o444, data: sbom})
+	}
+	content, err := layer(contents)
 	if err != nil {
 		return nil, fmt.Errorf("pack %s: %w", o.binary, err)
 	}
-	files, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
+	files, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil }, tarball.WithMediaType(o.layerType))
 	if err != nil {
 		return nil, fmt.Errorf("make the layer: %w", err)
 	}
@@ -110,7 +149,7 @@ func (o options) build() (v1.Image, error) {
 func (o options) config(image v1.Image, entrypoint string) *v1.ConfigFile {
 	config := &v1.ConfigFile{
 		OS:           "linux",
-		Architecture: runtime.GOARCH,
+		Architecture: o.arch,
 		Config: v1.Config{
 			Entrypoint: []string{entrypoint},
 			User:       user,

@@ -77,8 +77,8 @@ func read(t *testing.T, binary, output string) v1.Image {
 		}
 	}
 	var printed strings.Builder
-	o := options{binary: binary, tag: "nstance-operator:v1", version: "v1", output: output, licenses: licenses}
-	if err := o.write(&printed); err != nil {
+	args := []string{"-binary", binary, "-tag", "nstance-operator:v1", "-version", "v1", "-output", output, "-licenses", licenses}
+	if err := run(args, &printed); err != nil {
 		t.Fatal(err)
 	}
 	tag, err := name.NewTag("nstance-operator:v1")

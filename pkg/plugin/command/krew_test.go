@@ -61,9 +61,6 @@ func TestKrewManifest(t *testing.T) {
 			t.Errorf("platform %s: bin %s", name, platform.Bin)
 		}
 	}
-	makefile, err := os.ReadFile("../../../Makefile")
-	require.NoError(t, err)
-	if list := "KREW_PLATFORMS := " + strings.Join(platforms, " ") + "\n"; !strings.Contains(string(makefile), list) {
-		t.Errorf("the Makefile has no %q", list)
-	}
+	// hack/release.sh builds these, and refuses a manifest with another one.
+	require.Equal(t, []string{"linux_amd64", "linux_arm64", "darwin_amd64", "darwin_arm64"}, platforms)
 }
