@@ -55,7 +55,7 @@ type clients struct {
 }
 
 func newClients(options *Options) (*clients, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", options.Kubeconfig)
+	config, err := daemon.APIServer(options.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
 	}

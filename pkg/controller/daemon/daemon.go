@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package daemon serves the probes and the metrics of an operator, and sets the default of its
-// garbage collector.
+// Package daemon serves the probes and the metrics of an operator, loads the configuration of its
+// clients, and sets the default of its garbage collector.
 package daemon
 
 import (

@@ -21,7 +21,6 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
@@ -47,7 +46,7 @@ type clients struct {
 }
 
 func newClients(options *Options) (*clients, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", options.Kubeconfig)
+	config, err := daemon.APIServer(options.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
 	}
