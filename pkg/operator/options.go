@@ -6,7 +6,9 @@ package operator
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -60,7 +62,8 @@ type Options struct {
 	WorkloadKubeconfig string
 	// CAPIServiceAccount is the ServiceAccount whose tokens Cluster API uses.
 	CAPIServiceAccount string
-	// CAPIKubeconfigServer is the URL of the API server in Cluster API's kubeconfig.
+	// CAPIKubeconfigServer is the URL of the API server in Cluster API's kubeconfig; empty for the
+	// address that Pods use.
 	CAPIKubeconfigServer string
 
 	// OnDemandLimit is the maximum number of machines of one group for the Pods of one
@@ -95,7 +98,6 @@ func DefaultOptions() *Options {
 		WebhookSecret:        "nstance-webhook-cert",
 		WebhookConfiguration: "nstance-operator",
 		CAPIServiceAccount:   "nstance-capi-workload",
-		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
 		OnDemandLimit:        100,
 		OnDemandDrainTimeout: time.Hour,
 		Timing:               election.DefaultTiming(),
@@ -124,7 +126,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
 	flags.StringVar(&o.WorkloadKubeconfig, "workload-kubeconfig", o.WorkloadKubeconfig, "kubeconfig file for the Nodes and Pods of the cluster of --capi-endpoint")
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
-	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
+	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it; empty for the address that Pods use")
 	flags.IntVar(&o.OnDemandLimit, "on-demand-limit", o.OnDemandLimit, "how many machines the Pods of one namespace may have of one group; 0 for any number")
 	flags.DurationVar(&o.OnDemandDrainTimeout, "on-demand-drain-timeout", o.OnDemandDrainTimeout, "how long Cluster API may drain the machine of a Pod; 0 for any time")
 	flags.StringSliceVar(&o.OnDemandNamespaces, "on-demand-namespaces", o.OnDemandNamespaces, "namespaces whose Pods may request machines, separated by commas; empty for none, * for all")
@@ -140,8 +142,26 @@ func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) e
 	return flagenv.Set(flags, lookup)
 }
 
-// Complete sets Namespace to the namespace of the Pod if it is empty.
+// serviceURL is the URL of the API server in any cluster, for clients with the cluster's DNS.
+const serviceURL = "https://kubernetes.default.svc:443"
+
+// podURL returns the URL of the API server that the kubelet gives to Pods
+// (https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/). It needs no DNS: Cluster API
+// would drain and delete nothing while the cluster's DNS is away, such as at the start of a cluster.
+func podURL() string {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return serviceURL
+	}
+	return "https://" + net.JoinHostPort(host, port)
+}
+
+// Complete sets Namespace to the namespace of the Pod, and CAPIKubeconfigServer to the API server of the
+// Pod, if they are empty.
 func (o *Options) Complete() error {
+	if o.CAPIKubeconfigServer == "" {
+		o.CAPIKubeconfigServer = podURL()
+	}
 	if o.Namespace != "" {
 		return nil
 	}

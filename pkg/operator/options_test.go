@@ -18,6 +18,7 @@ import (
 func complete() *Options {
 	options := DefaultOptions()
 	options.ClusterID, options.Namespace = "prod", "nstance-system"
+	options.CAPIKubeconfigServer = "https://kubernetes.default.svc:443"
 	return options
 }
 
@@ -170,6 +171,26 @@ func TestCompleteKeepsANamespaceThatIsSet(t *testing.T) {
 	options := complete()
 	if err := options.Complete(); err != nil || options.Namespace != "nstance-system" {
 		t.Errorf("namespace is %q, error %v", options.Namespace, err)
+	}
+}
+
+// Cluster API reaches its cluster at the address that Pods use, without DNS.
+func TestCompleteSetsTheServerOfPods(t *testing.T) {
+	for _, test := range []struct{ host, port, set, want string }{
+		{"10.96.0.1", "443", "", "https://10.96.0.1:443"},
+		{"fd00::1", "6443", "", "https://[fd00::1]:6443"},
+		{"", "", "", "https://kubernetes.default.svc:443"},
+		{"10.96.0.1", "443", "https://192.0.2.1:6443", "https://192.0.2.1:6443"},
+	} {
+		t.Setenv("KUBERNETES_SERVICE_HOST", test.host)
+		t.Setenv("KUBERNETES_SERVICE_PORT", test.port)
+		options := complete()
+		options.CAPIKubeconfigServer = test.set
+		require.NoError(t, options.Complete())
+		require.NoError(t, options.Validate())
+		if options.CAPIKubeconfigServer != test.want {
+			t.Errorf("%+v: the server is %q", test, options.CAPIKubeconfigServer)
+		}
 	}
 }
 
