@@ -48,7 +48,64 @@ func TestDocumentedOverlayOfTheServer(t *testing.T) {
 	assert.Contains(t, rendered, "Namespace/nstance-servers")
 }
 
-// yamlBlock returns the first block of YAML below a heading of a document.
+// further are objects that an overlay may have beside those of the operator.
+const further = `apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: prometheus}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: nstance-operator-metrics-reader}
+subjects: [{kind: ServiceAccount, name: prometheus, namespace: monitoring}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: images}
+spec: {validations: [{expression: "true"}]}
+`
+
+// The overlay in docs/install.md#install sets cluster id, tenant and namespace wherever they are, as the
+// chart does, and changes no further object.
+func TestDocumentedOverlayOfTheOperator(t *testing.T) {
+	text := yamlBlock(t, "install.md", "## Install")
+	settings := yamlBlock(t, "install.md", "   and this `settings.yaml`:")
+	settings = strings.NewReplacer(": prod\n", ": my-prod\n", ": default\n", ": my-team\n", ": nstance-system\n", ": nstance-prod\n").Replace(settings)
+	for _, base := range []string{"operator", "external"} {
+		parent := t.TempDir()
+		for _, name := range []string{base, "settings"} {
+			require.NoError(t, os.Symlink(filepath.Join(root(t), "manifests", name), filepath.Join(parent, name)))
+		}
+		overlay := filepath.Join(parent, "prod")
+		require.NoError(t, os.Mkdir(overlay, 0o755))
+		files := map[string]string{
+			"kustomization.yaml": strings.Replace(strings.ReplaceAll(text, "../operator", "../"+base), "resources:\n", "resources:\n  - further.yaml\n", 1),
+			"settings.yaml":      settings,
+			"further.yaml":       further,
+		}
+		for name, content := range files {
+			require.NoError(t, os.WriteFile(filepath.Join(overlay, name), []byte(content), 0o600))
+		}
+		list, err := controlplane.Render(overlay)
+		require.NoError(t, err)
+		rendered := objects{}
+		for _, object := range list {
+			require.NoError(t, rendered.add(object))
+			data, err := object.MarshalJSON()
+			require.NoError(t, err)
+			assert.NotContains(t, string(data), "nstance-system", "%s of %s", object.GetName(), base)
+			assert.NotContains(t, string(data), "dev--default", "%s of %s", object.GetName(), base)
+		}
+		assert.NotContains(t, rendered, "ConfigMap/nstance-settings")
+		assert.Contains(t, rendered, "Namespace/nstance-prod")
+		container := firstContainer(t, rendered["Deployment/nstance-prod/nstance-operator"])
+		assert.Equal(t, "registry.example.com/nstance-operator:v0.1.0", container["image"])
+		assert.Contains(t, container["env"], map[string]any{"name": "NSTANCE_CLUSTER_ID", "value": "my-prod"})
+		assert.Contains(t, container["env"], map[string]any{"name": "NSTANCE_TENANT", "value": "my-team"})
+		role := rendered["Role/nstance-prod/nstance-operator"]
+		assert.Equal(t, []any{"my-prod--my-team-kubeconfig"}, field(role, []string{"rules", "0", "resourceNames"}))
+		assert.Equal(t, "monitoring", field(rendered["ClusterRoleBinding/prometheus"], []string{"subjects", "0", "namespace"}))
+		assert.Contains(t, rendered, "ValidatingAdmissionPolicy/images")
+	}
+}
+
+// yamlBlock returns the first block of YAML below a line of a document, such as a heading.
 func yamlBlock(t *testing.T, document, heading string) string {
 	t.Helper()
 	require.NoError(t, inputs.Check(inputs.Docs))

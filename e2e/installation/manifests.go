@@ -52,9 +52,10 @@ func (n *Installation) applyOperator(ctx context.Context, overlay *template.Temp
 	if err != nil {
 		return fmt.Errorf("write the overlay: %w", err)
 	}
+	settings := filepath.Join(filepath.Dir(operator), "settings")
 	var text bytes.Buffer
 	if err := overlay.Execute(&text, map[string]string{
-		"Operator": operator, "Webhook": webhookURL(n.webhook),
+		"Operator": operator, "Settings": settings, "Webhook": webhookURL(n.webhook),
 		"Namespace": n.namespace, "ClusterID": ClusterID, "Tenant": n.tenant,
 	}); err != nil {
 		return fmt.Errorf("write the overlay: %w", err)
