@@ -228,6 +228,19 @@ func TestEveryQueryUsesMetricsThatExist(t *testing.T) {
 	}
 }
 
+// Panels of the operator show the operators of the chosen namespaces: several have metrics of the same names.
+func TestPanelsAreOfTheChosenOperators(t *testing.T) {
+	for title, expressions := range queries(t) {
+		for _, expression := range expressions {
+			for _, found := range metric.FindAllStringIndex(expression, -1) {
+				if !strings.HasPrefix(expression[found[0]:], "nstance_server_") {
+					assert.True(t, strings.HasPrefix(expression[found[1]:], `{namespace=~"$namespace"`), "%s: %s", title, expression)
+				}
+			}
+		}
+	}
+}
+
 // labelValues matches the values of labels.
 var labelValues = regexp.MustCompile(`"[^"]*"`)
 
