@@ -72,7 +72,9 @@ node-image: ## Build the image of nodes that are containers, nstance-node:dev, f
 # are in no registry.
 REGISTRY ?=
 RELEASE_DIR ?= $(CURDIR)/bin/release
-RELEASE = VERSION='$(VERSION)' RELEASE_DIR='$(RELEASE_DIR)' REGISTRY='$(REGISTRY)' RELEASE_URL='$(RELEASE_URL)' $(COMPILE) hack/release.sh
+# Where the folder docs can be read, for the links of alerts.
+DOCS_URL ?=
+RELEASE = VERSION='$(VERSION)' RELEASE_DIR='$(RELEASE_DIR)' REGISTRY='$(REGISTRY)' RELEASE_URL='$(RELEASE_URL)' DOCS_URL='$(DOCS_URL)' $(COMPILE) hack/release.sh
 .PHONY: release release-manifests push
 # Tools read releases whose version is semantic only.
 release release-manifests push krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)

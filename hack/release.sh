@@ -12,7 +12,8 @@
 #   starts     writes nothing: starts the program of each image, for another architecture with Debian's
 #              qemu-user-static if it is installed
 #   manifests  infrastructure-nstance/VERSION for clusterctl, charts, and manifests/VERSION. They name
-#              the images in REGISTRY by their digests, or without REGISTRY by the tags of "make image"
+#              the images in REGISTRY by their digests, or without REGISTRY by the tags of "make image".
+#              The alerts have links to the documents at DOCS_URL, or without DOCS_URL their paths
 #   checksums  SHA256SUMS of all files of the version but the images, whose names are digests
 #   push       pushes images and charts to REGISTRY, where no tag may exist with another digest
 #
@@ -26,12 +27,17 @@ root=$PWD
 version=${VERSION:?}
 release=${RELEASE_DIR:?}
 registry=${REGISTRY:-}
+docs=${DOCS_URL:-}
 if [[ ! $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]]; then
 	echo "VERSION=$version: must be a semantic version with a v, such as v0.1.0" >&2
 	exit 1
 fi
 if [[ -n $registry && ! $registry =~ ^[a-z0-9][a-z0-9.-]*(:[0-9]+)?(/[a-z0-9][a-z0-9._-]*)*$ ]]; then
 	echo "REGISTRY=$registry: must be a host with an optional port and path, such as registry.example.com/nstance" >&2
+	exit 1
+fi
+if [[ -n $docs && ! $docs =~ ^https?://[A-Za-z0-9._~:/%@+-]*[A-Za-z0-9._~:%@+-]$ ]]; then
+	echo "DOCS_URL=$docs: must be the URL of the folder docs without a slash at its end, such as https://example.com/nstance/docs" >&2
 	exit 1
 fi
 # A tree with changes is no commit.
@@ -46,7 +52,7 @@ declare -A machines=([amd64]=x86_64 [arm64]=aarch64)
 machine_programs=(nstance-agent nstance-server)
 client_programs=(kubectl-nstance nstance-admin)
 # Bases that are applied as they are.
-bases=(crd demo external marekvs monitoring operator uninstall workload)
+bases=(crd demo external marekvs marekvs/monitoring monitoring operator uninstall workload)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -171,6 +177,9 @@ manifests() {
 		value=$(reference "$name")
 		expressions+=(-e "s#image: (docker\.io/library/)?$name(:[A-Za-z0-9._-]+)?\$#image: $value#")
 	done
+	if [[ -n $docs ]]; then
+		expressions+=(-e "s#^( *runbook_url: )docs/#\\1$docs/#")
+	fi
 	# build BASE FILE: writes a kustomization with the names of the images.
 	build() {
 		mkdir -p "$(dirname "$2")"
@@ -180,7 +189,7 @@ manifests() {
 	cp manifests/release/metadata.yaml manifests/release/cluster-template.yaml "$release/infrastructure-nstance/$version"
 	echo "$release/infrastructure-nstance/$version"
 	for base in "${bases[@]}"; do
-		build "manifests/$base" "$release/manifests/$version/$base.yaml"
+		build "manifests/$base" "$release/manifests/$version/${base//\//-}.yaml"
 	done
 	echo "$release/manifests/$version"
 	for chart in manifests/helm/*/Chart.yaml; do

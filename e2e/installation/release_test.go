@@ -34,7 +34,7 @@ func release(t *testing.T, folder, registry string) (string, error) {
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
 	output, err := exec.CommandContext(t.Context(), "make", "-C", root, "release-manifests", "VERSION="+releaseVersion,
-		"RELEASE_DIR="+folder, "REGISTRY="+registry).CombinedOutput()
+		"RELEASE_DIR="+folder, "REGISTRY="+registry, "DOCS_URL=https://example.com/nstance/docs").CombinedOutput()
 	return string(output), err
 }
 
@@ -63,6 +63,7 @@ func TestReleaseNamesTheImagesByTheirDigests(t *testing.T) {
 		"manifests/" + releaseVersion + "/demo.yaml":                                   {"nstance-admin", "nstance-operator", "nstance-server"},
 		"manifests/" + releaseVersion + "/external.yaml":                               {"nstance-operator"},
 		"manifests/" + releaseVersion + "/marekvs.yaml":                                {"marekvs-operator"},
+		"manifests/" + releaseVersion + "/marekvs-monitoring.yaml":                     nil,
 		"manifests/" + releaseVersion + "/monitoring.yaml":                             nil,
 		"manifests/" + releaseVersion + "/operator.yaml":                               {"nstance-operator"},
 		"manifests/" + releaseVersion + "/uninstall.yaml":                              {"nstance-operator"},
@@ -78,6 +79,15 @@ func TestReleaseNamesTheImagesByTheirDigests(t *testing.T) {
 			assert.True(t, named[registry+"/"+name+"@"+digests()[name]], "%s: %v", path, named)
 		}
 		assert.Len(t, named, len(want), path)
+	}
+	for _, name := range []string{"monitoring", "marekvs-monitoring"} {
+		alerts, err := os.ReadFile(filepath.Join(folder, "manifests", releaseVersion, name+".yaml"))
+		require.NoError(t, err)
+		links := regexp.MustCompile(`(?m)^ +runbook_url: (.*)#`).FindAllStringSubmatch(string(alerts), -1)
+		require.NotEmpty(t, links)
+		for _, link := range links {
+			assert.Equal(t, "https://example.com/nstance/docs/"+name+".md", link[1])
+		}
 	}
 	sums, err := os.ReadFile(filepath.Join(folder, "SHA256SUMS"))
 	require.NoError(t, err)

@@ -122,7 +122,7 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 	var want, got []string
 	for _, alert := range alerts {
 		want = append(want, alert.Alert)
-		assert.Equal(t, "docs/monitoring.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook"], alert.Alert)
+		assert.Equal(t, "docs/monitoring.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook_url"], alert.Alert)
 		assert.Contains(t, []string{"critical", "warning", "info"}, alert.Labels["severity"], alert.Alert)
 	}
 	for _, match := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(
@@ -130,6 +130,7 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 		got = append(got, match[1])
 	}
 	assert.ElementsMatch(t, want, got, "alerts with a runbook in docs/monitoring.md")
+	metricstest.ExpectAnnotations(t, filepath.Join(monitoring, "dashboard.json"), want)
 }
 
 // Each alert fires in one test and is silent in another.
@@ -229,6 +230,7 @@ func TestEveryQueryUsesMetricsThatExist(t *testing.T) {
 }
 
 // Panels of the operator show the operators of the chosen namespaces: several have metrics of the same names.
+// Panels with a line for each group show the chosen groups: a cluster may have a thousand.
 func TestPanelsAreOfTheChosenOperators(t *testing.T) {
 	for title, expressions := range queries(t) {
 		for _, expression := range expressions {
@@ -236,6 +238,9 @@ func TestPanelsAreOfTheChosenOperators(t *testing.T) {
 				if !strings.HasPrefix(expression[found[0]:], "nstance_server_") {
 					assert.True(t, strings.HasPrefix(expression[found[1]:], `{namespace=~"$namespace"`), "%s: %s", title, expression)
 				}
+			}
+			if strings.HasPrefix(expression, "sum by (group") || strings.HasPrefix(expression, "max by (group") {
+				assert.Contains(t, expression, `group=~"$group"`, title)
 			}
 		}
 	}

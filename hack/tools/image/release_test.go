@@ -354,6 +354,13 @@ func TestReleaseFails(t *testing.T) {
 			t.Errorf("registry %q: %v", registry, err)
 		}
 	}
+	for _, url := range []string{"example.com/docs", "https://example.com/docs/", "https://example.com/#a", "https://a b"} {
+		t.Setenv("DOCS_URL", url)
+		if _, err := release(t, t.TempDir(), "", "manifests"); err == nil || !strings.Contains(err.Error(), "must be the URL of the folder docs") {
+			t.Errorf("documents at %q: %v", url, err)
+		}
+	}
+	t.Setenv("DOCS_URL", "")
 	if _, err := release(t, t.TempDir(), newRegistry(t), "manifests"); err == nil || !strings.Contains(err.Error(), "has no digest of nstance-operator") {
 		t.Errorf("manifests of images without digests: %v", err)
 	}

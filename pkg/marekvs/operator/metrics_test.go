@@ -86,13 +86,14 @@ func TestEveryAlertHasARunbook(t *testing.T) {
 	var want, got []string
 	for _, alert := range alerts(t) {
 		want = append(want, alert.Alert)
-		assert.Equal(t, "docs/marekvs-monitoring.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook"], alert.Alert)
+		assert.Equal(t, "docs/marekvs-monitoring.md#"+strings.ToLower(alert.Alert), alert.Annotations["runbook_url"], alert.Alert)
 		assert.Contains(t, []string{"critical", "warning"}, alert.Labels["severity"], alert.Alert)
 	}
 	for _, match := range regexp.MustCompile(`(?m)^### (\w+)$`).FindAllStringSubmatch(metricstest.Section(t, document, "Alerts"), -1) {
 		got = append(got, match[1])
 	}
 	assert.ElementsMatch(t, want, got, "alerts with a section in docs/marekvs-monitoring.md")
+	metricstest.ExpectAnnotations(t, filepath.Join(monitoring, "dashboard.json"), want)
 }
 
 // Each alert fires in one test and is silent in another.

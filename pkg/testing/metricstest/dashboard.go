@@ -6,6 +6,7 @@ package metricstest
 import (
 	"encoding/json"
 	"os"
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -31,6 +32,33 @@ type Panel struct {
 type threshold struct {
 	Color string   `json:"color"`
 	Value *float64 `json:"value"`
+}
+
+// ExpectAnnotations expects that a dashboard shows when alerts fired, and that these are the alerts of its own
+// rules.
+func ExpectAnnotations(t *testing.T, path string, alerts []string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var dashboard struct {
+		Annotations struct {
+			List []struct {
+				Enable bool   `json:"enable"`
+				Expr   string `json:"expr"`
+			} `json:"list"`
+		} `json:"annotations"`
+	}
+	require.NoError(t, json.Unmarshal(data, &dashboard))
+	require.Len(t, dashboard.Annotations.List, 1)
+	annotation := dashboard.Annotations.List[0]
+	assert.True(t, annotation.Enable)
+	match := regexp.MustCompile(`^ALERTS\{alertname=~"([^"]+)", alertstate="firing"\}$`).FindStringSubmatch(annotation.Expr)
+	require.NotNil(t, match, annotation.Expr)
+	// Prometheus anchors the expressions of labels.
+	name := regexp.MustCompile("^(?:" + match[1] + ")$")
+	for _, alert := range alerts {
+		assert.Regexp(t, name, alert)
+	}
 }
 
 // Panels returns the panels of a dashboard by title, without rows.
