@@ -47,8 +47,8 @@ end_to_end() {
 	export NSTANCE_E2E_RIGHTS=$rights
 	# A tree without a history has no previous version to upgrade from.
 	if ! git rev-parse --quiet --verify HEAD^ >/dev/null 2>&1; then
-		echo 'NOT TESTED: e2e/upgrade. This tree has no history.' >&2
-		without=./upgrade
+		echo 'NOT TESTED: e2e/helm and e2e/upgrade. This tree has no history.' >&2
+		without='./helm ./upgrade'
 	fi
 	cd e2e
 	# The tests on machines have targets of their own. The longest suites begin first.

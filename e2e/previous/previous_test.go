@@ -79,3 +79,37 @@ func TestSource(t *testing.T) {
 	}
 	require.Error(t, source(t.Context(), root, "nothing", filepath.Join(t.TempDir(), "source")))
 }
+
+// If the previous version has no chart, the first version of the chart is the one before.
+func TestCharts(t *testing.T) {
+	root := t.TempDir()
+	run(t, root, "init", "--quiet")
+	older := commit(t, root, "1")
+	t.Setenv(Variable, older)
+	_, err := Charts(t.Context(), root)
+	require.ErrorContains(t, err, "no commit has the chart")
+
+	path := filepath.Join(root, operatorChart)
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	var newer string
+	for _, version := range []string{"first", "second"} {
+		require.NoError(t, os.WriteFile(path, []byte(version), 0o600))
+		run(t, root, "add", operatorChart)
+		newer = commit(t, root, version)
+	}
+	// The chart that was removed and added again is no first version.
+	run(t, root, "rm", "--quiet", operatorChart)
+	commit(t, root, "removed")
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	require.NoError(t, os.WriteFile(path, []byte("third"), 0o600))
+	run(t, root, "add", operatorChart)
+	commit(t, root, "third")
+	for revision, want := range map[string]string{older: "first", newer: "second"} {
+		t.Setenv(Variable, revision)
+		folder, err := Charts(t.Context(), root)
+		require.NoError(t, err)
+		chart, err := os.ReadFile(filepath.Join(folder, operatorChart))
+		require.NoError(t, err)
+		require.Equal(t, want, string(chart))
+	}
+}

@@ -27,6 +27,7 @@ var suites = map[string][]string{
 	"drains":      with("kubectl-nstance"),
 	"external":    with("nstance-admin", inputs.Docs),
 	"faults":      with("nstance-admin"),
+	"helm":        with(previous.Input),
 	"machines":    with("marekvs-operator"),
 	"marekvs":     {controlplane.ControlPlaneInput, "marekvs-operator", inputs.Docs, inputs.Manifests},
 	"monitoring":  with("kubectl-nstance", inputs.Docs),
