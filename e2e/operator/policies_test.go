@@ -332,8 +332,8 @@ func TestPoliciesHaveNoWarnings(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(policies.Items) != 10 {
-			return fmt.Errorf("%d policies, want 10", len(policies.Items))
+		if len(policies.Items) != 11 {
+			return fmt.Errorf("%d policies, want 11", len(policies.Items))
 		}
 		for _, policy := range policies.Items {
 			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {
@@ -368,6 +368,39 @@ func TestWarningsAboutUnusedFields(t *testing.T) {
 		expectWarning(t, `"template": {"spec": {"clusterName": "any", "bootstrap": {"dataSecretName": "mine"},
 			"infrastructureRef": {"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": "unused"}}}`,
 			"spec.template.spec.bootstrap is not used")
+	})
+}
+
+// A pool where no operator looks is a warning, which names the namespace. The namespaces of operators have a
+// label.
+func TestWarningAboutOtherNamespaces(t *testing.T) {
+	t.Parallel()
+	create := func(namespace string) string {
+		pool := testcluster.NewNstanceMachinePool("elsewhere", shardIDs...)
+		pool.Namespace, pool.APIVersion, pool.Kind = namespace, v1beta1.SchemeGroupVersion.String(), "NstanceMachinePool"
+		text, err := json.Marshal(pool)
+		require.NoError(t, err)
+		command := env.KubectlCommand(t.Context(), "create", "--namespace", namespace, "--dry-run=server", "-f", "-")
+		command.Stdin = strings.NewReader(string(text))
+		output, err := command.CombinedOutput()
+		require.NoError(t, err, string(output))
+		return string(output)
+	}
+	const want = `no operator watches namespace "elsewhere": there will be no instances for "elsewhere"`
+	env.CreateNamespace(t, "elsewhere")
+	testcluster.Eventually(t, time.Minute, "the warning", func(context.Context) error {
+		if output := create("elsewhere"); !strings.Contains(output, "Warning: ") || !strings.Contains(output, want) {
+			return fmt.Errorf("kubectl printed %s", output)
+		}
+		return nil
+	})
+	require.NotContains(t, create(installation.Namespace), "Warning:")
+	env.Kubectl(t, "label", "namespace", "elsewhere", "nstance.dev/operator=true")
+	testcluster.Eventually(t, time.Minute, "no warning", func(context.Context) error {
+		if output := create("elsewhere"); strings.Contains(output, "Warning:") {
+			return fmt.Errorf("kubectl printed %s", output)
+		}
+		return nil
 	})
 }
 

@@ -40,7 +40,15 @@ linked in the folder "files". The templates change only what the release and its
 {{- $_ := set .namespaceSelector.matchLabels "kubernetes.io/metadata.name" $namespace }}
 {{- end }}
 {{- else if eq $object.kind "ValidatingAdmissionPolicy" }}
-{{- $_ := set $object.spec.matchConstraints.namespaceSelector.matchLabels "kubernetes.io/metadata.name" $namespace }}
+{{- $selector := $object.spec.matchConstraints.namespaceSelector }}
+{{- if $selector.matchLabels }}
+{{- $_ := set $selector.matchLabels "kubernetes.io/metadata.name" $namespace }}
+{{- end }}
+{{- range $selector.matchExpressions }}
+{{- if eq .key "kubernetes.io/metadata.name" }}
+{{- $_ := set . "values" (list $namespace) }}
+{{- end }}
+{{- end }}
 {{- else if eq $object.kind "ValidatingAdmissionPolicyBinding" }}
 {{- $_ := set $object.spec "policyName" (print $object.spec.policyName $suffix) }}
 {{- end }}

@@ -111,6 +111,7 @@ func (o *options) objects(parse ParseServers, now time.Time) ([]any, error) {
 		&corev1.Namespace{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
 			ObjectMeta: metav1.ObjectMeta{Name: o.namespace, Labels: map[string]string{
+				"nstance.dev/operator":               "true",
 				"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted",
 			}},
 		},
