@@ -6,12 +6,14 @@
 //
 //	image -binary FILE -tag NAME:TAG -output FILE …
 //	image layout -name NAME -output FOLDER … ARCH=FOLDER…
+//	image archive -folder FOLDER -output FILE NAME:TAG[=PROGRAM]…
 //	image push -registry REGISTRY -version VERSION LAYOUT|CHART.tgz…
 //
 // The first form writes an archive for "docker load", "podman load" or "ctr images import", and prints
 // the digest that the image has in a registry if the archive is pushed as it is, such as with "crane
 // push". The second writes an OCI layout with an index of one image for each architecture, and prints
-// the digest of the index. The third pushes layouts and charts, and prints their names with digests.
+// the digest of the index. The third writes an archive of images that have the files of a folder. The
+// fourth pushes layouts and charts, and prints their names with digests.
 package main
 
 import (
@@ -60,6 +62,8 @@ func main() {
 func run(args []string, out io.Writer) error {
 	if len(args) > 0 {
 		switch args[0] {
+		case "archive":
+			return runArchive(args[1:])
 		case "layout":
 			return runLayout(args[1:], out)
 		case "push":
