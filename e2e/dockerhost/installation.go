@@ -33,7 +33,7 @@ func (h *Host) Installation(cp *controlplane.ControlPlane, image string) (*insta
 	if err != nil {
 		return nil, err
 	}
-	privileges, err := privileges()
+	privileges, err := Privileges()
 	if err != nil {
 		return nil, err
 	}
@@ -47,9 +47,9 @@ func (h *Host) Installation(cp *controlplane.ControlPlane, image string) (*insta
 	}, nil
 }
 
-// privileges returns the privileges that containers of this machine can have: a container that
+// Privileges returns the privileges that containers of this machine can have: a container that
 // lacks a capability cannot start privileged containers.
-func privileges() (string, error) {
+func Privileges() (string, error) {
 	file, err := os.Open("/proc/self/status")
 	if err != nil {
 		return "", fmt.Errorf("read the capabilities of this process: %w", err)
@@ -96,11 +96,11 @@ func CheckBuild() error {
 // The script that builds it writes its progress to out.
 //
 // The name contains the checkout and the use: a build must not replace the image of another
-// checkout or use while its nodes are created.
-func (h *Host) NodeImage(ctx context.Context, root, use string, out io.Writer) (string, error) {
+// checkout or use while its nodes are created. The script has further variables of the environment.
+func (h *Host) NodeImage(ctx context.Context, root, use string, out io.Writer, variables ...string) (string, error) {
 	tag := use + "-" + Suffix(root)
 	build := exec.CommandContext(ctx, filepath.Join(root, "hack", "node-image.sh"))
-	build.Env = append(os.Environ(), "DOCKER_HOST="+h.Address, "TAG="+tag)
+	build.Env = append(append(os.Environ(), "DOCKER_HOST="+h.Address, "TAG="+tag), variables...)
 	build.Stdout, build.Stderr = out, out
 	if err := build.Run(); err != nil {
 		return "", fmt.Errorf("build the image of the nodes: %w", err)

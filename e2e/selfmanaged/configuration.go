@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package selfmanaged
+
+import (
+	_ "embed"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strconv"
+
+	"nstance.dev/operator/e2e/dockerhost"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// Secrets of the storage, and the files in which the machine of the control plane gets them.
+const (
+	authorityFile    = "kubernetes-ca.crt"
+	authorityKeyFile = "kubernetes-ca.key"
+	nonceSecret      = "operator-nonce.env"
+)
+
+// serviceNetwork has the addresses of Services. No other program of the tests has a route to it.
+const serviceNetwork = "10.98.0.0/16"
+
+// The names of a certificate template, and of the key that the agent creates for it.
+const (
+	bootstrapTemplate = "bootstrap"
+	bootstrapKey      = "bootstrap"
+)
+
+//go:embed userdata/node.sh
+var nodeUserdata string
+
+//go:embed userdata/worker.sh
+var workerUserdata string
+
+//go:embed userdata/control-plane.sh
+var controlPlaneUserdata string
+
+// object is a JSON object.
+type object = map[string]any
+
+// writeConfiguration writes the configuration of a shard and returns its path.
+func (c *Cluster) writeConfiguration(s *shard) (string, error) {
+	configuration, err := c.configuration(s)
+	if err != nil {
+		return "", err
+	}
+	data, err := json.MarshalIndent(configuration, "", "  ")
+	if err != nil {
+		return "", fmt.Errorf("encode the configuration of shard %s: %w", s.id, err)
+	}
+	path := filepath.Join(c.options.Dir, "configuration", s.id+".jsonc")
+	return path, writeFile(path, data)
+}
+
+// storedConfiguration is the configuration that a server reads, and reads again.
+func (c *Cluster) storedConfiguration(shard string) string {
+	return filepath.Join(c.bucket(), filepath.FromSlash(storage.ConfigKey(shard)))
+}
+
+func (c *Cluster) configuration(s *shard) (object, error) {
+	privileges, err := dockerhost.Privileges()
+	if err != nil {
+		return nil, err
+	}
+	bridge := c.options.Docker.Bridge
+	here := func(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+	machines := func(port int) string { return net.JoinHostPort(bridge, strconv.Itoa(port)) }
+	template := func(kind, userdata string, volumes []string, files object) object {
+		return object{
+			"kind": kind, "arch": "amd64", "instance_type": "medium.amd64", "subnet_pool": "default",
+			"args":     object{"privileges": privileges, "volumes": volumes},
+			"userdata": nodeUserdata + userdata,
+			"files":    files,
+			"vars": object{
+				"version": c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
+				"pod_network": c.options.PodNetwork, "service_network": serviceNetwork,
+			},
+		}
+	}
+	group := object{SystemGroup: object{"template": "worker", "size": 1}}
+	if s == c.shards[0] {
+		group = object{ControlPlaneGroup: object{"template": "control-plane", "size": 1, "replace_unhealthy": false}}
+	}
+	secret := func(name string) object { return object{"kind": "secret", "source": name, "once": true} }
+	return object{
+		"cluster": object{
+			"id":      installation.ClusterID,
+			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": c.encryptionKey()}},
+		},
+		"certificates": object{bootstrapTemplate: object{
+			"kind": "client", "cn": "system:node:{{.Instance.ID}}", "organization": []string{"system:nodes"}, "ttl": "1h",
+		}},
+		"shard": object{
+			"id": s.id,
+			"infra": object{
+				"provider": "docker", "region": "us-west-2", "zone": s.id,
+				"options": object{
+					"host": c.options.Docker.Address, "image": c.options.Image, "stop_timeout": "5s", "metadata_addr": machines(s.metadata),
+				},
+			},
+			"bind": object{
+				"health_addr": here(s.health), "election_addr": here(s.election), "registration_addr": machines(s.registration),
+				"operator_addr": machines(s.operator), "agent_addr": machines(s.agent),
+			},
+			// Docker needs some seconds for a container on a machine that is busy: a server makes no call for which
+			// its lease may be too short.
+			"leader_election":       object{"interval": "6s", "timeout": "30s"},
+			"subnet_pools":          object{"default": []string{"bridge"}},
+			"default_drain_timeout": "2m",
+			"health_check_interval": "10s",
+		},
+		"templates": object{
+			"worker": template("knd", workerUserdata, []string{}, object{
+				"bootstrap.crt": object{
+					"kind": "certificate", "template": bootstrapTemplate, "key": object{"source": "agent", "name": bootstrapKey},
+				},
+				"join.json": object{"kind": "json", "json": c.joinKubeconfig()},
+			}),
+			"control-plane": template("cpl", controlPlaneUserdata, []string{
+				// The machine can be replaced: what the cluster cannot lose is not on it.
+				c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki",
+				c.seedFolder() + ":/seed:ro", c.options.Kube + ":/usr/local/bin/kubectl:ro",
+			}, object{
+				authorityFile: secret(authorityFile), authorityKeyFile: secret(authorityKeyFile), nonceSecret: secret(nonceSecret),
+			}),
+		},
+		"groups": object{installation.Tenant: group},
+	}, nil
+}
+
+// joinKubeconfig is the kubeconfig with which a machine joins: kubeadm finds the API server and its CA in it,
+// and the kubelet requests its certificate with it. It has no secret.
+func (c *Cluster) joinKubeconfig() object {
+	const name = "kubernetes"
+	return object{
+		"apiVersion": "v1", "kind": "Config", "current-context": name,
+		"clusters": []object{{"name": name, "cluster": object{
+			"server":                     "https://" + c.balancer.address(),
+			"certificate-authority-data": base64.StdEncoding.EncodeToString(c.authority.certificatePEM()),
+		}}},
+		"users": []object{{"name": "machine", "user": object{
+			"client-certificate": "/opt/nstance-agent/recv/bootstrap.crt",
+			"client-key":         "/opt/nstance-agent/keys/" + bootstrapKey + ".key",
+		}}},
+		"contexts": []object{{"name": name, "context": object{"cluster": name, "user": "machine"}}},
+	}
+}
+
+// volume is the folder of this machine that is the data of the control plane.
+func (c *Cluster) volume(name string) string { return filepath.Join(c.options.Dir, "volumes", name) }
+
+func (c *Cluster) seedFolder() string { return filepath.Join(c.options.Dir, "seed") }
