@@ -28,6 +28,10 @@ run: devcluster ## Start a whole cluster with Nstance, until Ctrl-C.
 run-machines: devcluster ## The same with real nodes, which are containers. It needs Docker, mmdebstrap and root.
 	@exec .dev/bin/devcluster up --machines
 
+.PHONY: run-selfmanaged
+run-selfmanaged: ## A cluster that manages itself, from an empty bucket: control plane and Nodes are machines of the shards. It needs what run-machines needs.
+	@cd e2e && $(FLAGS) go run ./cmd/selfmanaged
+
 .PHONY: devcluster
 devcluster:
 	@echo "building devcluster (the first time takes some minutes)"
