@@ -24,6 +24,12 @@ const (
 	nonceSecret      = "operator-nonce.env"
 )
 
+// auditVolume is the volume with the audit log of the API server.
+const auditVolume = "audit"
+
+// capiUser is Cluster API in the audit log.
+const capiUser = "system:serviceaccount:" + capiNamespace + ":capi-manager"
+
 // serviceNetwork has the addresses of Services. No other program of the tests has a route to it.
 const serviceNetwork = "10.98.0.0/16"
 
@@ -81,6 +87,7 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			"vars": object{
 				"version": c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
 				"pod_network": c.options.PodNetwork, "service_network": serviceNetwork,
+				"operator": installation.OperatorUser, "cluster_api": capiUser,
 			},
 		}
 	}
@@ -125,7 +132,7 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			}),
 			"control-plane": template("cpl", controlPlaneUserdata, []string{
 				// The machine can be replaced: what the cluster cannot lose is not on it.
-				c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki",
+				c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki", c.volume(auditVolume) + ":/var/log/kubernetes",
 				c.seedFolder() + ":/seed:ro", c.options.Kube + ":/usr/local/bin/kubectl:ro",
 			}, object{
 				authorityFile: secret(authorityFile), authorityKeyFile: secret(authorityKeyFile), nonceSecret: secret(nonceSecret),

@@ -117,7 +117,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if err := c.writeSeed(); err != nil {
 		return c, err
 	}
-	for _, name := range []string{"etcd", "pki"} {
+	for _, name := range []string{"etcd", "pki", auditVolume} {
 		if err := os.MkdirAll(c.volume(name), 0o700); err != nil {
 			return c, fmt.Errorf("create a volume of the control plane: %w", err)
 		}

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +27,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/rights"
 )
 
 // enabled is the environment variable without which the test is skipped: make test-selfmanaged sets it.
@@ -36,7 +39,10 @@ const (
 	stepTimeout  = 5 * time.Minute
 )
 
-var machinePools = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinepools"}
+var (
+	machinePools        = schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinepools"}
+	nstanceMachinePools = schema.GroupVersionResource{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1", Resource: "nstancemachinepools"}
+)
 
 // start starts the cluster.
 func start(t *testing.T) *Cluster {
@@ -188,11 +194,52 @@ func (c *Cluster) scale(t *testing.T, name string, replicas int64) {
 			"infrastructureRef": object{"apiGroup": "infrastructure.cluster.x-k8s.io", "kind": "NstanceMachinePool", "name": name},
 		}}},
 	})
-	own := schema.GroupVersionResource{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1", Resource: "nstancemachinepools"}
-	apply(own, object{
-		"apiVersion": own.GroupVersion().String(), "kind": "NstanceMachinePool", "metadata": metadata,
+	apply(nstanceMachinePools, object{
+		"apiVersion": nstanceMachinePools.GroupVersion().String(), "kind": "NstanceMachinePool", "metadata": metadata,
 		"spec": object{"group": name, "template": "worker", "shards": c.options.Shards[1:]},
 	})
+}
+
+// rejected returns an error unless the operator's webhook rejects a pool on a shard that is not configured.
+func (c *Cluster) rejected(ctx context.Context) error {
+	client, err := dynamic.NewForConfig(c.Config)
+	if err != nil {
+		return err
+	}
+	pool := &unstructured.Unstructured{Object: object{
+		"apiVersion": nstanceMachinePools.GroupVersion().String(), "kind": "NstanceMachinePool", "metadata": object{"name": "nowhere"},
+		"spec": object{"group": "nowhere", "template": "worker", "shards": []any{"us-west-9z"}},
+	}}
+	_, err = client.Resource(nstanceMachinePools).Namespace(installation.Namespace).Create(ctx, pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err == nil || !strings.Contains(err.Error(), "nstancemachinepools.nstance.dev") {
+		return fmt.Errorf("the pool was not rejected: %v", err) //nolint:errorlint // it may be nil
+	}
+	return nil
+}
+
+// expectRights expects that the Pods of the operator and of Cluster API have the rights that they have used,
+// and that nothing was refused that they need.
+func (c *Cluster) expectRights(t *testing.T) {
+	t.Helper()
+	log := controlplane.AuditLog(filepath.Join(c.volume(auditVolume), "audit.log"))
+	require.NoError(t, rights.Record("selfmanaged", log, installation.OperatorUser, filepath.Join(c.options.Root, "manifests")))
+	for _, user := range []string{installation.OperatorUser, capiUser} {
+		requests, err := log.Requests(0, func(r controlplane.Request) bool { return r.User == user })
+		require.NoError(t, err)
+		allowed := map[string]bool{}
+		for _, request := range requests {
+			if strings.HasPrefix(request.Reason, "RBAC: allowed") {
+				allowed[request.Action()] = true
+			}
+		}
+		assert.NotEmpty(t, allowed, user)
+		for _, request := range requests {
+			// An API server that has just started may refuse others, before it has read the roles.
+			if request.Reason == "" && request.Code == http.StatusForbidden {
+				assert.True(t, allowed[request.Action()], "%s was refused to %s %s/%s", user, request.Action(), request.Namespace, request.Name)
+			}
+		}
+	}
 }
 
 // From an empty bucket, the shards create the control plane and the Nodes, on which Cluster API and the
@@ -225,6 +272,8 @@ func TestClusterManagesItself(t *testing.T) {
 	secrets, err := c.Kube.CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
 	require.NoError(t, err)
 	assert.Empty(t, secrets.Items)
+
+	until(t, stepTimeout, "the API server calls the webhook by its Service", c.rejected)
 
 	c.scale(t, "workers", 2)
 	until(t, stepTimeout, "two workers joined", c.ready("workers", 2))
@@ -284,4 +333,5 @@ func TestClusterManagesItself(t *testing.T) {
 	})
 	c.scale(t, "workers", 1)
 	until(t, stepTimeout, "a worker joined the replaced control plane", c.ready("workers", 1))
+	c.expectRights(t)
 }

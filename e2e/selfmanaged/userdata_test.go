@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -136,6 +137,7 @@ func (m *machine) run(t *testing.T, userdata string) map[string]object {
 		"Provider": object{"Region": "us-west-2", "Zone": "self-a"},
 		"Vars": object{
 			"version": "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
+			"operator": "operator-of-nstance", "cluster_api": "cluster-api",
 		},
 	}))
 	script := absolute.ReplaceAllString(text.String(), "${1}"+m.dir+"${2}")
@@ -199,6 +201,9 @@ func TestUserdataOfTheControlPlane(t *testing.T) {
 	assert.Equal(t, object{"podSubnet": "10.1.0.0/16", "serviceSubnet": serviceNetwork, "dnsDomain": "cluster.local"}, cluster["networking"])
 	assert.Equal(t, []any{"10.1.255.254"}, documents["KubeletConfiguration"]["clusterDNS"])
 	assert.Contains(t, documents, "KubeProxyConfiguration")
+	var policy auditv1.Policy
+	require.NoError(t, yaml.UnmarshalStrict([]byte(m.read(t, "etc/kubernetes/audit.yaml")), &policy))
+	assert.Equal(t, []string{"operator-of-nstance", "cluster-api"}, policy.Rules[0].Users)
 	assert.Equal(t, "received kubernetes-ca.crt\nca of the shards\n", m.read(t, "etc/kubernetes/pki/client-ca.crt"))
 	assert.Equal(t, []string{
 		"ip -4 -o addr show eth0",

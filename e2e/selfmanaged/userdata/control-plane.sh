@@ -8,6 +8,16 @@ cp -L "$recv/kubernetes-ca.crt" /etc/kubernetes/pki/ca.crt
 cp -L "$recv/kubernetes-ca.key" /etc/kubernetes/pki/ca.key
 # Machines join with certificates of the shards.
 cat /etc/kubernetes/pki/ca.crt /opt/nstance-agent/identity/ca.crt >/etc/kubernetes/pki/client-ca.crt
+# The audit log has every write, and what the Pods of the operator and of Cluster API read.
+cat >/etc/kubernetes/audit.yaml <<YAML
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived, Panic]
+rules:
+  - {level: Metadata, users: ["{{.Vars.operator}}", "{{.Vars.cluster_api}}"]}
+  - {level: None, verbs: [get, list, watch]}
+  - {level: Metadata, omitStages: [ResponseStarted]}
+YAML
 ignored=()
 if [ -e /var/lib/etcd/member ]; then
 	# The machine replaces another one, whose volumes it has, with certificates for the other address.
@@ -29,7 +39,14 @@ clusterName: {{.Cluster.ID}}
 kubernetesVersion: {{.Vars.version}}
 controlPlaneEndpoint: {{.Vars.endpoint}}
 imageRepository: localhost/kubernetes
-apiServer: {extraArgs: [{name: client-ca-file, value: /etc/kubernetes/pki/client-ca.crt}]}
+apiServer:
+  extraArgs:
+    - {name: client-ca-file, value: /etc/kubernetes/pki/client-ca.crt}
+    - {name: audit-policy-file, value: /etc/kubernetes/audit.yaml}
+    - {name: audit-log-path, value: /var/log/kubernetes/audit.log}
+  extraVolumes:
+    - {name: audit-policy, hostPath: /etc/kubernetes/audit.yaml, mountPath: /etc/kubernetes/audit.yaml, readOnly: true, pathType: File}
+    - {name: audit-log, hostPath: /var/log/kubernetes, mountPath: /var/log/kubernetes, pathType: DirectoryOrCreate}
 networking: {podSubnet: {{.Vars.pod_network}}, serviceSubnet: {{.Vars.service_network}}, dnsDomain: cluster.local}
 etcd: {local: {dataDir: /var/lib/etcd, extraArgs: [{name: unsafe-no-fsync, value: "true"}]}}
 ---
