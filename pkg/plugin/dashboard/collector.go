@@ -130,7 +130,7 @@ func (c *collector) after(ctx context.Context, version int) (state, error) {
 var assets embed.FS
 
 var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"clock":   func(t time.Time) string { return t.Format(time.TimeOnly) },
+	"clock":   func(t time.Time) string { return t.Format("15:04:05 MST") },
 	"rfc3339": func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 }).ParseFS(assets, "assets/*.gohtml"))
 

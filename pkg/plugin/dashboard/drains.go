@@ -28,6 +28,21 @@ type drainView struct {
 	Rest string
 }
 
+// blockedView is a blocked drain, at the top of the page.
+type blockedView struct{ Key, Target, Node, Text string }
+
+// blockedText returns what blocks a drain: its first Pod, or else what is reported about it.
+func blockedText(drain *drainView) string {
+	if len(drain.Blocking) == 0 {
+		return cmp.Or(strings.Join(drain.Messages, " "), drain.Rest, "no Pod is known that blocks it")
+	}
+	text := "Pod " + drain.Blocking[0].Name + ": " + drain.Blocking[0].Text
+	if others := len(drain.Blocking) - 1; others > 0 {
+		text += fmt.Sprintf(", and %d %s", others, verb(others, "other Pod", "other Pods"))
+	}
+	return text
+}
+
 // podView is a Pod that has to leave.
 type podView struct{ Name, Text string }
 

@@ -5,6 +5,7 @@ package dashboard
 
 import (
 	"cmp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -34,6 +35,12 @@ type poolView struct {
 	Open          bool
 }
 
+// poolLink is an entry of the index of pools.
+type poolLink struct {
+	Key, Name string
+	State     badge
+}
+
 // conditionView is a condition that reports a problem.
 type conditionView struct{ Object, Text string }
 
@@ -52,7 +59,9 @@ type shardView struct {
 // instanceView is a row of the table of instances.
 type instanceView struct {
 	Key, Name, Shard, Node, Ready, Age string
-	State                              badge
+	// Place is the instance type and the zone of the Node.
+	Place string
+	State badge
 }
 
 func poolViews(built *status.Status, options status.PrintOptions) []poolView {
@@ -114,18 +123,13 @@ func newShard(pool string, shard *status.Shard, nodesUnknown string, options sta
 	if shard.UnidentifiedDrains > 0 {
 		v.State.Tone = worse(v.State.Tone, toneWarning)
 	}
-	staying := int32(0)
 	var states []string
 	for i := range shard.Instances {
 		instance := &shard.Instances[i]
 		v.Tiles = append(v.Tiles, badge{instanceTone(instance), instance.Name + ": " + instance.Text(options)})
 		states = append(states, instance.State)
-		if stays(instance) {
-			staying++
-		}
 	}
-	// Before the first report of the shard it is not known how many instances run.
-	for ; shard.Actual != nil && staying < shard.Size; staying++ {
+	for range awaited(shard) {
 		v.Tiles = append(v.Tiles, badge{toneWanted, notYet})
 		states = append(states, notYet)
 	}
@@ -151,6 +155,21 @@ func counts(states []string) string {
 	return cmp.Or(strings.Join(order, ", "), "no instances")
 }
 
+// awaited returns the number of instances that a shard wants and does not report. Before the first report
+// of the shard it is not known how many instances run.
+func awaited(shard *status.Shard) int {
+	if shard.Actual == nil {
+		return 0
+	}
+	missing := int(shard.Size)
+	for i := range shard.Instances {
+		if stays(&shard.Instances[i]) {
+			missing--
+		}
+	}
+	return max(missing, 0)
+}
+
 // stays reports whether an instance counts for the size of its shard.
 func stays(instance *status.Instance) bool {
 	switch instance.State {
@@ -163,16 +182,21 @@ func stays(instance *status.Instance) bool {
 func newInstance(pool, shard string, instance *status.Instance, options status.PrintOptions) instanceView {
 	v := instanceView{
 		Key: pool + "-" + shard + "-" + instance.Name, Name: instance.Name, Shard: shard,
-		Node: nodeName(instance), Ready: "none", Age: age(instance, options),
+		Node: nodeName(instance), Ready: "none", Place: "none", Age: age(instance, options),
 		State: badge{instanceTone(instance), instance.Text(options)},
 	}
 	switch {
 	case instance.Node != nil:
-		v.Ready = instance.Node.Ready
+		v.Ready, v.Place = instance.Node.Ready, place(instance.Node)
 	case instance.NodeUnknown != "":
-		v.Ready = "unknown"
+		v.Ready, v.Place = "unknown", "unknown"
 	}
 	return v
+}
+
+// place returns the instance type and the zone of a Node, as far as its labels have them.
+func place(node *status.Node) string {
+	return cmp.Or(strings.Join(slices.DeleteFunc([]string{node.Type, node.Zone}, func(text string) bool { return text == "" }), " in "), "no labels")
 }
 
 func age(instance *status.Instance, options status.PrintOptions) string {

@@ -132,6 +132,40 @@ func TestMarkupIsEscaped(t *testing.T) {
 	}
 }
 
+// What blocks drains is first on the page, and limited. Pools that need attention are first in the index.
+func TestTopOfThePage(t *testing.T) {
+	v := view{
+		Pools: []poolView{{Key: "a", State: badge{toneOK, "Ready"}}, {Key: "b", State: badge{toneBusy, "ScalingUp"}}, {Key: "c", State: badge{toneBad, "DrainBlocked"}}},
+	}
+	for i := range maxBlocked + 2 {
+		v.Drains = append(v.Drains, drainView{Key: fmt.Sprint("drain-", i), Node: fmt.Sprint("n", i), State: badge{toneBad, "Blocked"}, Rest: "Pods unknown"})
+	}
+	v.Drains[0].State.Tone = toneBusy
+	v.Drains[1].Blocking = []podView{{"web/a", "is blocked"}, {"web/b", "is blocked"}}
+	v.addBlocked()
+	v.addIndex()
+	if len(v.Blocked) != maxBlocked || v.BlockedOmitted != 1 {
+		t.Errorf("%d blocked drains, %d omitted", len(v.Blocked), v.BlockedOmitted)
+	}
+	if want := (blockedView{"blocked-drain-1", "drain-1", "n1", "Pod web/a: is blocked, and 1 other Pod"}); v.Blocked[0] != want {
+		t.Errorf("the first blocked drain is %+v", v.Blocked[0])
+	}
+	if v.Blocked[1].Text != "Pods unknown" {
+		t.Errorf("the second blocked drain is %+v", v.Blocked[1])
+	}
+	var keys []string
+	for _, link := range v.Index {
+		keys = append(keys, link.Key)
+	}
+	if got := strings.Join(keys, " "); got != "c b a" {
+		t.Errorf("the index is %s", got)
+	}
+	single := view{Pools: v.Pools[:1]}
+	if single.addIndex(); single.Index != nil {
+		t.Error("an index of one pool")
+	}
+}
+
 // The summary is read aloud when it changes: time alone must not change it.
 func TestSummaryHasNoAges(t *testing.T) {
 	for name, snapshot := range cases {

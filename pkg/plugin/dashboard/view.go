@@ -37,7 +37,12 @@ type view struct {
 	SummaryTone tone
 	// Unknown are why something could not be read.
 	Unknown []string
+	// Blocked are the first blocked drains, and BlockedOmitted is the number of others.
+	Blocked        []blockedView
+	BlockedOmitted int
 
+	// Index has a link to each pool, and is empty if there is only one. Pools that need attention are first.
+	Index          []poolLink
 	Pools          []poolView
 	Singles        []singleView
 	SinglesUnknown string
@@ -64,8 +69,39 @@ func newView(s *objects.Snapshot) view {
 	if s.Namespace != "" {
 		v.Scope = "namespace " + s.Namespace
 	}
+	v.addBlocked()
+	v.addIndex()
 	v.addEvents(s, options)
 	return v
+}
+
+// maxBlocked is the number of blocked drains that the top of the page shows.
+const maxBlocked = 5
+
+// addBlocked adds what blocks drains, which comes before all else on the page.
+func (v *view) addBlocked() {
+	for i := range v.Drains {
+		drain := &v.Drains[i]
+		if drain.State.Tone != toneBad {
+			continue
+		}
+		if len(v.Blocked) == maxBlocked {
+			v.BlockedOmitted++
+			continue
+		}
+		v.Blocked = append(v.Blocked, blockedView{Key: "blocked-" + drain.Key, Target: drain.Key, Node: drain.Node, Text: blockedText(drain)})
+	}
+}
+
+// addIndex adds the links to the pools, if there are several.
+func (v *view) addIndex() {
+	if len(v.Pools) < 2 {
+		return
+	}
+	for i := range v.Pools {
+		v.Index = append(v.Index, poolLink{v.Pools[i].Key, v.Pools[i].Name, v.Pools[i].State})
+	}
+	slices.SortStableFunc(v.Index, func(a, b poolLink) int { return severity[b.State.Tone] - severity[a.State.Tone] })
 }
 
 // maxNamed is the number of pools that the summary names.
@@ -120,17 +156,22 @@ func nodesSentence(built *status.Status) string {
 	if built.DrainsUnknown != "" {
 		return "Nodes are unknown: " + built.DrainsUnknown + "."
 	}
-	var ready, instances int
+	var ready, instances, wanted int
 	for i := range built.Pools {
 		for j := range built.Pools[i].Shards {
 			shard := &built.Pools[i].Shards[j]
 			instances += len(shard.Instances)
+			wanted += awaited(shard)
 			if shard.ReadyNodes != nil {
 				ready += int(*shard.ReadyNodes)
 			}
 		}
 	}
-	return fmt.Sprintf("%d of %d %s a Ready Node.", ready, instances, verb(instances, "instance has", "instances have"))
+	text := fmt.Sprintf("%d of %d %s a Ready Node", ready, instances, verb(instances, "instance has", "instances have"))
+	if wanted > 0 {
+		text += fmt.Sprintf(", and %d more %s wanted", wanted, verb(wanted, "is", "are"))
+	}
+	return text + "."
 }
 
 func drainsSentence(built *status.Status) string {

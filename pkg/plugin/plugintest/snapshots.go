@@ -118,8 +118,11 @@ func ProviderID(shard, id string) string { return fmt.Sprintf("kwok:///%s/%s", s
 // NewNode returns the Node of an instance.
 func NewNode(shard, id string) corev1.Node {
 	return corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: id, UID: types.UID("node-" + id), CreationTimestamp: Ago(30 * time.Minute)},
-		Spec:       corev1.NodeSpec{ProviderID: ProviderID(shard, id)},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: id, UID: types.UID("node-" + id), CreationTimestamp: Ago(30 * time.Minute),
+			Labels: map[string]string{corev1.LabelInstanceTypeStable: "m7i.large", corev1.LabelTopologyZone: "zone-" + shard},
+		},
+		Spec: corev1.NodeSpec{ProviderID: ProviderID(shard, id)},
 		Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
 			{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: Ago(29 * time.Minute)},
 		}},

@@ -197,6 +197,7 @@ func (b *builder) setNode(result *Instance, node *corev1.Node) {
 	result.Node = &Node{
 		Name: node.Name, Created: node.CreationTimestamp.Time, Ready: string(ready), ReadySince: since,
 		Unschedulable: node.Spec.Unschedulable,
+		Type:          node.Labels[corev1.LabelInstanceTypeStable], Zone: node.Labels[corev1.LabelTopologyZone],
 	}
 	if _, id, ok := objects.CordonedFor(node); ok {
 		result.Name = id

@@ -104,6 +104,9 @@ type Node struct {
 	Ready         string    `json:"ready"` // True, False or Unknown
 	ReadySince    time.Time `json:"readySince,omitzero"`
 	Unschedulable bool      `json:"unschedulable,omitempty"`
+	// Type and Zone are the instance type and the zone in the labels of the Node.
+	Type string `json:"type,omitempty"`
+	Zone string `json:"zone,omitempty"`
 }
 
 // Machine is an instance that belongs to no pool.
