@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -32,10 +31,21 @@ const (
 // has caught up by then may not have when the object was read.
 type WriteTracker struct {
 	store cache.Store
+	// compare compares two resource versions. A test counts its calls.
+	compare func(a, b string) (int, error)
 
 	mu   sync.Mutex
 	last map[cache.ObjectName]pendingWrite
+	// sweepAt is the number of writes in last at which the next Record drops those that the cache
+	// has.
+	sweepAt int
+	// dropped is how new the cache was when writes that it has were dropped last, "" before.
+	dropped string
 }
+
+// minSweep is the smallest number of writes at which they are swept. sweepAt is twice the number
+// that the last sweep has left, so that a write costs the visit of two others at most on average.
+const minSweep = 64
 
 // pendingWrite is a write that the cache does not have.
 type pendingWrite struct {
@@ -46,7 +56,9 @@ type pendingWrite struct {
 
 // NewWriteTracker tracks writes to the resource that store caches.
 func NewWriteTracker(store cache.Store) *WriteTracker {
-	return &WriteTracker{store: store, last: make(map[cache.ObjectName]pendingWrite)}
+	return &WriteTracker{
+		store: store, compare: resourceversion.CompareResourceVersion, last: make(map[cache.ObjectName]pendingWrite), sweepAt: minSweep,
+	}
 }
 
 // Record records the object that the API server returned for a write.
@@ -54,44 +66,69 @@ func (w *WriteTracker) Record(object metav1.Object) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last[cache.MetaObjectToName(object)] = pendingWrite{resourceVersion: object.GetResourceVersion()}
+	if len(w.last) >= w.sweepAt {
+		w.forgetCached()
+		w.sweepAt = max(minSweep, 2*len(w.last))
+	}
 }
 
 // CaughtUp reports whether the cache is at least as new as the last write to each of the
 // objects named by keys. Resource versions of one resource can be compared
-// (https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions).
+// (https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions). It looks at
+// these writes only, because thousands of others may be pending.
 func (w *WriteTracker) CaughtUp(keys ...cache.ObjectName) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.forgetCached()
+	if len(w.last) == 0 {
+		return true
+	}
+	cached := w.store.LastStoreSyncResourceVersion()
 	for _, key := range keys {
-		if _, pending := w.last[key]; pending {
+		written, pending := w.last[key]
+		switch {
+		case !pending:
+		case !w.isCached(written.resourceVersion, cached):
 			return false
+		default:
+			delete(w.last, key)
+			w.dropped = cached
 		}
 	}
 	return true
 }
 
-// Pending returns the names of the objects whose last writes the cache does not have, for syncs
-// that find the names of objects only in the cache.
-func (w *WriteTracker) Pending() sets.Set[cache.ObjectName] {
+// Mark returns how new the cache is, for syncs that find the names of objects only in the cache:
+// they call HadCaughtUp with it afterwards.
+func (w *WriteTracker) Mark() (mark string) { return w.store.LastStoreSyncResourceVersion() }
+
+// HadCaughtUp reports whether the cache certainly had the last write to an object when Mark returned
+// mark. If writes were dropped since, the write may have been among them.
+func (w *WriteTracker) HadCaughtUp(mark string, key cache.ObjectName) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.forgetCached()
-	return sets.KeySet(w.last)
+	if written, pending := w.last[key]; pending {
+		return w.isCached(written.resourceVersion, mark)
+	}
+	return w.isCached(w.dropped, mark)
 }
 
 // forgetCached drops every write that the cache has, whatever its object: a deleted object has
 // no later sync that would drop it. The caller holds w.mu.
 func (w *WriteTracker) forgetCached() {
-	if len(w.last) == 0 {
-		return
-	}
-	cached := w.store.LastStoreSyncResourceVersion()
+	cached, before := w.store.LastStoreSyncResourceVersion(), len(w.last)
 	maps.DeleteFunc(w.last, func(_ cache.ObjectName, written pendingWrite) bool {
-		order, err := resourceversion.CompareResourceVersion(cached, written.resourceVersion)
-		// A version that cannot be compared is no proof of a stale cache.
-		return err != nil || order >= 0
+		return w.isCached(written.resourceVersion, cached)
 	})
+	if len(w.last) < before {
+		w.dropped = cached
+	}
+}
+
+// isCached reports whether a cache that is as new as cached has what was written with a resource
+// version. A version that cannot be compared is no proof of a stale cache.
+func (w *WriteTracker) isCached(resourceVersion, cached string) bool {
+	order, err := w.compare(cached, resourceVersion)
+	return err != nil || order >= 0
 }
 
 // Delay returns the delay of a sync for which CaughtUp is false: StaleRetry, which doubles

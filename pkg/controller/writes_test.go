@@ -4,12 +4,15 @@
 package controller
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
 )
@@ -122,15 +125,88 @@ func TestStaleSyncsAreRetriedWithBackoff(t *testing.T) {
 func TestWritesForgetsWhatTheCacheHas(t *testing.T) {
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	writes := NewWriteTracker(store)
-	writes.Record(version("deleted", "10"))
-	writes.Record(version("later", "12"))
-	require.NoError(t, store.Add(version("other", "11")))
-	if !writes.CaughtUp(cache.NewObjectName("default", "other")) {
-		t.Error("a write to another object counted")
+	for n := range 10 * minSweep {
+		name, at := fmt.Sprint("deleted-", n), fmt.Sprint(n+1)
+		writes.Record(version(name, at))
+		require.NoError(t, store.Add(version("other", at)))
+		require.Less(t, len(writes.last), minSweep, "remembered writes")
 	}
-	if got := len(writes.last); got != 1 {
-		t.Errorf("%d writes are remembered, want only the one that the cache has not seen", got)
+	assert.True(t, writes.CaughtUp(cache.NewObjectName("default", "other")), "a write to another object counted")
+}
+
+// What a sync reads from the cache before the cache catches up stays stale afterwards.
+func TestMarkIsFromBeforeTheCacheCatchesUp(t *testing.T) {
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	require.NoError(t, store.Add(version("other", "1")))
+	writes, key := NewWriteTracker(store), cache.NewObjectName("default", "written")
+	assert.True(t, writes.HadCaughtUp(writes.Mark(), key), "nothing was written")
+	writes.Record(version("written", "2"))
+	before := writes.Mark()
+	require.NoError(t, store.Add(version("written", "2")))
+	assert.False(t, writes.HadCaughtUp(before, key))
+	assert.True(t, writes.HadCaughtUp(before, cache.NewObjectName("default", "other")))
+	assert.True(t, writes.HadCaughtUp(writes.Mark(), key))
+}
+
+// The writes of other syncs drop those that the cache has, also between the mark of a sync and its
+// question.
+func TestAWriteThatWasDroppedIsNotTakenForCached(t *testing.T) {
+	key := cache.NewObjectName("default", "written")
+	for name, drop := range map[string]func(*WriteTracker){
+		"by another write": func(w *WriteTracker) {
+			for n := range minSweep {
+				w.Record(version(fmt.Sprint("other-", n), fmt.Sprint(1000+n)))
+			}
+		},
+		"by the question of another sync": func(w *WriteTracker) { w.CaughtUp(key) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+			require.NoError(t, store.Add(version("other", "1")))
+			writes := NewWriteTracker(store)
+			writes.Record(version("written", "2"))
+			before := writes.Mark()
+			require.NoError(t, store.Add(version("written", "2")))
+			drop(writes)
+			require.NotContains(t, writes.last, key)
+			assert.False(t, writes.HadCaughtUp(before, key))
+			assert.True(t, writes.HadCaughtUp(writes.Mark(), key))
+		})
 	}
+}
+
+// During a burst, such as the import of all groups, thousands of writes are pending, and each of
+// as many syncs asks for its own.
+func TestPendingWritesOfOthersAreNotVisited(t *testing.T) {
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	require.NoError(t, store.Add(version("other", "1")))
+	writes, compared := NewWriteTracker(store), 0
+	writes.compare = func(a, b string) (int, error) {
+		compared++
+		return resourceversion.CompareResourceVersion(a, b)
+	}
+	const count = 5000
+	for n := range count {
+		name := fmt.Sprint("written-", n)
+		writes.Record(version(name, fmt.Sprint(n+2)))
+		require.False(t, writes.CaughtUp(cache.NewObjectName("default", name)))
+	}
+	assert.LessOrEqual(t, compared, 4*count, "compared versions while nothing is cached")
+	require.NoError(t, store.Add(version("other", fmt.Sprint(count+1))))
+	compared = 0
+	for n := range count {
+		require.True(t, writes.CaughtUp(cache.NewObjectName("default", fmt.Sprint("written-", n))))
+	}
+	assert.Equal(t, count, compared, "compared versions when all are cached")
+	assert.Empty(t, writes.last)
+
+	// A sync that finds the name of its object later takes a mark before, not a copy of all names.
+	for n := range count {
+		writes.Record(version(fmt.Sprint("written-", n), fmt.Sprint(2*count+n)))
+	}
+	compared = 0
+	assert.False(t, writes.HadCaughtUp(writes.Mark(), cache.NewObjectName("default", "written-0")))
+	assert.Equal(t, 1, compared)
 }
 
 // The cache may be stale: the patch is for this object and this finalizer, and for no others that

@@ -19,7 +19,7 @@ import (
 // sync takes the next step of a drain.
 func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	now := c.clock.Now()
-	pending := c.writes.Pending()
+	mark := c.writes.Mark()
 	observed, s, err := c.observe(ctx, key, now)
 	if err != nil {
 		s.setFailure(err, now)
@@ -27,7 +27,7 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 		return 0, err
 	}
 	for _, node := range observed.nodes {
-		if key := cache.MetaObjectToName(node); pending.Has(key) {
+		if key := cache.MetaObjectToName(node); !c.writes.HadCaughtUp(mark, key) {
 			return c.writes.Delay(key), nil
 		}
 	}
