@@ -71,6 +71,10 @@ type Groups interface {
 	Get(shard, key string) (Group, bool)
 	// List returns the groups of a shard, by key.
 	List(shard string) []Group
+	// ShardsWith returns the sorted ids of the shards whose cached groups contain a group, without
+	// looking at other shards. A shard that is no longer configured may be among them. The result
+	// must not be modified.
+	ShardsWith(key string) []string
 	// HasSynced reports whether the cache has all groups of the shard.
 	HasSynced(shard string) bool
 	// Reachable reports whether the shard is connected, and the reason if it is not. The

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/controller"
 	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
@@ -104,19 +105,26 @@ func indexByPoolUID(obj any) ([]string, error) {
 	return nil, nil
 }
 
-// byGroup indexes pools by group.
-const byGroup = "group"
+const (
+	// byGroup indexes pools by group.
+	byGroup = "group"
+	// byNamedShard indexes pools by the shards that they name.
+	byNamedShard = "namedShard"
+)
 
-// Pools finds pools in the cache of an informer by their groups.
+// Pools finds pools in the cache of an informer by their groups and shards.
 type Pools struct {
 	indexer cache.Indexer
 }
 
-// NewPools indexes the pools of informer by group, unless another controller has added the
-// index.
+// NewPools indexes the pools of informer by group and shard, unless another controller has added the
+// indexes.
 func NewPools(informer cache.SharedIndexInformer) (*Pools, error) {
 	if err := controller.IndexOnce(informer, byGroup, indexByGroup); err != nil {
 		return nil, fmt.Errorf("index NstanceMachinePools by group: %w", err)
+	}
+	if err := controller.IndexOnce(informer, byNamedShard, indexByNamedShard); err != nil {
+		return nil, fmt.Errorf("index NstanceMachinePools by shard: %w", err)
 	}
 	return &Pools{indexer: informer.GetIndexer()}, nil
 }
@@ -126,9 +134,80 @@ func (p *Pools) OfGroup(group string) []*v1beta1.NstanceMachinePool {
 	return controller.Indexed[v1beta1.NstanceMachinePool](p.indexer, byGroup, group)
 }
 
+// OfShard returns the pools that name a shard.
+func (p *Pools) OfShard(shard string) []*v1beta1.NstanceMachinePool {
+	return controller.Indexed[v1beta1.NstanceMachinePool](p.indexer, byNamedShard, shard)
+}
+
+func indexByNamedShard(obj any) ([]string, error) {
+	pool, ok := obj.(*v1beta1.NstanceMachinePool)
+	if !ok {
+		return nil, nil
+	}
+	shards := make([]string, len(pool.Spec.Shards))
+	for i, shard := range pool.Spec.Shards {
+		shards[i] = string(shard)
+	}
+	return shards, nil
+}
+
 func indexByGroup(obj any) ([]string, error) {
 	if pool, ok := obj.(*v1beta1.NstanceMachinePool); ok {
 		return []string{string(pool.Spec.Group)}, nil
 	}
 	return nil, nil
+}
+
+const (
+	// byShard indexes shard groups by their shard.
+	byShard = "shard"
+	// byGroupOfShard indexes shard groups by the group in their names.
+	byGroupOfShard = "groupOfShard"
+)
+
+// ShardGroups finds shard groups in the cache of an informer by their groups and shards.
+type ShardGroups struct {
+	indexer cache.Indexer
+}
+
+// NewShardGroups indexes the shard groups of informer by group and shard, unless another controller
+// has added the indexes.
+func NewShardGroups(informer cache.SharedIndexInformer) (*ShardGroups, error) {
+	if err := controller.IndexOnce(informer, byShard, indexByShard); err != nil {
+		return nil, fmt.Errorf("index NstanceShardGroups by shard: %w", err)
+	}
+	if err := controller.IndexOnce(informer, byGroupOfShard, indexByGroupOfShard); err != nil {
+		return nil, fmt.Errorf("index NstanceShardGroups by group: %w", err)
+	}
+	return &ShardGroups{indexer: informer.GetIndexer()}, nil
+}
+
+// OfGroup returns the shard groups on all shards whose names contain a group
+// (v1beta1.ShardGroupName).
+func (s *ShardGroups) OfGroup(group string) []*v1beta1.NstanceShardGroup {
+	return controller.Indexed[v1beta1.NstanceShardGroup](s.indexer, byGroupOfShard, group)
+}
+
+// OfShard returns the shard groups of all groups on a shard.
+func (s *ShardGroups) OfShard(shard string) []*v1beta1.NstanceShardGroup {
+	return controller.Indexed[v1beta1.NstanceShardGroup](s.indexer, byShard, shard)
+}
+
+func indexByShard(obj any) ([]string, error) {
+	if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+		return []string{string(group.Spec.Shard)}, nil
+	}
+	return nil, nil
+}
+
+func indexByGroupOfShard(obj any) ([]string, error) {
+	shardGroup, ok := obj.(*v1beta1.NstanceShardGroup)
+	if !ok {
+		return nil, nil
+	}
+	group, _, ok := strings.Cut(shardGroup.Name, identifier.Separator)
+	if !ok {
+		return nil, nil
+	}
+	return []string{group}, nil
 }

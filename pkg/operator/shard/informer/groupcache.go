@@ -5,12 +5,16 @@ package informer
 
 import (
 	"maps"
+	"slices"
 
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
 // groupCache is the cache of one shard. The lock of Groups guards it.
 type groupCache struct {
+	shard string
+	// holders has the shards of each group, of the caches of all shards.
+	holders holders
 	// groups are the groups by key. A group is replaced as a whole, never modified.
 	groups map[string]shard.Group
 	// sizes are the sizes of the groups by key, and size is their sum.
@@ -52,8 +56,10 @@ type shardStatus struct {
 	reason    error
 }
 
-func newGroupCache() *groupCache {
+func newGroupCache(shardID string, holders holders) *groupCache {
 	return &groupCache{
+		shard:      shardID,
+		holders:    holders,
 		groups:     map[string]shard.Group{},
 		sizes:      map[string]shard.Size{},
 		touched:    map[string]struct{}{},
@@ -71,12 +77,19 @@ func (c *groupCache) status() any {
 // restart resets the state of the connection and keeps the groups.
 func (c *groupCache) restart() {
 	*c = groupCache{
+		shard: c.shard, holders: c.holders,
 		groups: c.groups, sizes: c.sizes, size: c.size, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link,
 	}
 }
 
-// droppedKeys returns nil, because shardChanged covers all groups of a removed shard.
-func (c *groupCache) droppedKeys() []string { return nil }
+// shardRemoved removes the shard from holders. It returns nil, because shardChanged covers all groups of
+// a removed shard.
+func (c *groupCache) shardRemoved() []string {
+	for key := range c.groups {
+		c.holders.remove(key, c.shard)
+	}
+	return nil
+}
 
 // put stores a group from an event or from Observe, and returns its key if the cache has
 // changed. If the shard would have more than allowed, it returns an error and changes nothing.
@@ -185,6 +198,9 @@ func (c *groupCache) set(group shard.Group) []string {
 	} else {
 		group.Node = c.shareCapacity(group.InstanceType, group.Node)
 	}
+	if !ok {
+		c.holders.add(group.Key, c.shard)
+	}
 	c.groups[group.Key] = group
 	// Only put and checkList, which come before, need the error.
 	size, _ := shard.Measure(group)
@@ -214,7 +230,29 @@ func (c *groupCache) unset(key string) []string {
 		return nil
 	}
 	delete(c.groups, key)
+	c.holders.remove(key, c.shard)
 	c.size = c.size.Sub(c.sizes[key])
 	delete(c.sizes, key)
 	return []string{key}
+}
+
+// holders has the sorted ids of the shards whose caches have a group, by its key, so that a change of
+// a group visits its shards only. The slices are replaced, never modified.
+type holders map[string][]string
+
+func (h holders) add(key, shardID string) {
+	if at, found := slices.BinarySearch(h[key], shardID); !found {
+		h[key] = slices.Insert(slices.Clone(h[key]), at, shardID)
+	}
+}
+
+func (h holders) remove(key, shardID string) {
+	at, found := slices.BinarySearch(h[key], shardID)
+	switch {
+	case !found:
+	case len(h[key]) == 1:
+		delete(h, key)
+	default:
+		h[key] = slices.Delete(slices.Clone(h[key]), at, at+1)
+	}
 }

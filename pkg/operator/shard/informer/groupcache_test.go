@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -93,7 +94,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 	}}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			c := newGroupCache()
+			c := newGroupCache("a", holders{})
 			for _, group := range test.cached {
 				mustPut(c, group)
 			}
@@ -162,7 +163,7 @@ func TestObserve(t *testing.T) {
 }
 
 func TestReachableNeedsAListAfterTheWatchOpened(t *testing.T) {
-	c := newGroupCache()
+	c := newGroupCache("a", holders{})
 	expect := func(what string, synced, reachable, failed bool) {
 		t.Helper()
 		if c.synced() != synced || c.reachable() != reachable || (c.reason != nil) != failed {
@@ -196,7 +197,7 @@ func TestReachableNeedsAListAfterTheWatchOpened(t *testing.T) {
 }
 
 func TestReasonChangesOnlyWithItsKind(t *testing.T) {
-	c := newGroupCache()
+	c := newGroupCache("a", holders{})
 	refused := fmt.Errorf("list: %w", status.Error(codes.Unavailable, "connection refused"))
 	late := fmt.Errorf("listing: %w", status.Error(codes.DeadlineExceeded, "too late"))
 	denied := fmt.Errorf("watching: %w", status.Error(codes.Unauthenticated, "expired"))
@@ -286,7 +287,7 @@ func TestEventKeepsTheShapeOfNodes(t *testing.T) {
 		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}}
 		return group
 	}
-	c := newGroupCache()
+	c := newGroupCache("a", holders{})
 	mustPut(c, reported(1, "8Gi"))
 	before := c.groups["a"].Node
 	if mustPut(c, reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Node != before {
@@ -301,7 +302,7 @@ func TestEventKeepsTheShapeOfNodes(t *testing.T) {
 }
 
 func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
-	c := newGroupCache()
+	c := newGroupCache("a", holders{})
 	put := func(key, instanceType, memory string) map[string]string {
 		group := group(key, 1)
 		group.InstanceType = instanceType
@@ -327,4 +328,44 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 	if mustPut(c, group); c.groups["f"].Node != nil {
 		t.Error("a group has a shape that is not reported")
 	}
+}
+
+// A change of a group visits the shards that have it, and no others.
+func TestShardsWithAGroup(t *testing.T) {
+	g := NewGroups(Options{})
+	for _, id := range []string{"b", "a", "c"} {
+		g.start(id)
+	}
+	put := func(id, key string) {
+		g.update(id, func(c *groupCache) []string {
+			mustPut(c, group(key, 1))
+			return nil
+		})
+	}
+	put("b", "workers")
+	put("a", "workers")
+	put("a", "workers")
+	put("c", "other")
+	before := g.ShardsWith("workers")
+	assert.Equal(t, []string{"a", "b"}, before)
+	assert.Empty(t, g.ShardsWith("unknown"))
+
+	// Lists, deletions and removed shards.
+	g.update("c", func(c *groupCache) []string {
+		c.startList(1)
+		return c.finishList([]shard.Group{group("workers", 1)})
+	})
+	assert.Empty(t, g.ShardsWith("other"))
+	assert.Equal(t, []string{"a", "b", "c"}, g.ShardsWith("workers"))
+	g.update("a", func(c *groupCache) []string { return c.remove("workers") })
+	g.update("a", func(c *groupCache) []string { return c.remove("workers") })
+	assert.Equal(t, []string{"b", "c"}, g.ShardsWith("workers"))
+	g.stop("c", false)
+	assert.Equal(t, []string{"b", "c"}, g.ShardsWith("workers"), "groups stay while a shard is not served")
+	g.start("c")
+	g.stop("b", true)
+	assert.Equal(t, []string{"c"}, g.ShardsWith("workers"), "the groups of a removed shard are dropped")
+	assert.Equal(t, []string{"a", "b"}, before, "a result that was returned")
+	g.stop("c", true)
+	assert.Empty(t, g.holders)
 }

@@ -54,12 +54,19 @@ type Groups struct {
 	timing  timing
 	// lists is the number of started lists. The lock of the caches guards it.
 	lists uint64
+	// holders has the shards of each group. The lock of the caches guards it.
+	holders holders
 }
 
 // NewGroups returns an empty cache. Serve fills it.
 func NewGroups(options Options) *Groups {
+	holding := holders{}
 	return &Groups{
-		shards:  shards[*groupCache, groupHandler]{newCache: newGroupCache, caches: map[string]*groupCache{}},
+		shards: shards[*groupCache, groupHandler]{
+			newCache: func(shardID string) *groupCache { return newGroupCache(shardID, holding) },
+			caches:   map[string]*groupCache{},
+		},
+		holders: holding,
 		options: options,
 		timing:  defaultTiming.probing(cmp.Or(options.ProbeInterval, DefaultProbeInterval)),
 	}
@@ -159,6 +166,14 @@ func (g *Groups) List(shardID string) []shard.Group {
 	}
 	slices.SortFunc(groups, func(a, b shard.Group) int { return strings.Compare(a.Key, b.Key) })
 	return groups
+}
+
+// ShardsWith returns the sorted ids of the shards whose last reported groups contain a group. The
+// shards need not be reachable. The result must not be modified.
+func (g *Groups) ShardsWith(key string) []string {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.holders[key]
 }
 
 // Observe puts the reply to UpsertGroup into the cache, so that the next sync reads it and a

@@ -43,7 +43,7 @@ func FuzzGroups(f *testing.F) {
 		if proto.Unmarshal(data, reply) != nil {
 			return
 		}
-		cache := newGroupCache()
+		cache := newGroupCache("a", holders{})
 		cache.startList(1)
 		if groups, invalid, err := convert(reply); err == nil {
 			assert.Len(t, reply.GetGroups(), len(groups)+len(invalid))

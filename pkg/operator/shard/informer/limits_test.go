@@ -157,7 +157,7 @@ func TestAGroupWithAnInvalidNameIsNotCached(t *testing.T) {
 
 // The sizes of groups that were changed and deleted are not counted for ever.
 func TestTheSizeOfTheCacheIsTheSumOfItsGroups(t *testing.T) {
-	c := newGroupCache()
+	c := newGroupCache("a", holders{})
 	expect := func() {
 		t.Helper()
 		var sum shard.Size

@@ -46,7 +46,7 @@ func (c *noticeCache) restart() {
 	c.open, c.settled = false, false
 }
 
-func (c *noticeCache) droppedKeys() []string { return slices.Sorted(maps.Keys(c.byID)) }
+func (c *noticeCache) shardRemoved() []string { return slices.Sorted(maps.Keys(c.byID)) }
 
 // watchOpened records the opening of a watch. number must be larger than all numbers before.
 func (c *noticeCache) watchOpened(number int64, now time.Time) {

@@ -131,7 +131,7 @@ func TestSettlingDropsWithdrawnDrains(t *testing.T) {
 	if got, want := c.settle(), []string{"withdrawn-1", "withdrawn-2"}; !slices.Equal(got, want) {
 		t.Errorf("dropped %v, want %v", got, want)
 	}
-	if got, want := c.droppedKeys(), []string{"announced-again", "deleted", "deleting"}; !slices.Equal(got, want) {
+	if got, want := c.shardRemoved(), []string{"announced-again", "deleted", "deleting"}; !slices.Equal(got, want) {
 		t.Errorf("left are %v, want %v", got, want)
 	}
 }

@@ -55,7 +55,7 @@ type Notices struct {
 // NewNotices returns an empty cache. Serve fills it.
 func NewNotices() *Notices {
 	return &Notices{
-		shards: shards[*noticeCache, noticeHandler]{newCache: newNoticeCache, caches: map[string]*noticeCache{}},
+		shards: shards[*noticeCache, noticeHandler]{newCache: func(string) *noticeCache { return newNoticeCache() }, caches: map[string]*noticeCache{}},
 		timing: defaultTiming,
 	}
 }

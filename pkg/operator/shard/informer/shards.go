@@ -15,7 +15,7 @@ import (
 // changes. Groups and Notices embed it.
 type shards[C shardCache, H handler] struct {
 	// newCache returns the cache of a shard that was not served before.
-	newCache func() C
+	newCache func(shardID string) C
 
 	mu       sync.RWMutex
 	caches   map[string]C
@@ -28,8 +28,8 @@ type shardCache interface {
 	status() any
 	// restart resets the state of the connection only.
 	restart()
-	// droppedKeys returns the keys to call keyChanged for when the shard is dropped.
-	droppedKeys() []string
+	// shardRemoved is called when the shard is dropped, and returns the keys to call keyChanged for.
+	shardRemoved() []string
 }
 
 // handler adapts shard.GroupHandler and shard.NoticeHandler.
@@ -49,7 +49,7 @@ func (s *shards[C, H]) addHandler(handler H) {
 func (s *shards[C, H]) start(shardID string) {
 	s.mu.Lock()
 	if _, ok := s.caches[shardID]; !ok {
-		s.caches[shardID] = s.newCache()
+		s.caches[shardID] = s.newCache(shardID)
 	}
 	s.mu.Unlock()
 	s.restart(shardID)
@@ -62,7 +62,7 @@ func (s *shards[C, H]) stop(shardID string, removed bool) {
 		return
 	}
 	s.mu.Lock()
-	keys := s.caches[shardID].droppedKeys()
+	keys := s.caches[shardID].shardRemoved()
 	delete(s.caches, shardID)
 	handlers := s.handlers
 	s.mu.Unlock()

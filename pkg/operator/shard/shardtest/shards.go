@@ -204,6 +204,19 @@ func (g Groups) List(id string) (groups []shard.Group) {
 	return groups
 }
 
+// ShardsWith implements shard.Groups.
+func (g Groups) ShardsWith(key string) (ids []string) {
+	g.shards.mu.Lock()
+	defer g.shards.mu.Unlock()
+	for id, s := range g.shards.ByID {
+		if _, ok := s.Groups[key]; ok {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
 // HasSynced implements shard.Groups.
 func (g Groups) HasSynced(id string) (synced bool) {
 	g.read(id, func(s *Shard) { synced = s.Synced })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -46,11 +47,15 @@ const (
 )
 
 // allGroups is in place of a group in the key for which a sync enqueues every group that the
-// shards have. All shards change when an operator starts, and the queue merges equal keys: so
-// the groups are not listed once for each shard. No group has this name.
+// shards have. No group has this name.
 const allGroups = ""
 
-// Controller imports groups. The keys of its queue are namespace/group.
+// changedShards is the key for which a sync enqueues the groups of the shards that have changed, and
+// the groups that have waited for them. All shards change when an operator starts, and the queue
+// merges equal keys. The key of a group has a namespace.
+var changedShards = cache.NewObjectName("", "shards")
+
+// Controller imports groups. The keys of its queue are namespace/group, and changedShards.
 type Controller struct {
 	controller.Registrations
 
@@ -59,9 +64,9 @@ type Controller struct {
 
 	pools            clientset.NstanceMachinePoolInterface
 	poolLister       nstancelisters.NstanceMachinePoolNamespaceLister
-	shardGroupLister nstancelisters.NstanceShardGroupNamespaceLister
 	clusterLister    listers.ResourceIndexer[*clusterv1.Cluster]
 	poolIndex        *controllers.Pools
+	shardGroupIndex  *controllers.ShardGroups
 	machinePoolIndex cache.Indexer
 
 	shards   shard.Set
@@ -72,6 +77,9 @@ type Controller struct {
 	metrics  *metrics
 	// limiter limits the imports.
 	limiter *rate.Limiter
+
+	// waiting are the groups that get a pool or a warning when all shards are known.
+	waiting waiting
 
 	// invalidNames are the groups whose invalid names were logged already.
 	invalidNames sync.Map
@@ -86,14 +94,18 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	shardGroupIndex, err := controllers.NewShardGroups(shardGroups.Informer())
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		namespace:        d.Namespace,
 		clusterName:      d.ClusterName,
 		pools:            d.Nstance.NstanceMachinePools(d.Namespace),
 		poolLister:       pools.Lister().NstanceMachinePools(d.Namespace),
-		shardGroupLister: shardGroups.Lister().NstanceShardGroups(d.Namespace),
 		clusterLister:    d.Informers.Clusters.Lister(),
 		poolIndex:        poolIndex,
+		shardGroupIndex:  shardGroupIndex,
 		machinePoolIndex: d.Informers.MachinePools.GetIndexer(),
 		shards:           d.NamedShards,
 		groups:           d.Groups,
@@ -122,9 +134,11 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 // groupChanged enqueues a group whose cached state on a shard changed.
 func (c *Controller) groupChanged(_, key string) { c.queue.AddAfter(c.key(key), settleTime) }
 
-// shardChanged enqueues all groups: the state of one shard decides about the groups
-// of all shards.
-func (c *Controller) shardChanged(string) { c.queue.AddAfter(c.key(allGroups), settleTime) }
+// shardChanged enqueues the groups of a shard, and the groups that wait for it.
+func (c *Controller) shardChanged(id string) {
+	c.waiting.addShard(id)
+	c.queue.AddAfter(changedShards, settleTime)
+}
 
 // poolChanged enqueues the group of a pool that was added, changed or deleted, and the group
 // whose name a deleted pool had.
@@ -174,6 +188,27 @@ func (c *Controller) keys() []cache.ObjectName {
 	return keys
 }
 
+// groupsOf returns the groups that a change of a shard may concern: those that it has and no pool
+// lists on it, and those that a shard group of a former pool kept from being imported. The
+// controllers of pools care for all others.
+func (c *Controller) groupsOf(id string) []string {
+	var groups []string
+	for _, group := range c.groups.List(id) {
+		listed := slices.ContainsFunc(c.poolIndex.OfGroup(group.Key), func(pool *v1beta1.NstanceMachinePool) bool {
+			return slices.Contains(pool.Spec.Shards, v1beta1.Identifier(id))
+		})
+		if !listed {
+			groups = append(groups, group.Key)
+		}
+	}
+	for _, shardGroup := range c.shardGroupIndex.OfShard(id) {
+		if leftover(shardGroup) && len(c.poolIndex.OfGroup(string(shardGroup.Spec.Group))) == 0 {
+			groups = append(groups, string(shardGroup.Spec.Group))
+		}
+	}
+	return groups
+}
+
 func (c *Controller) key(group string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, group)
 }
@@ -199,6 +234,47 @@ func (c *Controller) poolsOf(group string) []*v1beta1.NstanceMachinePool {
 func (c *Controller) hasDeletedMachinePool(pool string) bool {
 	return slices.ContainsFunc(controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool),
 		func(machinePool *clusterv1.MachinePool) bool { return deletedPoolOf(machinePool) != "" })
+}
+
+// waiting are the groups that wait until all shards are known.
+type waiting struct {
+	mu     sync.Mutex
+	groups sets.Set[string]
+	// shards have changed. Their groups are synced when all shards are known.
+	shards sets.Set[string]
+}
+
+func (w *waiting) addGroup(group string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.groups == nil {
+		w.groups = sets.New[string]()
+	}
+	w.groups.Insert(group)
+}
+
+func (w *waiting) removeGroup(group string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.groups.Delete(group)
+}
+
+func (w *waiting) addShard(id string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.shards == nil {
+		w.shards = sets.New[string]()
+	}
+	w.shards.Insert(id)
+}
+
+// take returns all groups and shards, which wait no longer.
+func (w *waiting) take() (groups, shards []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	groups, shards = sets.List(w.groups), sets.List(w.shards)
+	w.groups, w.shards = nil, nil
+	return groups, shards
 }
 
 type metrics struct {

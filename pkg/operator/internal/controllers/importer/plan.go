@@ -20,7 +20,7 @@ import (
 type observation struct {
 	// group is the key of the group.
 	group string
-	// shards are all configured shards.
+	// shards are the configured shards that have the group or a shard group of it, sorted by id.
 	shards []shardState
 	// pools are the pools of the group, sorted by name. There should be at most one pool.
 	pools []*v1beta1.NstanceMachinePool
@@ -36,8 +36,6 @@ type observation struct {
 // shardState is one configured shard.
 type shardState struct {
 	id string
-	// known is true if the cache has all groups of the shard and is up to date.
-	known bool
 	// group is the group as the shard reports it, nil if the shard does not have it.
 	group *shard.Group
 	// shardGroup is the NstanceShardGroup of the group on this shard, nil if it does not
@@ -61,13 +59,13 @@ type warning struct {
 	reason, message string
 }
 
-// plan decides whether a group gets a pool. It waits until every shard is known: a pool with
-// only some of the group's shards, and so with a partial sum of sizes, would not be completed
+// isNothing reports whether there is nothing to do.
+func (d decision) isNothing() bool { return d.create == nil && d.warning == nil }
+
+// plan decides whether a group gets a pool. A decision counts only if every shard is known: a pool
+// with only some of the group's shards, and so with a partial sum of sizes, would not be completed
 // later.
 func plan(observed observation) decision {
-	if slices.ContainsFunc(observed.shards, func(s shardState) bool { return !s.known }) {
-		return decision{}
-	}
 	having := slices.DeleteFunc(slices.Clone(observed.shards), func(s shardState) bool { return s.group == nil || s.group.Deleting })
 	slices.SortFunc(having, func(a, b shardState) int { return strings.Compare(a.id, b.id) })
 	switch {

@@ -36,8 +36,8 @@ func describe(d decision) string {
 }
 
 func TestPlan(t *testing.T) {
-	on := func(id string, group shard.Group) shardState { return shardState{id: id, known: true, group: &group} }
-	empty := func(id string) shardState { return shardState{id: id, known: true} }
+	on := func(id string, group shard.Group) shardState { return shardState{id: id, group: &group} }
+	empty := func(id string) shardState { return shardState{id: id} }
 	with := func(state shardState, shardGroup *v1beta1.NstanceShardGroup) shardState {
 		state.shardGroup = shardGroup
 		return state
@@ -53,11 +53,6 @@ func TestPlan(t *testing.T) {
 		"no shard has the group": {observation{shards: []shardState{empty("a"), empty("b")}}, ""},
 		"the shards that have it are named by id": {
 			observation{shards: []shardState{on("c", static(1)), empty("b"), on("a", static(2))}}, "create main on [a c]"},
-		"one shard is not known, of those that have it": {
-			observation{shards: []shardState{{id: "a", group: on("a", static(1)).group}, on("b", static(2))}}, ""},
-		"one shard is not known, which may have it": {
-			observation{shards: []shardState{{id: "a"}, on("b", static(2))}}, ""},
-
 		"a group that is being deleted is no group": {
 			observation{shards: []shardState{on("a", deleting(dynamic("worker")))}}, ""},
 		"it does not count beside one that stays": {
@@ -83,8 +78,6 @@ func TestPlan(t *testing.T) {
 			observation{shards: []shardState{on("a", static(1)), on("b", deleting(dynamic("worker")))}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
 		"the shard not named was named until now": {
 			observation{shards: []shardState{on("a", static(1)), with(on("b", static(1)), controllertest.NewShardGroup(pool, "b"))}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
-		"an unknown shard keeps from warning too": {
-			observation{shards: []shardState{on("b", static(1)), {id: "c"}}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
 		"of two pools each names a shard": {
 			observation{shards: []shardState{on("a", static(1)), on("b", static(1))}, pools: []*v1beta1.NstanceMachinePool{pool, newPool("other", "main", "b")}}, ""},
 		"of two pools the one that stays is warned": {
@@ -130,7 +123,7 @@ func TestPlan(t *testing.T) {
 
 func TestImportedPoolOmitsDefaults(t *testing.T) {
 	group := dynamic("worker")
-	spec := plan(observation{group: "main", shards: []shardState{{id: "a", known: true, group: &group}}}).create
+	spec := plan(observation{group: "main", shards: []shardState{{id: "a", group: &group}}}).create
 	if spec == nil {
 		t.Fatal("nothing is created")
 	}
@@ -145,7 +138,7 @@ func randomObservation(r *rand.Rand) observation {
 	observed := observation{group: "main", machinePoolDeleted: chance(10)}
 	former := newPool("main", "main", "shard-0")
 	for i := range r.IntN(5) {
-		state := shardState{id: fmt.Sprintf("shard-%d", i), known: !chance(10)}
+		state := shardState{id: fmt.Sprintf("shard-%d", i)}
 		if chance(60) {
 			state.group = &shard.Group{
 				Key: "main", Size: r.Int32N(10), GroupSettings: shard.GroupSettings{Template: []string{"worker", "other"}[r.IntN(2)]}, Static: chance(30), Deleting: chance(20),
@@ -181,8 +174,8 @@ func randomObservation(r *rand.Rand) observation {
 	return observed
 }
 
-// mustCreate reports whether the group must get a pool: every shard is known, a shard has the
-// group, and no object of a former pool exists.
+// mustCreate reports whether the group must get a pool: a shard has the group, and no object of a
+// former pool exists.
 func mustCreate(observed observation) bool {
 	if len(observed.pools) > 0 || observed.namesake != nil || observed.machinePoolDeleted {
 		return false
@@ -192,7 +185,7 @@ func mustCreate(observed observation) bool {
 	}
 	found := false
 	for _, state := range observed.shards {
-		if !state.known || state.shardGroup != nil {
+		if state.shardGroup != nil {
 			return false
 		}
 		found = found || state.group != nil && !state.group.Deleting
@@ -225,9 +218,6 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 		made++
 		var have, named []v1beta1.Identifier
 		for _, state := range observed.shards {
-			if !state.known {
-				t.Fatalf("a pool is made before shard %s is known: %+v", state.id, observed)
-			}
 			if state.group != nil && !state.group.Deleting {
 				have = append(have, v1beta1.Identifier(state.id))
 			}
@@ -285,7 +275,7 @@ func TestImportHasTheDeclaredSettings(t *testing.T) {
 			v1beta1.GroupSettings{InstanceType: "huge", Vars: map[string]string{"b": "2"}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := plan(observation{group: "main", shards: []shardState{{id: "a", known: true, group: test.a}, {id: "b", known: true, group: test.b}}})
+			d := plan(observation{group: "main", shards: []shardState{{id: "a", group: test.a}, {id: "b", group: test.b}}})
 			assert.Equal(t, test.want, d.create.GroupSettings)
 		})
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,11 +22,11 @@ import (
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	if key.Name == allGroups {
-		// While a shard is not known, no group is imported. When it is, this is called again.
-		if slices.ContainsFunc(c.shards.Shards(), func(id string) bool { return !c.isKnown(id) }) {
-			return 0, nil
-		}
+	switch {
+	case key == changedShards:
+		c.syncShards()
+		return 0, nil
+	case key.Name == allGroups:
 		for _, key := range c.keys() {
 			c.queue.Add(key)
 		}
@@ -40,20 +41,60 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.writes.CaughtUp(key) {
 		return c.writes.Delay(key), nil
 	}
-	observed, err := c.observe(key.Name)
+	// Most groups have their pool, which is known without a look at every shard.
+	decided, err := c.decide(key.Name)
 	if err != nil {
 		return 0, err
 	}
-	decision := plan(observed)
-	c.warn(decision.warning)
-	if decision.create == nil {
+	if decided.isNothing() {
+		c.waiting.removeGroup(key.Name)
+		return 0, nil
+	}
+	// The group is added before the look at the shards: a shard that becomes known after it finds the
+	// group.
+	c.waiting.addGroup(key.Name)
+	if !c.allKnown() {
+		return 0, nil
+	}
+	c.waiting.removeGroup(key.Name)
+	// The groups are read when all shards are known, not before: a shard that became known in
+	// between may have the group, too.
+	if decided, err = c.decide(key.Name); err != nil {
+		return 0, err
+	}
+	c.warn(decided.warning)
+	if decided.create == nil {
 		return 0, nil
 	}
 	if !c.limiter.Allow() {
 		c.metrics.delayed.Inc()
 		return importRetry, nil
 	}
-	return 0, c.create(ctx, key, decision)
+	return 0, c.create(ctx, key, decided)
+}
+
+// syncShards enqueues the groups of the shards that have changed, and the groups that have waited for
+// them. While a shard is not known, nothing is imported; its next change calls this again.
+func (c *Controller) syncShards() {
+	if !c.allKnown() {
+		return
+	}
+	groups, shards := c.waiting.take()
+	for _, id := range shards {
+		groups = append(groups, c.groupsOf(id)...)
+	}
+	for _, group := range groups {
+		c.queue.Add(c.key(group))
+	}
+}
+
+// decide plans the import of a group from the shards that have it.
+func (c *Controller) decide(group string) (decision, error) {
+	observed, err := c.observe(group)
+	if err != nil {
+		return decision{}, err
+	}
+	return plan(observed), nil
 }
 
 func (c *Controller) observe(group string) (observation, error) {
@@ -69,34 +110,43 @@ func (c *Controller) observe(group string) (observation, error) {
 	if namesake != nil && string(namesake.Spec.Group) != group {
 		observed.namesake = namesake
 	}
-	for _, id := range c.shards.Shards() {
-		state, err := c.observeShard(id, group)
-		if err != nil {
-			return observation{}, err
-		}
-		observed.shards = append(observed.shards, state)
-	}
+	observed.shards = c.observeShards(group)
 	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
 		return observation{}, err
 	}
 	return observed, nil
 }
 
-// isKnown reports whether the cache has all groups of a shard that can be reached.
-func (c *Controller) isKnown(id string) bool {
-	reachable, _ := c.groups.Reachable(id)
-	return reachable && c.groups.HasSynced(id)
+// allKnown reports whether the cache has all groups of all shards, and all can be reached.
+func (c *Controller) allKnown() bool {
+	return !slices.ContainsFunc(c.shards.Shards(), func(id string) bool {
+		reachable, _ := c.groups.Reachable(id)
+		return !reachable || !c.groups.HasSynced(id)
+	})
 }
 
-func (c *Controller) observeShard(id, key string) (shardState, error) {
-	state := shardState{id: id, known: c.isKnown(id)}
-	if group, ok := c.groups.Get(id, key); ok {
-		state.group = &group
+// observeShards returns the configured shards that have a group or a shard group of it, sorted by id.
+func (c *Controller) observeShards(key string) []shardState {
+	var states []shardState
+	for _, id := range c.groups.ShardsWith(key) {
+		if group, ok := c.groups.Get(id, key); ok && c.shards.Has(id) {
+			states = append(states, shardState{id: id, group: &group})
+		}
 	}
-	name := v1beta1.ShardGroupName(key, id)
-	var err error
-	state.shardGroup, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name))
-	return state, err
+	for _, shardGroup := range c.shardGroupIndex.OfGroup(key) {
+		_, id, _ := strings.Cut(shardGroup.Name, identifier.Separator)
+		if !c.shards.Has(id) || shardGroup.Namespace != c.namespace {
+			continue
+		}
+		at := slices.IndexFunc(states, func(s shardState) bool { return s.id == id })
+		if at < 0 {
+			at = len(states)
+			states = append(states, shardState{id: id})
+		}
+		states[at].shardGroup = shardGroup
+	}
+	slices.SortFunc(states, func(a, b shardState) int { return strings.Compare(a.id, b.id) })
+	return states
 }
 
 // create creates the pool, instead of applying it: the users own the spec, and a later apply

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +20,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -113,6 +115,17 @@ func TestSyncWaitsForAllShards(t *testing.T) {
 	if got := h.pool("main").Spec.Shards; !slices.Equal(got, []v1beta1.Identifier{"a", "b"}) {
 		t.Errorf("made of the shards %s", got)
 	}
+}
+
+// A server that names ever new groups, while another shard is not known, does not fill the memory.
+func TestAGroupThatIsGoneDoesNotWait(t *testing.T) {
+	a := up(static(3))
+	h := newHarness(t, map[string]*shardtest.Shard{"a": a, "b": unknown(false, false)})
+	h.expect()
+	assert.Equal(t, sets.New("main"), h.controller.waiting.groups)
+	h.Fake.Update(func() { clear(a.Groups) })
+	h.expect()
+	assert.Empty(t, h.controller.waiting.groups)
 }
 
 func TestSyncIgnoresAPoolThatAnotherClientCreated(t *testing.T) {
@@ -284,14 +297,15 @@ func (w *poolWatch) expect(want string) {
 func TestHandlersEnqueueGroups(t *testing.T) {
 	// The key of all groups has a namespace and no name.
 	all := []string{"default at 0s"}
-	settled := []string{"default at 5s"}
+	// The key of changed shards.
+	settled := []string{"shards at 5s"}
 	pool := newPool("main", "main", "a")
 	tests := map[string]struct {
 		change func(*Controller)
 		want   []string
 	}{
 		"a cached group changes": {func(c *Controller) { c.groupChanged("a", "main") }, []string{"main at 5s"}},
-		"a shard changes, which matters to every group": {func(c *Controller) {
+		"a shard changes": {func(c *Controller) {
 			c.shardChanged("a")
 		}, settled},
 		"a shard was removed from the configuration": {func(c *Controller) { c.shardChanged("removed") }, settled},
@@ -354,13 +368,25 @@ func TestHandlersEnqueueGroups(t *testing.T) {
 	}
 }
 
-// countingGroups counts how often the groups of a shard are listed.
+// countingGroups counts how often the groups of a shard are listed, and groups are read.
 type countingGroups struct {
 	shard.Groups
+	mu     sync.Mutex
 	listed int
+	// got is the number of groups that were read one by one.
+	got int
+}
+
+func (g *countingGroups) Get(id, key string) (shard.Group, bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.got++
+	return g.Groups.Get(id, key)
 }
 
 func (g *countingGroups) List(id string) []shard.Group {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	g.listed++
 	return g.Groups.List(id)
 }
@@ -403,6 +429,54 @@ func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
 		assert.Equal(t, 2*count, groups.listed)
 		setReachable(true)
 		assert.Equal(t, 3*count, groups.listed)
+	})
+}
+
+// Of many shards with many groups, one is lost and comes back. Only its groups, and groups that have
+// changed meanwhile, are synced, and only if no pool has them on the shard.
+func TestAChangeOfOneShardVisitsItsGroupsOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		shards := map[string]*shardtest.Shard{}
+		var objects []runtime.Object
+		for n := range 50 {
+			id := fmt.Sprintf("shard-%d", n)
+			shards[id] = up()
+			for m := range 20 {
+				group := static(1)
+				group.Key = fmt.Sprintf("group-%d-%d", n, m)
+				shards[id].Groups[group.Key] = group
+				objects = append(objects, newPool(group.Key, v1beta1.Identifier(group.Key), v1beta1.Identifier(id)))
+			}
+		}
+		h := newHarness(t, shards, objects...)
+		groups := &countingGroups{Groups: h.controller.groups}
+		h.controller.groups = groups
+		ctx, cancel := context.WithTimeout(h.Ctx, time.Hour)
+		defer cancel()
+		go h.controller.Run(ctx)
+		time.Sleep(2 * settleTime)
+		synctest.Wait()
+		assert.Empty(t, h.Writes(), "of groups that have their pools")
+
+		groups.listed, groups.got = 0, 0
+		change := func(reachable bool) {
+			h.Fake.Update(func() { h.Fake.ByID["shard-7"].Reachable = reachable })
+			h.Fake.NotifyShard("shard-7")
+			time.Sleep(2 * settleTime)
+			synctest.Wait()
+		}
+		change(false)
+		added := static(1)
+		added.Key = "added"
+		h.Fake.SetGroup("shard-3", added)
+		h.Fake.NotifyGroup("shard-3", added.Key)
+		time.Sleep(2 * settleTime)
+		synctest.Wait()
+		assert.Empty(t, h.Writes(), "while a shard is not known")
+		change(true)
+		assert.Equal(t, []string{"create nstancemachinepools added"}, h.Writes(), "of the group that has waited")
+		assert.Equal(t, 1, groups.listed, "listed shards")
+		assert.LessOrEqual(t, groups.got, 5, "groups that were read")
 	})
 }
 

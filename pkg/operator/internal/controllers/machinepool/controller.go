@@ -54,7 +54,7 @@ type Controller struct {
 	shardGroupLister     nstancelisters.NstanceShardGroupNamespaceLister
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
 	members              *controllers.Members
-	poolIndex            cache.Indexer
+	poolIndex            *controllers.Pools
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	nodes                *controllers.Nodes
@@ -100,6 +100,10 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		return nil, err
 	}
 	pools := d.Informers.Nstance.NstanceMachinePools()
+	poolIndex, err := controllers.NewPools(pools.Informer())
+	if err != nil {
+		return nil, err
+	}
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
 	nstanceMachines := d.Informers.Nstance.NstanceMachines()
 	c := &Controller{
@@ -115,7 +119,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		shardGroupLister:     shardGroups.Lister().NstanceShardGroups(d.Namespace),
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
 		members:              members,
-		poolIndex:            pools.Informer().GetIndexer(),
+		poolIndex:            poolIndex,
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
@@ -134,7 +138,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	c.queue.SeedWith(c.keys)
 
 	c.Registrations, err = controller.Watch(
-		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
+		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Handler: controller.OnChange(c.machinePoolChanged)},

@@ -51,7 +51,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 			h.scale(50)
 			seen := h.pool()
 			test.pause(h, seen)
-			require.NoError(t, h.controller.poolIndex.Update(seen))
+			require.NoError(t, h.Informers.Nstance.NstanceMachinePools().Informer().GetIndexer().Update(seen))
 			h.expect(poolStatus)
 			status := h.pool().Status
 			paused := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionPaused)

@@ -19,7 +19,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -27,7 +26,7 @@ import (
 // shardChanged enqueues the pools of a shard that was configured or removed, became
 // synced, or whose connection changed.
 func (c *Controller) shardChanged(shard string) {
-	for _, pool := range controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byShard, shard) {
+	for _, pool := range c.poolIndex.OfShard(shard) {
 		c.queue.Add(cache.MetaObjectToName(pool))
 	}
 }
@@ -292,22 +291,6 @@ func (l *lastReported) set(group groupOnShard, now groupReport) (changed bool) {
 func (c *Controller) key(name string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, name)
 }
-
-// byShard is the index that finds pools by a shard that they name, so that no sync walks the whole
-// cache.
-const byShard = "shard"
-
-var poolIndexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
-	pool, ok := obj.(*v1beta1.NstanceMachinePool)
-	if !ok {
-		return nil, nil
-	}
-	shards := make([]string, len(pool.Spec.Shards))
-	for i, shard := range pool.Spec.Shards {
-		shards[i] = string(shard)
-	}
-	return shards, nil
-}}
 
 // poolOf returns the name of the pool that owns a shard group, "" if no pool does.
 func poolOf(group *v1beta1.NstanceShardGroup) string {

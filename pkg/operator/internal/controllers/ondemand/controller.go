@@ -45,6 +45,11 @@ const (
 	existingPodRetry = 5 * time.Minute
 )
 
+// allWaiting is in place of a UID in the key for which a sync enqueues all Pods without a machine. All
+// shards change when an operator starts, and the queue merges equal keys: so the Pods are not visited
+// once for each shard. No Pod has this UID.
+const allWaiting types.UID = ""
+
 // Options are the settings that only this controller has.
 type Options struct {
 	// Limit is the maximum number of machines for the Pods of one namespace that name one
@@ -158,7 +163,7 @@ func (c *Controller) groupChanged(_, key string) {
 // shardChanged is called when a shard was added to or removed from the configuration,
 // when its cache of groups is complete, and when its connection was opened or lost. Pods
 // may wait until the groups of all shards are known.
-func (c *Controller) shardChanged(string) { c.enqueueWaiting(c.pods(), controller.BatchPeriod) }
+func (c *Controller) shardChanged(string) { c.queue.AddAfter(allWaiting, controller.BatchPeriod) }
 
 // podChanged enqueues Pods that request a machine. A Pod that was deleted and created
 // again may appear as one change.

@@ -25,6 +25,8 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
+	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -59,7 +61,12 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 	}{
 		"a group changes":           {func(*Controller) { h.Fake.NotifyGroup("a", "gpu") }, []string{"pod-elsewhere at 1s", "pod-waiting at 1s"}},
 		"a group that no Pod names": {func(*Controller) { h.Fake.NotifyGroup("a", "tpu") }, nil},
-		"a shard changes":           {func(*Controller) { h.Fake.NotifyShard("a") }, []string{"pod-elsewhere at 1s", "pod-other at 1s", "pod-waiting at 1s"}},
+		// The key of all Pods that wait is empty.
+		"a shard changes": {func(*Controller) { h.Fake.NotifyShard("a") }, []string{". at 1s"}},
+		"the Pods that wait for a shard": {func(c *Controller) {
+			_, err := c.sync(h.Ctx, allWaiting)
+			require.NoError(t, err)
+		}, []string{"pod-elsewhere at 0s", "pod-other at 0s", "pod-waiting at 0s"}},
 
 		"a Pod appears":    {func(c *Controller) { c.podChanged(nil, inCache(waiting)) }, []string{"pod-waiting at 0s"}},
 		"a Pod is removed": {func(c *Controller) { c.podChanged(inCache(waiting), nil) }, []string{"pod-waiting at 0s"}},
@@ -322,4 +329,30 @@ func (h *harness) finish(machine string) {
 	require.NoError(h.T, h.Informers.Pods.GetIndexer().Delete(cached))
 	h.controller.podChanged(cached, nil)
 	h.remove("nstancemachines", pod)
+}
+
+// arrivingGroups calls arrive before it says that the groups of a shard are known.
+type arrivingGroups struct {
+	shard.Groups
+	arrive func(id string)
+}
+
+func (g arrivingGroups) HasSynced(id string) bool {
+	g.arrive(id)
+	return g.Groups.HasSynced(id)
+}
+
+// A Pod is not rejected for a group that was not known yet when its sync began.
+func TestAGroupThatBecomesKnownDuringASyncIsFound(t *testing.T) {
+	h := newHarness(t, 0, shardtest.New("a", "b"))
+	h.Fake.Update(func() { h.Fake.ByID["b"].Synced = false })
+	assert.Equal(t, groupState{}, h.controller.observeGroup("gpu"), "before the groups of shard b are known")
+	h.controller.groups = arrivingGroups{Groups: h.controller.groups, arrive: func(id string) {
+		if id == "b" {
+			h.Fake.SetGroup("b", shard.Group{Key: "gpu"})
+			h.Fake.Update(func() { h.Fake.ByID["b"].Synced = true })
+		}
+	}}
+	assert.True(t, h.controller.observeGroup("gpu").found)
+	assert.Equal(t, groupState{complete: true}, h.controller.observeGroup("tpu"))
 }

@@ -5,6 +5,7 @@ package ondemand
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -16,6 +17,10 @@ import (
 
 // sync carries out the next step for a Pod and its machine.
 func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, error) {
+	if pod == allWaiting {
+		c.enqueueWaiting(c.pods(), 0)
+		return 0, nil
+	}
 	name := cache.NewObjectName(c.namespace, machineName(pod))
 	if !c.nstanceMachineWrites.CaughtUp(name) || !c.machineWrites.CaughtUp(name) {
 		return staleRetry, nil
@@ -86,13 +91,22 @@ func (c *Controller) observe(pod types.UID) (observation, error) {
 // observeGroup returns the state of a group on all shards. A group that is being deleted
 // accepts no instances. If no shard is known, the configuration has not been read yet.
 func (c *Controller) observeGroup(key string) groupState {
-	shards := c.shards.Shards()
-	state := groupState{complete: len(shards) > 0}
-	for _, id := range shards {
-		if group, ok := c.groups.Get(id, key); ok && !group.Deleting {
-			return groupState{found: true}
-		}
-		state.complete = state.complete && c.groups.HasSynced(id)
+	// Most groups exist, which is known without a look at every shard.
+	if c.hasGroup(key) {
+		return groupState{found: true}
 	}
-	return state
+	shards := c.shards.Shards()
+	if len(shards) == 0 || slices.ContainsFunc(shards, func(id string) bool { return !c.groups.HasSynced(id) }) {
+		return groupState{}
+	}
+	// The groups of a shard may have become known in between.
+	return groupState{found: c.hasGroup(key), complete: true}
+}
+
+// hasGroup reports whether the cache has a group of a configured shard that accepts instances.
+func (c *Controller) hasGroup(key string) bool {
+	return slices.ContainsFunc(c.groups.ShardsWith(key), func(id string) bool {
+		group, ok := c.groups.Get(id, key)
+		return ok && !group.Deleting && c.shards.Has(id)
+	})
 }

@@ -119,7 +119,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	c.queue = controller.NewQueue("orphannode", c.sync)
 	c.queue.SeedWith(c.keys)
 	c.Registrations, err = controller.Watch(
-		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},
+		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Indexers: indexers, Handler: controller.OnChange(c.nodeChanged)},
 	)
 	d.Groups.AddHandler(shard.GroupHandler{OnShard: c.shardChanged})
 	return c, err
@@ -128,13 +128,26 @@ func New(d controllers.Dependencies) (*Controller, error) {
 // Run deletes Nodes until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 
+// candidates indexes the Nodes that may be orphaned, all under candidate: a change of a shard visits
+// them, and not all Nodes.
+const (
+	candidates = "orphannode.candidates"
+	candidate  = "candidate"
+)
+
+var indexers = cache.Indexers{candidates: func(obj any) ([]string, error) {
+	if node, ok := obj.(*corev1.Node); ok && mayBeOrphaned(node) {
+		return []string{candidate}, nil
+	}
+	return nil, nil
+}}
+
 // keys returns the names of the Nodes that may be orphaned.
 func (c *Controller) keys() []string {
-	var names []string
-	for _, object := range c.nodes.List() {
-		if node, ok := object.(*corev1.Node); ok && mayBeOrphaned(node) {
-			names = append(names, node.Name)
-		}
+	nodes := controller.Indexed[corev1.Node](c.nodes, candidates, candidate)
+	names := make([]string, len(nodes))
+	for n, node := range nodes {
+		names[n] = node.Name
 	}
 	return names
 }

@@ -5,6 +5,7 @@ package orphannode
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -281,4 +283,44 @@ func TestOnlyNodesThatMayBeOrphanedAreEnqueued(t *testing.T) {
 	// The shard may be the one that could not be asked.
 	enqueued = controllertest.Enqueued(t, &h.controller.queue, func() { h.Fake.NotifyShard("b") })
 	assert.Equal(t, []string{"late at 0s"}, enqueued)
+}
+
+// countingIndexer counts the objects that are read from a cache.
+type countingIndexer struct {
+	cache.Indexer
+	read int
+}
+
+func (c *countingIndexer) List() []any {
+	found := c.Indexer.List()
+	c.read += len(found)
+	return found
+}
+
+func (c *countingIndexer) ByIndex(index, value string) ([]any, error) {
+	found, err := c.Indexer.ByIndex(index, value)
+	c.read += len(found)
+	return found, err
+}
+
+// Two hundred shards connect when an operator of a large cluster starts.
+func TestAChangeOfAShardVisitsOnlyNodesThatMayBeOrphaned(t *testing.T) {
+	h := newHarness(t, func(*harness) {})
+	for n := range 1000 {
+		healthy := h.node.DeepCopy()
+		healthy.Name = fmt.Sprint("healthy-", n)
+		h.ready(healthy, corev1.ConditionTrue, time.Hour)
+		h.Put(h.Informers.Nodes, healthy)
+	}
+	counted := &countingIndexer{Indexer: h.controller.nodes}
+	h.controller.nodes = counted
+	enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { h.Fake.NotifyShard("b") })
+	assert.Equal(t, []string{"late at 0s"}, enqueued)
+	assert.Equal(t, 1, counted.read, "Nodes that were read")
+
+	// A Node that reports again is no candidate.
+	healthy := h.node.DeepCopy()
+	h.ready(healthy, corev1.ConditionTrue, time.Hour)
+	h.Put(h.Informers.Nodes, healthy)
+	assert.Empty(t, h.controller.keys())
 }

@@ -118,10 +118,8 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 // shardChanged enqueues the pools of a shard that was configured or removed, became
 // synced, or whose connection changed.
 func (c *Controller) shardChanged(shard string) {
-	for _, pool := range c.pools() {
-		if slices.Contains(pool.Spec.Shards, v1beta1.Identifier(shard)) {
-			c.queue.AddAfter(cache.MetaObjectToName(pool), controller.BatchPeriod)
-		}
+	for _, pool := range c.poolIndex.OfShard(shard) {
+		c.queue.AddAfter(cache.MetaObjectToName(pool), controller.BatchPeriod)
 	}
 }
 

@@ -10,13 +10,16 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
+	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -208,4 +211,25 @@ func TestSyncStateOfADeletedPoolIsDropped(t *testing.T) {
 	if len(h.controller.states.byPool) > 0 {
 		t.Errorf("state has %v", h.controller.states.byPool)
 	}
+}
+
+// countingLister counts the lists of all pools.
+type countingLister struct {
+	nstancelisters.NstanceMachinePoolNamespaceLister
+	lists int
+}
+
+func (l *countingLister) List(selector labels.Selector) ([]*v1beta1.NstanceMachinePool, error) {
+	l.lists++
+	return l.NstanceMachinePoolNamespaceLister.List(selector)
+}
+
+func TestAChangeOfAShardVisitsOnlyItsPools(t *testing.T) {
+	h := newHarness(t, byShard{"a": running("i-1"), "b": running("i-2")}, newPool("a"))
+	counted := &countingLister{NstanceMachinePoolNamespaceLister: h.controller.poolLister}
+	h.controller.poolLister = counted
+	for shard, want := range map[string][]string{"a": {"workers at 1s"}, "b": nil} {
+		assert.Equal(t, want, controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.shardChanged(shard) }), "shard %s", shard)
+	}
+	assert.Zero(t, counted.lists, "lists of all pools")
 }

@@ -79,7 +79,7 @@ type Controller struct {
 	namespace string
 	client    clientset.NstanceShardGroupInterface
 	lister    nstancelisters.NstanceShardGroupNamespaceLister
-	indexer   cache.Indexer
+	index     *controllers.ShardGroups
 	shards    shard.Set
 	calls     shard.Client
 	groups    shard.Groups
@@ -111,11 +111,15 @@ type Controller struct {
 // New returns the controller and registers its handlers.
 func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
+	index, err := controllers.NewShardGroups(shardGroups.Informer())
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		namespace:  d.Namespace,
 		client:     d.Nstance.NstanceShardGroups(d.Namespace),
 		lister:     shardGroups.Lister().NstanceShardGroups(d.Namespace),
-		indexer:    shardGroups.Informer().GetIndexer(),
+		index:      index,
 		shards:     d.Shards,
 		calls:      d.ShardClient,
 		groups:     d.Groups,
@@ -136,9 +140,8 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf, d.Shards.Has)
 	c.queue.SeedWith(c.keys)
 
-	var err error
 	c.Registrations, err = controller.Watch(
-		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: indexers, Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
 	)
 	d.Shards.AddHandler(c.shardChanged)
 	d.Groups.AddHandler(shard.GroupHandler{OnGroup: c.groupChanged, OnShard: c.shardChanged, OnError: c.errorReported})
@@ -156,16 +159,6 @@ func shardOf(key cache.ObjectName) string {
 
 // Run syncs shard groups until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
-
-// byShard indexes shard groups by their shard.
-const byShard = "shard"
-
-var indexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
-	if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
-		return []string{string(group.Spec.Shard)}, nil
-	}
-	return nil, nil
-}}
 
 // shardGroupChanged enqueues a shard group at once for a new spec. It ignores the status,
 // which only this controller writes: a sync for it would cut short the delay that batches the
@@ -196,7 +189,7 @@ func (c *Controller) drainsReported(id string) {
 	if !c.notices.Settled(id) {
 		return
 	}
-	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+	for _, group := range c.index.OfShard(id) {
 		if ptr.Deref(group.Status.DrainingReplicas, 0) > 0 {
 			c.queue.AddAfter(cache.MetaObjectToName(group), controller.BatchPeriod)
 		}
@@ -214,7 +207,7 @@ func (c *Controller) shardChanged(id string) {
 	if reachable, _ := c.groups.Reachable(id); !reachable {
 		delay = controllers.LostGrace
 	}
-	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+	for _, group := range c.index.OfShard(id) {
 		c.queue.AddAfter(cache.MetaObjectToName(group), delay)
 	}
 }
