@@ -70,6 +70,8 @@ type Harness struct {
 
 	// SyncKey syncs the object of the test once.
 	SyncKey func() (time.Duration, error)
+	// Shown is called after each Show, nil for nothing. The informers call no handlers.
+	Shown func()
 
 	recorder *events.FakeRecorder
 	registry *prometheus.Registry
@@ -137,6 +139,9 @@ func (h *Harness) UseServers(s *shardtest.Servers) {
 func (h *Harness) Show() {
 	h.T.Helper()
 	h.API.Show(h.Informers.Nstance)
+	if h.Shown != nil {
+		h.Shown()
+	}
 }
 
 // Put adds objects to the cache of an informer, or replaces them there.

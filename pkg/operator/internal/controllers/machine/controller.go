@@ -93,10 +93,7 @@ type Controller struct {
 	deletions   *controller.Deletions
 
 	providerErrors providerErrors
-
-	// placementsMu guards placements.
-	placementsMu sync.Mutex
-	placements   map[cache.ObjectName]placement
+	placements     *placements
 
 	// syncStatesMu guards the map syncStates, and not its values.
 	syncStatesMu sync.Mutex
@@ -133,7 +130,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		clock:                d.Clock,
 		writes:               controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
 		deletions:            controller.NewDeletions(d.Clock),
-		placements:           make(map[cache.ObjectName]placement),
+		placements:           newPlacements(),
 		syncStates:           make(map[cache.ObjectName]*syncState),
 	}
 	c.queue = controller.NewShardQueue("machine", c.sync, c.shardOf, d.Shards.Has)

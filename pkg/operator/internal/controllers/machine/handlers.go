@@ -62,6 +62,7 @@ func (c *Controller) instanceChanged(shard, id string) {
 // error whose text differs each time would otherwise cause an endless series of syncs without
 // any delay.
 func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine) {
+	c.placements.changed(before, after)
 	if after == nil {
 		after = before
 	}
@@ -154,9 +155,6 @@ const (
 	byShard = "shard"
 	// byGroup indexes NstanceMachines by group, except pool members.
 	byGroup = "group"
-	// byPlacement indexes NstanceMachines by placementKey, except pool members, which the
-	// controller does not place.
-	byPlacement = "placement"
 	// byPoolMembership indexes pool members by placementKey.
 	byPoolMembership = "poolMembership"
 	// byInstance indexes NstanceMachines by instanceKey.
@@ -180,10 +178,6 @@ var indexers = cache.Indexers{
 	}),
 	byGroup: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
 		return string(nstanceMachine.Spec.GroupRef.Name), !locate(nstanceMachine).poolMember
-	}),
-	byPlacement: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
-		at := locate(nstanceMachine)
-		return placementKey(string(nstanceMachine.Spec.GroupRef.Name), at.shardID), at.shardID != "" && !at.poolMember
 	}),
 	byPoolMembership: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
 		at := locate(nstanceMachine)

@@ -42,6 +42,8 @@ type harness struct {
 
 	controller *Controller
 	drains     *fakeDrains
+	// counted are the NstanceMachines whose placements the controller has counted.
+	counted map[string]*v1beta1.NstanceMachine
 }
 
 // fakeDrains reports the same drain for every instance.
@@ -93,7 +95,26 @@ func (h *harness) newController() {
 	h.T.Helper()
 	c, err := New(h.Dependencies, Options{Drains: h.drains})
 	require.NoError(h.T, err)
-	h.controller = c
+	h.controller, h.counted = c, map[string]*v1beta1.NstanceMachine{}
+	h.Shown = h.count
+	h.count()
+}
+
+// count lets the controller count the placements that have changed in the cache, as the handler of a
+// running informer does.
+func (h *harness) count() {
+	shown := map[string]*v1beta1.NstanceMachine{}
+	for _, object := range h.Informers.Nstance.NstanceMachines().Informer().GetStore().List() {
+		nstanceMachine := object.(*v1beta1.NstanceMachine)
+		shown[nstanceMachine.Name] = nstanceMachine
+		h.controller.placements.changed(h.counted[nstanceMachine.Name], nstanceMachine)
+	}
+	for name, former := range h.counted {
+		if shown[name] == nil {
+			h.controller.placements.changed(former, nil)
+		}
+	}
+	h.counted = shown
 }
 
 // restart replaces the controller. The cache of NstanceMachines is not updated.

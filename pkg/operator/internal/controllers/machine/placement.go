@@ -7,8 +7,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,12 +71,79 @@ func choose(requested string, candidates []candidate) (string, *problem) {
 	}
 }
 
-// placement is a choice that the cache does not show yet.
+// placement is a choice that the handler of NstanceMachines has not seen yet.
 type placement struct {
 	uid          types.UID
 	group, shard string
 	// from is the shard that the cache shows, "" before the first placement.
 	from string
+}
+
+// placements counts the NstanceMachines of each group on each shard, so that a placement visits no
+// other NstanceMachine: a group may have thousands.
+type placements struct {
+	mu sync.Mutex
+	// counts are by placementKey. They contain the NstanceMachines that the handler has seen, and
+	// chosen.
+	counts map[string]int
+	// chosen are the placements that the handler has not seen.
+	chosen map[cache.ObjectName]placement
+}
+
+func newPlacements() *placements {
+	return &placements{counts: make(map[string]int), chosen: make(map[cache.ObjectName]placement)}
+}
+
+// changed counts a change of an NstanceMachine in the cache, as a handler receives it.
+func (p *placements) changed(before, after *v1beta1.NstanceMachine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count(before, -1)
+	p.count(after, 1)
+	if before == nil {
+		before = after
+	}
+	key := cache.MetaObjectToName(before)
+	if placed, found := p.chosen[key]; found && !placed.isPending(after) {
+		p.drop(key)
+	}
+}
+
+// count adds n to the count of an NstanceMachine, which may be nil. The caller holds mu.
+func (p *placements) count(nstanceMachine *v1beta1.NstanceMachine, n int) {
+	if nstanceMachine == nil {
+		return
+	}
+	if at := locate(nstanceMachine); at.shardID != "" && !at.poolMember {
+		p.add(string(nstanceMachine.Spec.GroupRef.Name), at.shardID, n)
+	}
+}
+
+// isPending reports whether an NstanceMachine, nil if it was deleted, does not show a placement yet.
+func (p placement) isPending(cached *v1beta1.NstanceMachine) bool {
+	return cached != nil && cached.UID == p.uid && cached.Status.Shard == p.from
+}
+
+// add changes a count. The caller holds mu.
+func (p *placements) add(group, shard string, n int) {
+	key := placementKey(group, shard)
+	if p.counts[key] += n; p.counts[key] == 0 {
+		delete(p.counts, key)
+	}
+}
+
+// choose records a placement. The caller holds mu.
+func (p *placements) choose(key cache.ObjectName, placed placement) {
+	p.chosen[key] = placed
+	p.add(placed.group, placed.shard, 1)
+}
+
+// drop forgets a placement. The caller holds mu.
+func (p *placements) drop(key cache.ObjectName) {
+	if placed, found := p.chosen[key]; found {
+		delete(p.chosen, key)
+		p.add(placed.group, placed.shard, -1)
+	}
 }
 
 // place chooses the shard of an NstanceMachine. It holds a lock and counts earlier placements,
@@ -86,46 +153,49 @@ func (c *Controller) place(observed observation, declined map[string]rejection) 
 	nstanceMachine := observed.nstanceMachine
 	group := string(nstanceMachine.Spec.GroupRef.Name)
 	key := cache.MetaObjectToName(nstanceMachine)
+	requested := cmp.Or(string(nstanceMachine.Spec.Shard), observed.machine.Spec.FailureDomain)
 
-	c.placementsMu.Lock()
-	defer c.placementsMu.Unlock()
-	delete(c.placements, key)
-	maps.DeleteFunc(c.placements, func(key cache.ObjectName, placed placement) bool {
-		cached, err := c.nstanceMachineLister.Get(key.Name)
-		return err != nil || cached.UID != placed.uid || cached.Status.Shard != placed.from
-	})
-	placed := map[string]int{}
-	for _, other := range c.placements {
-		if other.group == group {
-			placed[other.shard]++
-		}
+	c.placements.mu.Lock()
+	defer c.placements.mu.Unlock()
+	c.placements.drop(key)
+	chosen, blocked := choose(requested, c.candidates(requested, c.groups.ShardsWith(group), declined, observed))
+	if blocked != nil {
+		// The message names shards that do not have the group.
+		chosen, blocked = choose(requested, c.candidates(requested, c.shards.Shards(), declined, observed))
 	}
-	ids := c.shards.Shards()
-	candidates := make([]candidate, len(ids))
-	for i, id := range ids {
-		candidates[i] = candidate{id: id, synced: c.groups.HasSynced(id), nstanceMachines: placed[id] + c.countPlaced(group, id)}
-		candidates[i].reachable, _ = c.groups.Reachable(id)
-		if has, ok := c.groups.Get(id, group); ok {
-			candidates[i].hasGroup = !has.Deleting
-			candidates[i].declined = declinedBy(declined, id, has.ETag, observed)
-		}
+	if blocked != nil {
+		return "", blocked
 	}
-	chosen, blocked := choose(cmp.Or(string(nstanceMachine.Spec.Shard), observed.machine.Spec.FailureDomain), candidates)
-	if blocked == nil {
-		c.placements[key] = placement{uid: nstanceMachine.UID, group: group, shard: chosen, from: nstanceMachine.Status.Shard}
+	placed := placement{uid: nstanceMachine.UID, group: group, shard: chosen, from: nstanceMachine.Status.Shard}
+	// The handler drops a placement when it sees another shard than from. It does not if it has seen
+	// that before, or will never see it.
+	if cached, err := c.nstanceMachineLister.Get(key.Name); err == nil && placed.isPending(cached) && chosen != placed.from {
+		c.placements.choose(key, placed)
 	}
-	return chosen, blocked
+	return chosen, nil
 }
 
-// countPlaced returns the number of NstanceMachines of a group on a shard in the
-// cache.
-func (c *Controller) countPlaced(group, shard string) int {
-	keys, err := c.nstanceMachineIndex.IndexKeys(byPlacement, placementKey(group, shard))
-	if err != nil {
-		// Only an index that was never added returns an error.
-		panic(err)
+// candidates returns the shards among ids that are configured, or only the requested shard. The caller
+// holds placements.mu.
+func (c *Controller) candidates(requested string, ids []string, declined map[string]rejection, observed observation) []candidate {
+	if requested != "" {
+		ids = []string{requested}
 	}
-	return len(keys)
+	group := string(observed.nstanceMachine.Spec.GroupRef.Name)
+	candidates := make([]candidate, 0, len(ids))
+	for _, id := range ids {
+		if !c.shards.Has(id) {
+			continue
+		}
+		found := candidate{id: id, synced: c.groups.HasSynced(id), nstanceMachines: c.placements.counts[placementKey(group, id)]}
+		found.reachable, _ = c.groups.Reachable(id)
+		if has, ok := c.groups.Get(id, group); ok {
+			found.hasGroup = !has.Deleting
+			found.declined = declinedBy(declined, id, has.ETag, observed)
+		}
+		candidates = append(candidates, found)
+	}
+	return candidates
 }
 
 // A shard that declines a create request (shard.IsDeclined) has no instance for it, so that

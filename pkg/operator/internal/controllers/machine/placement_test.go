@@ -6,6 +6,7 @@ package machine
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -19,8 +20,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
+	"nstance.dev/operator/pkg/operator/shard/shardtest"
 	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -141,11 +144,78 @@ func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
 		t.Errorf("the placement has changed: %v", got)
 	}
 	// A placement that the cache shows is not counted twice.
-	seen := observation{nstanceMachine: newNstanceMachine("late"), machine: newMachine("late")}
-	h.controller.place(seen, nil)
-	if left := len(h.controller.placements); left != 1 {
-		t.Errorf("%d placements are left, want the last", left)
+	assert.Empty(t, h.controller.placements.chosen)
+	want := map[string]int{placementKey("others", "c"): before}
+	for _, id := range h.Fake.Shards() {
+		want[placementKey("workers", id)] = each
 	}
+	assert.Equal(t, want, h.controller.placements.counts)
+	for _, nstanceMachine := range all {
+		controllertest.Remove[*v1beta1.NstanceMachine](h.API, nstanceMachine.Name)
+	}
+	h.Show()
+	assert.Empty(t, h.controller.placements.counts, "counts of deleted NstanceMachines")
+}
+
+// What the handler has seen before a placement is recorded does not drop it later.
+func TestAPlacementThatTheHandlerHasSeenIsNotKept(t *testing.T) {
+	for name, seen := range map[string]func(h *harness){
+		"the NstanceMachine was deleted": func(h *harness) { controllertest.Remove[*v1beta1.NstanceMachine](h.API, "m") },
+		"another shard was written": func(h *harness) {
+			controllertest.Change(h.API, "m", func(m *v1beta1.NstanceMachine) { m.Status.Shard, m.Status.RequestID = "b", "request" })
+		},
+		"the same shard is chosen again": func(h *harness) {
+			controllertest.Change(h.API, "m", func(m *v1beta1.NstanceMachine) { m.Status.Shard, m.Status.RequestID = "a", "request" })
+			h.Fake.Update(func() { delete(h.Fake.ByID, "b") })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, newShards("a", "b"), newNstanceMachine("m"))
+			observed := observation{nstanceMachine: h.nstanceMachine("m"), machine: newMachine("m")}
+			seen(h)
+			h.Show()
+			if cached, err := h.controller.nstanceMachineLister.Get("m"); err == nil && cached.Status.Shard == "a" {
+				observed.nstanceMachine = cached
+			}
+			want := maps.Clone(h.controller.placements.counts)
+			chosen, blocked := h.controller.place(observed, nil)
+			assert.Equal(t, "a", chosen)
+			assert.Nil(t, blocked)
+			assert.Equal(t, want, h.controller.placements.counts)
+		})
+	}
+}
+
+// countingLister counts the NstanceMachines that are read.
+type countingLister struct {
+	nstancelisters.NstanceMachineNamespaceLister
+	got int
+}
+
+func (l *countingLister) Get(name string) (*v1beta1.NstanceMachine, error) {
+	l.got++
+	return l.NstanceMachineNamespaceLister.Get(name)
+}
+
+// A thousand NstanceMachines of a group are placed before the cache shows the first of them.
+func TestAPlacementVisitsNoOtherNstanceMachine(t *testing.T) {
+	const count = 1000
+	all := make([]*v1beta1.NstanceMachine, count)
+	for n := range all {
+		all[n] = newNstanceMachine(fmt.Sprint("m-", n))
+	}
+	h := newHarness(t, newShards("a", "b", "c"), all...)
+	for n := range 500 {
+		h.Fake.ByID[fmt.Sprint("other-", n)] = shardtest.NewShard()
+	}
+	lister := &countingLister{NstanceMachineNamespaceLister: h.controller.nstanceMachineLister}
+	h.controller.nstanceMachineLister = lister
+	for _, nstanceMachine := range all {
+		_, blocked := h.controller.place(observation{nstanceMachine: h.nstanceMachine(nstanceMachine.Name), machine: newMachine(nstanceMachine.Name)}, nil)
+		require.Nil(t, blocked)
+	}
+	assert.LessOrEqual(t, lister.got, count, "NstanceMachines that were read")
+	assert.Len(t, h.controller.placements.chosen, count)
 }
 
 // decliningClient declines create requests on some shards, unless the instance of the
