@@ -50,7 +50,7 @@ const BatchPeriod = time.Second
 type SyncFunc[Key comparable] func(ctx context.Context, key Key) (requeue time.Duration, err error)
 
 // Queue contains the keys to sync. It contains a key at most once, and two workers never sync
-// the same key at a time.
+// the same key at a time. Urgent keys are synced before all others (AddUrgent).
 type Queue[Key comparable] struct {
 	name string
 	sync SyncFunc[Key]
@@ -69,6 +69,8 @@ type Queue[Key comparable] struct {
 	// syncing are the keys that workers sync now. A key whose part changes may be in two
 	// parts.
 	syncing map[Key]struct{}
+	// urgent are the keys that are urgent when they are synced next.
+	urgent *urgency[Key]
 }
 
 // part is the queue of the keys that share workers.
@@ -76,7 +78,7 @@ type part[Key comparable] = workqueue.TypedRateLimitingInterface[Key]
 
 // NewQueue returns a queue. name is the label of its metrics and of its log lines.
 func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
-	return &Queue[Key]{name: name, sync: sync, parts: map[string]part[Key]{}, syncing: map[Key]struct{}{}}
+	return &Queue[Key]{name: name, sync: sync, parts: map[string]part[Key]{}, syncing: map[Key]struct{}{}, urgent: &urgency[Key]{}}
 }
 
 // NewShardQueue returns a queue with separate workers for each shard, so that calls to a shard
@@ -102,6 +104,16 @@ func (q *Queue[Key]) SeedWith(seed func() []Key) { q.seed = seed }
 // Add enqueues key.
 func (q *Queue[Key]) Add(key Key) {
 	if q.accepts() {
+		q.part(key).Add(key)
+	}
+}
+
+// AddUrgent enqueues key before the keys that are not urgent: for what a user has changed, which must
+// not wait for the reports of thousands of other objects, such as all objects of a shard that is
+// lost. A key stays urgent until a sync has succeeded, without a requeue within maxStaleRetry.
+func (q *Queue[Key]) AddUrgent(key Key) {
+	if q.accepts() {
+		q.urgent.set(key)
 		q.part(key).Add(key)
 	}
 }
@@ -144,7 +156,9 @@ func (q *Queue[Key]) part(key Key) part[Key] {
 	if !ok {
 		limiter := jittered[Key]{workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)}
 		p = workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
-			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name})
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name, DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(
+				workqueue.TypedDelayingQueueConfig[Key]{Name: q.name, Queue: workqueue.NewTypedWithConfig(
+					workqueue.TypedQueueConfig[Key]{Name: q.name, Queue: &classes[Key]{urgent: q.urgent}})})})
 		q.parts[name] = p
 		switch {
 		case q.stopped:
@@ -217,8 +231,12 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 		return true
 	}
 	defer q.end(key)
+	wasUrgent := q.urgent.take(key)
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "object", key)
 	requeue, panicked, err := q.call(klog.NewContext(ctx, logger), key)
+	if wasUrgent && (err != nil || requeue > 0 && requeue <= maxStaleRetry) {
+		q.urgent.set(key)
+	}
 	switch {
 	case panicked:
 		q.part(key).AddAfter(key, lastRetry)

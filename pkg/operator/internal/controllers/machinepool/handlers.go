@@ -33,14 +33,17 @@ func (c *Controller) shardChanged(shard string) {
 
 // poolChanged enqueues a pool with a new spec or new metadata. A new status is the
 // controller's own, and a sync for it would shorten the batch of reports of shards; the resync
-// reverts what other writers change in it.
+// reverts what other writers change in it. What a user has changed is urgent: it does not wait
+// behind the pools of a shard that is lost.
 func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before != nil && controllers.PauseChanged(before, after):
 		c.enqueueWithShardGroups(after.Name)
-	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+	case before == nil || before.Generation != after.Generation:
+		c.queue.AddUrgent(cache.MetaObjectToName(after))
+	case before.ResourceVersion == after.ResourceVersion ||
 		!slices.Equal(before.Finalizers, after.Finalizers) ||
 		!equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) ||
 		!maps.Equal(before.Labels, after.Labels):
@@ -109,10 +112,13 @@ func conditionsDiffer(conditions, others []metav1.Condition) bool {
 // machinePoolChanged enqueues the pool that a MachinePool refers to, and the pool of
 // its name, which has no MachinePool while this MachinePool refers to another object.
 // A change matters if it concerns the replicas, the bootstrap data, the cluster autoscaler, a
-// pause or a deletion. Cluster API writes the status.
+// pause or a deletion, and is urgent. Cluster API writes the status.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
-	enqueue := func(pool string) { c.queue.Add(c.key(pool)) }
+	enqueue := func(pool string) { c.queue.AddUrgent(c.key(pool)) }
 	if before != nil && after != nil {
+		if before.ResourceVersion == after.ResourceVersion {
+			enqueue = func(pool string) { c.queue.Add(c.key(pool)) }
+		}
 		switch {
 		case controllers.PauseChanged(before, after):
 			enqueue = c.enqueueWithShardGroups

@@ -4,14 +4,24 @@
 package machinepool
 
 import (
+	"context"
+	"fmt"
 	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -208,4 +218,59 @@ func TestRelevantChange(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One of three shards of 1,000 pools dies, which changes the status of all of them. Pools on the
+// other shards are scaled meanwhile.
+func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
+	const count, scaled = 1000, 12
+	var objects []runtime.Object
+	for n := range count + scaled {
+		pool := newPool("a", "b")
+		if n < count {
+			pool = newPool("a", "b", "dead")
+		}
+		pool.Name = fmt.Sprint("pool-", n)
+		pool.UID, pool.Spec.Group = types.UID(pool.Name), v1beta1.Identifier(pool.Name)
+		objects = append(objects, pool)
+	}
+	h := newHarness(t, withSizes(map[string]int32{"a": 0, "b": 0, "dead": 0}), objects...)
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var synced []string
+		h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			time.Sleep(20 * time.Millisecond)
+			mu.Lock()
+			defer mu.Unlock()
+			synced = append(synced, key.Name)
+			return 0, nil
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		done := make(chan struct{})
+		go func() { defer close(done); h.controller.queue.Run(ctx, workers) }()
+		synctest.Wait()
+
+		h.controller.shardChanged("dead")
+		time.Sleep(200 * time.Millisecond)
+		mu.Lock()
+		before := len(synced)
+		mu.Unlock()
+		for n := range scaled {
+			name := fmt.Sprint("pool-", count+n)
+			was, is := machinePool(name, ptr.To[int32](3)), machinePool(name, ptr.To[int32](6))
+			for version, machinePool := range map[string]*clusterv1.MachinePool{"1": was, "2": is} {
+				machinePool.ResourceVersion = version
+				machinePool.Spec.Template.Spec.InfrastructureRef.Name = name
+			}
+			h.controller.machinePoolChanged(was, is)
+		}
+		<-done
+		assert.Len(t, synced, count+scaled)
+		for n := range scaled {
+			at := slices.Index(synced, fmt.Sprint("pool-", count+n)) - before
+			// Each worker may be busy, and every fourth sync is of another pool.
+			assert.LessOrEqual(t, at, workers+scaled*4/3, "syncs before scaled pool %d", n)
+		}
+	})
 }
