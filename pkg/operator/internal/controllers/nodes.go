@@ -119,7 +119,10 @@ func (n *Nodes) reportedByOthers(shardID, providerID string) string {
 	}
 	others := sets.New[string]()
 	for _, group := range n.ShardGroupsWith(providerID) {
-		if slices.ContainsFunc(group.Status.ProviderIDs, func(id string) bool { return providerid.Match(id, providerID) }) {
+		// The list of the shard itself is not read: it may have thousands of ids, each of which is
+		// looked up.
+		if string(group.Spec.Shard) != shardID &&
+			slices.ContainsFunc(group.Status.ProviderIDs, func(id string) bool { return providerid.Match(id, providerID) }) {
 			others.Insert(string(group.Spec.Shard))
 		}
 	}
