@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -177,4 +178,26 @@ func (s *OperatorService) RefreshConfig(ctx context.Context, _ *emptypb.Empty) (
 		return nil, toStatus(config.For(clientFrom(ctx).Tenant, err))
 	}
 	return &nstancev1.RefreshConfigResponse{Updated: before.ETag != after.ETag, PrevEtag: before.ETag, Etag: after.ETag}, nil
+}
+
+// staleStatus returns FailedPrecondition with the detail that distinguishes a stale
+// request from a rejected configuration.
+func staleStatus(err *groups.StaleError) *status.Status {
+	metadata := map[string]string{nstancev1.MetadataRevision: err.Revision.String()}
+	if err.Stored != nil {
+		metadata[nstancev1.MetadataStoredRevision] = err.Stored.String()
+	}
+	return withReason(codes.FailedPrecondition, err.Error(), nstancev1.ReasonStaleRevision, metadata)
+}
+
+// withReason returns a status with a detail that distinguishes it from other statuses with
+// the same code.
+func withReason(code codes.Code, message, reason string, metadata map[string]string) *status.Status {
+	// A status that cannot be encoded loses its detail.
+	plain := status.New(code, validText(message))
+	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: nstancev1.ErrorDomain, Metadata: metadata})
+	if failure != nil {
+		return plain
+	}
+	return detailed
 }
