@@ -34,7 +34,7 @@ func (t *term) newHealth() *agenthealth.Tracker {
 		Changed:  t.changedOne,
 		Check: func(key instance.GroupKey, id string) {
 			t.refresh(id)
-			t.changed(key)
+			t.changedOne(key)
 		},
 		Failed: t.failures.ReportShard,
 	})
@@ -133,7 +133,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 			},
 			Registered: func(i instance.Instance) {
 				t.health.Registered(&i.Record)
-				t.changed(i.Key())
+				t.changedOne(i.Key())
 			},
 			Refused: t.health.Refused,
 			Refresh: t.refresh,

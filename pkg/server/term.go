@@ -167,7 +167,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Provider:    t.provider,
 		Specs:       specs,
 		Events:      t.events,
-		Changed:     func(key instance.GroupKey) { t.statuses.Refresh(key) },
+		Changed:     func(key instance.GroupKey) { t.statuses.RefreshSoon(key) },
 		Failed:      t.failures.ReportInstance,
 		CallContext: t.callContext,
 		Metrics:     t.shared.reconcilerMetrics,
@@ -290,18 +290,35 @@ func (t *term) allKeys() []instance.GroupKey {
 	return slices.Compact(keys)
 }
 
-// changedOne is called after the provider's instances of a group have changed.
-func (t *term) changedOne(key instance.GroupKey) { t.changed(key) }
+// changedOne is called after an instance of a group has changed.
+func (t *term) changedOne(key instance.GroupKey) {
+	if t.hasStarted() {
+		t.statuses.RefreshSoon(key)
+		t.enqueue(key)
+	}
+}
 
-// changed updates the status of groups and enqueues them. Before the term has
-// started it does nothing: serve begins with all groups.
+// changed updates the status of groups and enqueues them.
 func (t *term) changed(keys ...instance.GroupKey) {
+	if t.hasStarted() {
+		t.statuses.Refresh(keys...)
+		t.enqueue(keys...)
+	}
+}
+
+// hasStarted reports whether the term has started. Before, changes count for nothing: serve begins
+// with all groups.
+func (t *term) hasStarted() bool {
 	select {
 	case <-t.started:
+		return true
 	default:
-		return
+		return false
 	}
-	t.statuses.Refresh(keys...)
+}
+
+// enqueue enqueues groups that have changed.
+func (t *term) enqueue(keys ...instance.GroupKey) {
 	if t.targets != nil {
 		t.targets.Enqueue()
 	}

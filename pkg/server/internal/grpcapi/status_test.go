@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -458,6 +459,98 @@ func TestGroupsAreRefreshedAtOnce(t *testing.T) {
 	s.groups[key("c")] = &groups.Group{Key: key("c"), Size: 2}
 	c.Refresh(key("a"), key("b"), key("c"), key("d"))
 	expectEvents(t, takeEvents(w), "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
+}
+
+// countingInstances counts how often the instances of a group are read.
+type countingInstances struct {
+	*shard
+	mu    sync.Mutex
+	lists int
+}
+
+func (c *countingInstances) List(key instance.GroupKey) []instance.Instance {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lists++
+	return c.shard.List(key)
+}
+
+// add adds a running instance to a group.
+func (c *countingInstances) add(key instance.GroupKey, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.instances[key] = append(c.instances[key], shown(id, instance.Running))
+}
+
+func (c *countingInstances) count() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.lists
+}
+
+// The instances of a large group start one after the other within ten seconds. Its status names all
+// of them, and is not computed and sent for each. A single change is sent at once.
+func TestInstancesThatStartOneByOneShareStatuses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const count = 5000
+		s := &shard{groups: map[instance.GroupKey]*groups.Group{}, instances: map[instance.GroupKey][]instance.Instance{}}
+		counted := &countingInstances{shard: s}
+		c := NewStatusCache(StatusOptions{Groups: s, Instances: counted, Nodes: s})
+		s.resize(c, "large", count)
+		s.resize(c, "other", 1)
+		w := c.watch("default")
+		takeEvents(w)
+		time.Sleep(time.Second)
+		start := func(n int) {
+			counted.add(key("large"), fmt.Sprintf("i-%05d", n))
+			c.RefreshSoon(key("large"))
+		}
+		running := func(event *nstancev1.GroupEvent) string {
+			return fmt.Sprint(event.Group.Key, " ", event.Group.ActualSize)
+		}
+		start(0)
+		expectEvents(t, taken(w, running), "large 1")
+
+		before := counted.count()
+		for n := range count - 1 {
+			time.Sleep(2 * time.Millisecond)
+			start(n + 1)
+			if n%500 != 100 {
+				continue
+			}
+			lists := counted.count()
+			// A list, a new watch and the reply to a request have what was true when they began.
+			switch n / 500 % 3 {
+			case 0:
+				assert.Equal(t, int32(n+2), c.list("default")[0].ActualSize, "listed")
+			case 1:
+				second := c.watch("default")
+				assert.Equal(t, fmt.Sprint("large ", n+2), taken(second, running)[0], "at the begin of a watch")
+				c.watchers.unwatch(second)
+			default:
+				assert.Equal(t, int32(n+2), c.get(s.groups[key("large")]).ActualSize, "replied")
+			}
+			assert.LessOrEqual(t, counted.count(), lists+1)
+		}
+		assert.LessOrEqual(t, counted.count()-before, 60, "computed statuses in 10 s")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		events := taken(w, running)
+		assert.Equal(t, fmt.Sprint("large ", count), events[len(events)-1], "the last event")
+
+		// A change of the group itself is sent at once, with what is pending.
+		start(count)
+		start(count + 1)
+		s.resize(c, "large", count+2)
+		expectEvents(t, taken(w, running), fmt.Sprint("large ", count+2))
+		assert.Empty(t, c.dirty)
+		start(count + 2)
+		start(count + 3)
+		c.Close()
+		lists := counted.count()
+		time.Sleep(time.Minute)
+		assert.Equal(t, lists, counted.count(), "after the end of the term")
+	})
 }
 
 // reversed orders instances by their ids, the last one first.

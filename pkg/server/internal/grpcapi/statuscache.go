@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	corev1 "k8s.io/api/core/v1"
@@ -57,8 +58,9 @@ type DeletionOrders interface {
 type groupWatcher = watcher[string, nstancev1.GroupEvent]
 
 // StatusCache has the status of every group for lists and watches: of all existing groups,
-// and of deleted or lost groups that still have instances. Callers that change a group or an
-// instance call Refresh. Watchers get an event when the status differs.
+// and of deleted or lost groups that still have instances. Callers that change a group call
+// Refresh, and callers that change an instance call RefreshSoon. Watchers get an event when the
+// status differs.
 type StatusCache struct {
 	groups    Groups
 	instances Instances
@@ -72,6 +74,10 @@ type StatusCache struct {
 	mu sync.Mutex
 	// statuses are immutable. A new status replaces an old one.
 	statuses map[instance.GroupKey]cachedStatus
+	// dirty has the timers of the groups whose statuses are refreshed soon.
+	dirty map[instance.GroupKey]*time.Timer
+	// closed is true after Close.
+	closed bool
 }
 
 // cachedStatus is the status of a group.
@@ -79,6 +85,24 @@ type cachedStatus struct {
 	// group is nil if the group was deleted or lost.
 	group  *groups.Group
 	status *nstancev1.GroupStatus
+	// at is when the status was computed last.
+	at time.Time
+}
+
+// The status of a group names all of its instances, so that its computation and its size grow with
+// them. While instances change one after the other, it is computed once in minRefreshInterval and
+// refreshIntervalPerInstance for each instance, at most once in maxRefreshInterval: operators collect
+// changes for a second in any case.
+const (
+	minRefreshInterval         = 100 * time.Millisecond
+	refreshIntervalPerInstance = 100 * time.Microsecond
+	maxRefreshInterval         = time.Second
+)
+
+// nextRefresh returns when a status may be computed again.
+func (c cachedStatus) nextRefresh() time.Time {
+	instances := len(c.status.GetInstances().GetInstances())
+	return c.at.Add(min(minRefreshInterval+time.Duration(instances)*refreshIntervalPerInstance, maxRefreshInterval))
 }
 
 // StatusOptions are the sources of a StatusCache. Shortfalls and DeletionOrders are optional.
@@ -100,6 +124,7 @@ func NewStatusCache(options StatusOptions) *StatusCache {
 		nodes:      options.Nodes,
 		watchers:   newWatchers[string, nstancev1.GroupEvent](),
 		statuses:   map[instance.GroupKey]cachedStatus{},
+		dirty:      map[instance.GroupKey]*time.Timer{},
 	}
 }
 
@@ -108,15 +133,60 @@ func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
 	// Reading with mu locked keeps an older status from replacing a newer one.
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.refresh(keys...)
+}
+
+// RefreshSoon computes the statuses of groups whose instances have changed: at once, or later if a
+// status was computed a short time ago. Lists and new watches do not wait for that.
+func (c *StatusCache) RefreshSoon(keys ...instance.GroupKey) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, key := range keys {
+		if c.dirty[key] != nil || c.closed {
+			continue
+		}
+		wait := time.Until(c.statuses[key].nextRefresh())
+		if wait <= 0 {
+			c.refresh(key)
+			continue
+		}
+		c.dirty[key] = time.AfterFunc(wait, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			// Close, or another refresh, may have been first.
+			if c.dirty[key] != nil {
+				c.refresh(key)
+			}
+		})
+	}
+}
+
+// refreshDirty computes the statuses of a tenant's groups that are refreshed soon. mu must be locked.
+func (c *StatusCache) refreshDirty(tenant string) {
+	for key := range c.dirty {
+		if key.Tenant == tenant {
+			c.refresh(key)
+		}
+	}
+}
+
+// refresh computes the statuses of groups. mu must be locked.
+func (c *StatusCache) refresh(keys ...instance.GroupKey) {
+	for _, key := range keys {
+		if timer := c.dirty[key]; timer != nil {
+			timer.Stop()
+			delete(c.dirty, key)
+		}
 		before, after := c.statuses[key], c.status(key)
+		after.at = time.Now()
 		// Comparing all fields of a changed group would take too long.
 		equal := before.status.GetEtag() == after.status.GetEtag() && proto.Equal(before.status, after.status)
 		switch {
 		case after.status == nil:
 			delete(c.statuses, key)
 		case equal:
-			c.statuses[key] = cachedStatus{after.group, before.status}
+			after.status = before.status
+			c.statuses[key] = after
 		default:
 			c.statuses[key] = after
 		}
@@ -133,13 +203,13 @@ func (c *StatusCache) status(key instance.GroupKey) cachedStatus {
 	group, found := c.groups.Get(key)
 	switch {
 	case found:
-		return cachedStatus{group, c.statusOf(group, instances)}
+		return cachedStatus{group: group, status: c.statusOf(group, instances)}
 	case len(instances) == 0:
 		return cachedStatus{}
 	case c.groups.Deleted(key):
-		return cachedStatus{nil, newDeletingStatus(key, c.statuses[key].status, instances)}
+		return cachedStatus{status: newDeletingStatus(key, c.statuses[key].status, instances)}
 	default:
-		return cachedStatus{nil, newLostStatus(key, instances)}
+		return cachedStatus{status: newLostStatus(key, instances)}
 	}
 }
 
@@ -147,6 +217,9 @@ func (c *StatusCache) status(key instance.GroupKey) cachedStatus {
 // the group was changed again.
 func (c *StatusCache) get(group *groups.Group) *nstancev1.GroupStatus {
 	c.mu.Lock()
+	if c.dirty[group.Key] != nil {
+		c.refresh(group.Key)
+	}
 	cached := c.statuses[group.Key]
 	c.mu.Unlock()
 	if cached.group == group {
@@ -178,12 +251,20 @@ func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instanc
 // Close closes all watches, present and future.
 func (c *StatusCache) Close() {
 	c.watchers.close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, timer := range c.dirty {
+		timer.Stop()
+	}
+	clear(c.dirty)
 }
 
 // list returns the statuses of a tenant's groups, sorted by key.
 func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.refreshDirty(tenant)
 	var list []*nstancev1.GroupStatus
 	for key, cached := range c.statuses {
 		if key.Tenant == tenant {
@@ -200,6 +281,7 @@ func (c *StatusCache) watch(tenant string) *groupWatcher {
 	// With mu locked no status changes in between.
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.refreshDirty(tenant)
 	w := c.watchers.watch(&groupWatcher{tenant: tenant})
 	for _, key := range slices.SortedFunc(maps.Keys(c.statuses), instance.GroupKey.Compare) {
 		if key.Tenant == tenant {
