@@ -43,6 +43,9 @@ func (s *Store) compare() (unrecorded, returned []instance.VM) {
 	return unrecorded, returned
 }
 
+// adopters is how many records are written concurrently.
+const adopters = 16
+
 // Adopt creates records for the provider's instances that have no record, so that they are
 // neither created a second time nor terminated. A record has the group and the origin that
 // the provider has stored, and the age of the id. The provider must be synced.
@@ -54,7 +57,7 @@ func (s *Store) compare() (unrecorded, returned []instance.VM) {
 func (s *Store) Adopt(ctx context.Context) error {
 	unrecorded, returned := s.compare()
 	errs := make([]error, len(unrecorded)+len(returned))
-	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), readers, len(errs), func(i int) {
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), adopters, len(errs), func(i int) {
 		if i < len(unrecorded) {
 			errs[i] = s.adopt(ctx, unrecorded[i])
 		} else {

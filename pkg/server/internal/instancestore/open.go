@@ -20,8 +20,9 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// readers is how many records are read concurrently.
-const readers = 16
+// readers is how many records are read concurrently. Until all are read, the shard is not served:
+// 10,000 records of an object storage that answers after 40 ms take 6 s.
+const readers = 64
 
 // Open reads the records whose current version is not in the cache, and updates
 // the cache. A record that cannot be read is an error that names its key:

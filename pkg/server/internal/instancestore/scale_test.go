@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/internal/instancestore"
+	"nstance.dev/operator/pkg/testing/runtest"
 )
 
 // Size of a large shard.
@@ -105,3 +107,39 @@ func BenchmarkList(b *testing.B) {
 		}
 	}
 }
+
+// The shard is not served before all records are read, and an object storage answers after tens of
+// milliseconds: many records are read at the same time.
+func TestManyRecordsAreReadAtTheSameTime(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	for range readersAtOnce {
+		s.add()
+	}
+	s.close()
+	s.loseCache()
+	var reading sync.WaitGroup
+	reading.Add(readersAtOnce)
+	s.storage.intervene(func(method, _ string) error {
+		if method != "Get" {
+			return nil
+		}
+		// Each read waits until all have begun.
+		reading.Done()
+		all := make(chan struct{})
+		go func() {
+			reading.Wait()
+			close(all)
+		}()
+		select {
+		case <-all:
+			return nil
+		case <-time.After(runtest.Timeout):
+			return errStorage
+		}
+	}, nil)
+	s.open(instancestore.Options{})
+	require.Len(t, s.List(group), readersAtOnce)
+}
+
+// readersAtOnce is the number of records that are read at the same time at least.
+const readersAtOnce = 64

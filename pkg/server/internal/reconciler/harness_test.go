@@ -82,10 +82,14 @@ type server struct {
 	targets Targets
 	// log collects the log lines of the next term; nil for the log of the process.
 	log *audittest.Log
-	// beforeCall is called before every call to storage or cloud.
+	// beforeCall is called before every call to storage or cloud, for one call at a time.
 	beforeCall func()
+	// calling has an entry while beforeCall is called.
+	calling chan struct{}
 	// unrecorded is called before instances without a record are looked up.
 	unrecorded func()
+	// storingID is called before each provider id is stored; it may be nil.
+	storingID func()
 
 	// agents follows the agents; nil if instances run no agents.
 	agents *agenthealth.Tracker
@@ -120,7 +124,7 @@ func startServer(t testing.TB, c *config.Config, agents bool) *server {
 	objects := t.TempDir()
 	files, err := file.Open(objects)
 	require.NoError(t, err)
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}, shortfalls: map[instance.GroupKey][]string{}, withAgents: agents}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}, shortfalls: map[instance.GroupKey][]string{}, withAgents: agents, calling: make(chan struct{}, 1)}
 	s.lead()
 	t.Cleanup(func() { s.stop() })
 	return s
@@ -159,7 +163,9 @@ func (s *server) lead() {
 		Failed:  s.reportFailure,
 		CallContext: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			if s.beforeCall != nil {
+				s.calling <- struct{}{}
 				s.beforeCall()
+				<-s.calling
 			}
 			return context.WithTimeout(ctx, 30*time.Second)
 		},
@@ -192,6 +198,13 @@ func (w watchedInstances) Unrecorded() []instance.VM {
 		w.s.unrecorded()
 	}
 	return w.Instances.Unrecorded()
+}
+
+func (w watchedInstances) SetProviderID(ctx context.Context, id, providerID string) error {
+	if w.s.storingID != nil {
+		w.s.storingID()
+	}
+	return w.Instances.SetProviderID(ctx, id, providerID)
 }
 
 // stop stops the term.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/audit"
@@ -86,20 +87,49 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	current.outcome.acted = len(actions) > 0
 	current.outcome.reordered = current.DeletionOrders.outdated(current.group, observed.instances, now)
 	var errs []error
-	for _, a := range actions {
-		if ctx.Err() != nil {
-			break
-		}
-		err := r.protect(ctx, func() error { return current.act(ctx, a, now) })
-		if errors.Is(err, errPanic) {
-			// It may have passed by the code that reports errors to operators.
-			r.Failed(key, a.id, err)
-		}
-		if err != nil {
-			errs = append(errs, err)
-		}
+	for len(actions) > 0 && ctx.Err() == nil {
+		n := independent(actions)
+		errs = append(errs, current.actTogether(ctx, actions[:n], now)...)
+		actions = actions[n:]
 	}
 	return current.outcome, errors.Join(errs...)
+}
+
+// recordWriters is how many records of one group are written at the same time: a write to an object
+// storage takes tens of milliseconds, and a group may have thousands of new instances.
+const recordWriters = 8
+
+// independent returns how many of the first actions may be done at the same time: those that only
+// write the records of different instances. Any other action is done alone, because the next one may
+// depend on its result.
+func independent(actions []action) int {
+	n := 0
+	for n < len(actions) && actions[n].verb == setProviderID {
+		n++
+	}
+	return max(n, 1)
+}
+
+// actTogether carries out independent actions, and returns their errors in the order of the actions.
+func (r *reconciliation) actTogether(ctx context.Context, actions []action, now time.Time) []error {
+	errs := make([]error, len(actions))
+	var acting errgroup.Group
+	acting.SetLimit(recordWriters)
+	for n, a := range actions {
+		acting.Go(func() error {
+			if ctx.Err() != nil {
+				return nil
+			}
+			errs[n] = r.protect(ctx, func() error { return r.act(ctx, a, now) })
+			if errors.Is(errs[n], errPanic) {
+				// It may have passed by the code that reports errors to operators.
+				r.Failed(r.key, a.id, errs[n])
+			}
+			return nil
+		})
+	}
+	_ = acting.Wait()
+	return errs
 }
 
 // removeUserdata lets the provider remove the userdata of instances whose agents have registered:
