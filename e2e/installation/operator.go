@@ -86,7 +86,9 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 			"--metrics-address", "",
 			"--capi-kubeconfig-server", n.cp.Server(),
 		}, workload, o.Flags),
-		Env:   c.env,
+		// The shard servers read their configuration from a folder, every two seconds. It is no flag,
+		// because the previous version of the operator would refuse it.
+		Env:   append(slices.Clone(c.env), "NSTANCE_IMPORT_DELAY=5s"),
 		Ports: []int{o.HTTPPort, o.WebhookPort},
 		Ready: controlplane.Probe{URL: o.URL() + c.readinessPath},
 	})

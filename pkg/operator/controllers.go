@@ -79,7 +79,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	}
 	list.add(cluster.New(d, clusterOptions))
 	list.add(shardgroup.New(d, shardgroup.Options{Pools: pools, Drains: drains}))
-	list.add(importer.New(d))
+	list.add(importer.New(d, importer.Options{Delay: options.ImportDelay}))
 	list.add(machine.New(d, machine.Options{Drains: drains}))
 	list.add(machinetemplate.New(d))
 	list.add(poolmember.New(d))

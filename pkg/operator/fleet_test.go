@@ -311,7 +311,7 @@ func startFleet(t *testing.T, size fleetSize) *fleet {
 
 	f.objects, f.instances = len(pools)+len(shardGroups)+len(machinePools), size.largeGroup
 	before, begun := f.measure(), processorTime(t)
-	list, err := newControllers(&Options{Namespace: h.Namespace, CAPIEndpoint: "https://api.test:6443"}, &clients{}, noIdentity{}, h.Dependencies)
+	list, err := newControllers(&Options{Namespace: h.Namespace, CAPIEndpoint: "https://api.test:6443", ImportDelay: window / 2}, &clients{}, noIdentity{}, h.Dependencies)
 	require.NoError(t, err)
 	ctx := klog.NewContext(t.Context(), klog.Logger{})
 	var running sync.WaitGroup

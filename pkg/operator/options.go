@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/base/flagenv"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/controller/election"
+	"nstance.dev/operator/pkg/operator/internal/controllers/importer"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 	"nstance.dev/operator/pkg/operator/shard/informer"
 )
@@ -79,6 +80,8 @@ type Options struct {
 	// ShardProbeInterval is the time between two lists of a shard's groups. A shard that does
 	// not respond within this time counts as unreachable.
 	ShardProbeInterval time.Duration
+	// ImportDelay is the time between the appearance of a group on a shard and its import.
+	ImportDelay time.Duration
 	// ResyncPeriod is the time between two syncs of an unchanged object.
 	ResyncPeriod time.Duration
 }
@@ -102,6 +105,7 @@ func DefaultOptions() *Options {
 		OnDemandDrainTimeout: time.Hour,
 		Timing:               election.DefaultTiming(),
 		ShardProbeInterval:   informer.DefaultProbeInterval,
+		ImportDelay:          importer.DefaultDelay,
 		ResyncPeriod:         10 * time.Minute,
 	}
 }
@@ -133,6 +137,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.OnDemandGroups, "on-demand-groups", o.OnDemandGroups, "groups of which Pods may request machines, separated by commas; empty for all")
 	o.Timing.AddFlags(flags)
 	flags.DurationVar(&o.ShardProbeInterval, "shard-probe-interval", o.ShardProbeInterval, "after what time the groups of every shard are listed again, 1s to 30s; a shard that does not respond within the same time, or within 10s, is unreachable")
+	flags.DurationVar(&o.ImportDelay, "import-delay", o.ImportDelay, "after what time a group that appears on a shard is imported; longer than the servers need to read a new configuration, which they do every 2s from a folder, and every 15s from a bucket")
 	flags.DurationVar(&o.ResyncPeriod, "resync-period", o.ResyncPeriod, "after what time every object is looked at again")
 }
 
@@ -238,6 +243,9 @@ func (o *Options) Validate() error {
 	o.Timing.Validate(refuse)
 	if o.ShardProbeInterval < informer.MinProbeInterval || o.ShardProbeInterval > informer.MaxProbeInterval {
 		refuse("shard-probe-interval", "%s must be %s to %s", o.ShardProbeInterval, informer.MinProbeInterval, informer.MaxProbeInterval)
+	}
+	if o.ImportDelay < 0 {
+		refuse("import-delay", "%s must not be negative", o.ImportDelay)
 	}
 	if o.ResyncPeriod < 0 {
 		refuse("resync-period", "%s must not be negative", o.ResyncPeriod)

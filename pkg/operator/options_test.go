@@ -58,6 +58,7 @@ func TestValidate(t *testing.T) {
 		"an interval of nothing":   {func(o *Options) { o.ShardProbeInterval = 0 }, "--shard-probe-interval: 0s must be 1s to 30s"},
 		"too short an interval":    {func(o *Options) { o.ShardProbeInterval = 999 * time.Millisecond }, "--shard-probe-interval: 999ms must be 1s to 30s"},
 		"too long an interval":     {func(o *Options) { o.ShardProbeInterval = 31 * time.Second }, "--shard-probe-interval: 31s must be 1s to 30s"},
+		"a negative import delay":  {func(o *Options) { o.ImportDelay = -1 }, "--import-delay: -1ns must not be negative"},
 		"a negative resync period": {func(o *Options) { o.ResyncPeriod = -1 }, "--resync-period: -1ns must not be negative"},
 		"a negative limit":         {func(o *Options) { o.OnDemandLimit = -1 }, "--on-demand-limit: -1 must not be negative"},
 		"a bad namespace":          {func(o *Options) { o.OnDemandNamespaces = []string{"team", "a_b"} }, `--on-demand-namespaces: "a_b": `},

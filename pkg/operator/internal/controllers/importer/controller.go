@@ -33,10 +33,6 @@ import (
 const (
 	// workers is the number of groups that are synced at once.
 	workers = 4
-	// settleTime is the delay between a change and the sync of its group. Servers
-	// read their configuration every few seconds, each at its own time; the delay
-	// lets one sync see the same change of all servers.
-	settleTime = 5 * time.Second
 	// importBurst is the number of groups that are imported at once, and importInterval the time
 	// after which each further group is: a server that names ever new groups must not fill the
 	// API server with pools. All groups of a shard are imported at once.
@@ -54,6 +50,17 @@ const allGroups = ""
 // the groups that have waited for them. All shards change when an operator starts, and the queue
 // merges equal keys. The key of a group has a namespace.
 var changedShards = cache.NewObjectName("", "shards")
+
+// DefaultDelay is Options.Delay for servers that read their configuration from a bucket, every 15
+// seconds.
+const DefaultDelay = 20 * time.Second
+
+// Options are the settings that only this controller has.
+type Options struct {
+	// Delay is the time between a change and the sync of its group. Servers read their configuration at
+	// intervals, each at its own time; a longer delay lets one sync see the same change of all servers.
+	Delay time.Duration
+}
 
 // Controller imports groups. The keys of its queue are namespace/group, and changedShards.
 type Controller struct {
@@ -77,6 +84,8 @@ type Controller struct {
 	metrics  *metrics
 	// limiter limits the imports.
 	limiter *rate.Limiter
+	// delay is Options.Delay.
+	delay time.Duration
 
 	// waiting are the groups that get a pool or a warning when all shards are known.
 	waiting waiting
@@ -87,7 +96,7 @@ type Controller struct {
 
 // New returns the controller and registers its handlers. Imported pools belong to the Cluster
 // d.ClusterName.
-func New(d controllers.Dependencies) (*Controller, error) {
+func New(d controllers.Dependencies, o Options) (*Controller, error) {
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
 	poolIndex, err := controllers.NewPools(pools.Informer())
@@ -113,6 +122,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		writes:           controller.NewWriteTracker(pools.Informer().GetStore()),
 		metrics:          newMetrics(d.Metrics),
 		limiter:          rate.NewLimiter(rate.Every(importInterval), importBurst),
+		delay:            o.Delay,
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
 	c.queue.SeedWith(c.keys)
@@ -132,12 +142,12 @@ func New(d controllers.Dependencies) (*Controller, error) {
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 
 // groupChanged enqueues a group whose cached state on a shard changed.
-func (c *Controller) groupChanged(_, key string) { c.queue.AddAfter(c.key(key), settleTime) }
+func (c *Controller) groupChanged(_, key string) { c.queue.AddAfter(c.key(key), c.delay) }
 
 // shardChanged enqueues the groups of a shard, and the groups that wait for it.
 func (c *Controller) shardChanged(id string) {
 	c.waiting.addShard(id)
-	c.queue.AddAfter(changedShards, settleTime)
+	c.queue.AddAfter(changedShards, c.delay)
 }
 
 // poolChanged enqueues the group of a pool that was added, changed or deleted, and the group
@@ -145,17 +155,17 @@ func (c *Controller) shardChanged(id string) {
 func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
-		c.queue.AddAfter(c.key(string(before.Spec.Group)), settleTime)
-		c.queue.AddAfter(c.key(before.Name), settleTime)
+		c.queue.AddAfter(c.key(string(before.Spec.Group)), c.delay)
+		c.queue.AddAfter(c.key(before.Name), c.delay)
 	case before == nil || before.Generation != after.Generation:
-		c.queue.AddAfter(c.key(string(after.Spec.Group)), settleTime)
+		c.queue.AddAfter(c.key(string(after.Spec.Group)), c.delay)
 	}
 }
 
 // shardGroupChanged enqueues a group when a shard group of a former pool no longer blocks its import.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
 	if before != nil && (after == nil || leftover(before) && !leftover(after)) {
-		c.queue.AddAfter(c.key(string(before.Spec.Group)), settleTime)
+		c.queue.AddAfter(c.key(string(before.Spec.Group)), c.delay)
 	}
 }
 

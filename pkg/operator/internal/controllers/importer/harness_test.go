@@ -53,7 +53,7 @@ func newHarness(t *testing.T, shards map[string]*shardtest.Shard, objects ...run
 		return true, pool, h.Tracker().Create(created.GetResource(), pool, controllertest.Namespace)
 	})
 	var err error
-	h.controller, err = New(h.Dependencies)
+	h.controller, err = New(h.Dependencies, Options{Delay: delay})
 	require.NoError(t, err)
 	assert.Len(t, h.controller.HasSynced(), 4, "one handler per informer")
 	h.show(firstVersion)

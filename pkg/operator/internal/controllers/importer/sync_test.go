@@ -39,6 +39,9 @@ import (
 
 const create = "create nstancemachinepools main"
 
+// delay is the delay of the tests.
+const delay = 5 * time.Second
+
 func TestSyncCreatesThePoolOnce(t *testing.T) {
 	h := newHarness(t, map[string]*shardtest.Shard{"us-west-2b": up(static(2)), "us-west-2c": up(), "us-west-2a": up(static(3))})
 	writes, _, err := h.SyncStale()
@@ -264,7 +267,7 @@ func watchPools(t *testing.T, servers *shardtest.Servers) *poolWatch {
 	t.Helper()
 	w := &poolWatch{Harness: controllertest.NewHarness(t, shardtest.New()), changes: make(chan string, 10)}
 	w.UseServers(servers)
-	c, err := New(w.Dependencies)
+	c, err := New(w.Dependencies, Options{Delay: delay})
 	require.NoError(t, err)
 	pools := w.Informers.Nstance.NstanceMachinePools().Informer()
 	_, err = pools.AddEventHandler(controller.OnChange(w.changed))
@@ -412,7 +415,7 @@ func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
 		for id := range shards {
 			h.Fake.NotifyShard(id)
 		}
-		time.Sleep(2 * settleTime)
+		time.Sleep(2 * delay)
 		synctest.Wait()
 		assert.Equal(t, 2*count, groups.listed)
 
@@ -422,7 +425,7 @@ func TestChangesOfManyShardsListTheirGroupsOnce(t *testing.T) {
 			for id := range shards {
 				h.Fake.NotifyShard(id)
 			}
-			time.Sleep(2 * settleTime)
+			time.Sleep(2 * delay)
 			synctest.Wait()
 		}
 		setReachable(false)
@@ -454,7 +457,7 @@ func TestAChangeOfOneShardVisitsItsGroupsOnly(t *testing.T) {
 		ctx, cancel := context.WithTimeout(h.Ctx, time.Hour)
 		defer cancel()
 		go h.controller.Run(ctx)
-		time.Sleep(2 * settleTime)
+		time.Sleep(2 * delay)
 		synctest.Wait()
 		assert.Empty(t, h.Writes(), "of groups that have their pools")
 
@@ -462,7 +465,7 @@ func TestAChangeOfOneShardVisitsItsGroupsOnly(t *testing.T) {
 		change := func(reachable bool) {
 			h.Fake.Update(func() { h.Fake.ByID["shard-7"].Reachable = reachable })
 			h.Fake.NotifyShard("shard-7")
-			time.Sleep(2 * settleTime)
+			time.Sleep(2 * delay)
 			synctest.Wait()
 		}
 		change(false)
@@ -470,7 +473,7 @@ func TestAChangeOfOneShardVisitsItsGroupsOnly(t *testing.T) {
 		added.Key = "added"
 		h.Fake.SetGroup("shard-3", added)
 		h.Fake.NotifyGroup("shard-3", added.Key)
-		time.Sleep(2 * settleTime)
+		time.Sleep(2 * delay)
 		synctest.Wait()
 		assert.Empty(t, h.Writes(), "while a shard is not known")
 		change(true)
