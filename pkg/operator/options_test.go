@@ -9,9 +9,11 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
 // complete returns the default options with valid values for required options.
@@ -90,6 +92,12 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 			t.Errorf("%s is not in the error %v", flag, err)
 		}
 	}
+}
+
+// Servers that have a group in their buckets at the same time report it up to a poll later than each other,
+// and the operator needs a moment to see it.
+func TestImportsWaitForServersThatReadABucket(t *testing.T) {
+	assert.Greater(t, DefaultOptions().ImportDelay, backend.PollInterval(backend.S3)+2*time.Second)
 }
 
 func TestLongestClusterName(t *testing.T) {

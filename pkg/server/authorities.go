@@ -14,7 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// authoritiesInterval is how often a server looks whether the CA is being replaced.
+// authoritiesInterval is how often a server looks whether the CA is being replaced, unless
+// Server.PollInterval is longer.
 const authoritiesInterval = 5 * time.Second
 
 // followAuthorities loads the authorities of the cluster when they change, and reports in the
@@ -22,7 +23,7 @@ const authoritiesInterval = 5 * time.Second
 // last authorities stay accepted.
 func (p *process) followAuthorities(ctx context.Context) {
 	f := &authoritiesFollower{process: p}
-	ticker := time.NewTicker(authoritiesInterval)
+	ticker := time.NewTicker(max(authoritiesInterval, p.server.PollInterval))
 	defer ticker.Stop()
 	for {
 		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
@@ -44,11 +45,11 @@ type authoritiesFollower struct {
 
 func (f *authoritiesFollower) follow(ctx context.Context) error {
 	p := f.process
-	object, err := p.storage.Get(ctx, storage.AuthoritiesKey)
-	if errors.Is(err, storage.ErrNotFound) {
-		return nil // the CA was never replaced
+	object, err := storage.GetChanged(ctx, p.storage, storage.AuthoritiesKey, f.etag)
+	if errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrUnchanged) {
+		return nil // the CA was never replaced, or not since
 	}
-	if err != nil || object.ETag == f.etag {
+	if err != nil {
 		return err
 	}
 	loaded, err := clusterkeys.Load(ctx, p.storage, p.secrets)

@@ -106,7 +106,8 @@ func (sh *shared) newRejectedMetric() prometheus.Collector {
 	})
 }
 
-// reloadInterval is how long a change of the configuration may remain unnoticed.
+// reloadInterval is how long a change of the configuration may remain unnoticed, unless
+// Server.PollInterval is longer.
 const reloadInterval = 2 * time.Second
 
 // configReloader puts each new configuration in the storage in force. An invalid
@@ -196,11 +197,11 @@ func (r *configReloader) reload(ctx context.Context) error {
 	if r.unaccepted {
 		r.accept(ctx)
 	}
-	source, err := config.Read(ctx, r.storage, r.shard)
+	source, changed, err := config.ReadChanged(ctx, r.storage, r.shard, r.InForce().ETag)
 	if err != nil {
 		return err
 	}
-	if source.ETag == r.InForce().ETag {
+	if !changed {
 		r.setInForce()
 		return nil
 	}

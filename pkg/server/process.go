@@ -71,6 +71,8 @@ type shared struct {
 	// not nil, triggers it during a term.
 	readConfig      func(context.Context) (*config.Config, error)
 	readConfigTicks <-chan time.Time
+	// pollInterval is the field of Server.
+	pollInterval time.Duration
 	// readAccepted reads the configuration that was in force last, or nil.
 	readAccepted func(context.Context, storage.Store) (*config.Config, error)
 	// rejected is why the configuration in the storage is not in force, nil if it is.
@@ -126,6 +128,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		config:          c,
 		readConfig:      s.readConfig,
 		readConfigTicks: s.ReadConfig,
+		pollInterval:    s.PollInterval,
 		readAccepted:    s.readAccepted,
 		advertise:       advertise,
 		registry:        prometheus.NewRegistry(),

@@ -61,7 +61,10 @@ type Server struct {
 	// Nameless leaves the URI of the shard out of the server's certificate, as
 	// servers of other versions do.
 	Nameless bool
-	// ReadConfig triggers reading the configuration. Default: every two seconds.
+	// PollInterval is how often the server looks for what administrators change in the storage, if that
+	// is rarer than by default: the configuration every two seconds, the authorities every five.
+	PollInterval time.Duration
+	// ReadConfig triggers reading the configuration. Default: PollInterval.
 	ReadConfig <-chan time.Time
 }
 
@@ -175,6 +178,7 @@ func Run(ctx context.Context, o Options) error {
 		Providers: registry.Providers,
 
 		MinWriteInterval: backend.MinWriteInterval(o.Storage),
+		PollInterval: backend.PollInterval(o.Storage),
 		Listen: func(ctx context.Context, address string) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", address)
 		},

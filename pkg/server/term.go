@@ -274,7 +274,7 @@ func (t *term) serve(ctx context.Context) error {
 	running.Go(func() { t.hashes.run(ctx) })
 	ticks := t.shared.readConfigTicks
 	if ticks == nil {
-		ticker := time.NewTicker(reloadInterval)
+		ticker := time.NewTicker(max(reloadInterval, t.shared.pollInterval))
 		defer ticker.Stop()
 		ticks = ticker.C
 	}

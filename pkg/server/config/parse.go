@@ -45,6 +45,20 @@ func Read(ctx context.Context, store storage.Store, shard string) (Source, error
 	return Source{Key: key, Data: object.Data, ETag: object.ETag, LastModified: object.LastModified}, nil
 }
 
+// ReadChanged is Read for a caller that has the configuration with an etag. changed is false if it is
+// the current one.
+func ReadChanged(ctx context.Context, store storage.Store, shard, etag string) (source Source, changed bool, err error) {
+	key := storage.ConfigKey(shard)
+	object, err := storage.GetChanged(ctx, store, key, etag)
+	if errors.Is(err, storage.ErrUnchanged) {
+		return Source{}, false, nil
+	}
+	if err != nil {
+		return Source{}, false, fmt.Errorf("read the configuration of shard %s: %w", shard, err)
+	}
+	return Source{Key: key, Data: object.Data, ETag: object.ETag, LastModified: object.LastModified}, true, nil
+}
+
 // ReadFile reads a configuration from a file.
 func ReadFile(path string) (Source, error) {
 	source, err := readFile(path)

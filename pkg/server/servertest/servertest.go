@@ -115,6 +115,9 @@ type Options struct {
 	HealthCheckInterval string
 	RegistrationTimeout string
 	AgentCertificateTTL string
+	// PollInterval is how often the server looks for changes in the storage. Default: the default of the
+	// server. Without InMemory, the server reads its configuration only when a test requests it.
+	PollInterval time.Duration
 	// InMemory keeps connections in memory, so that the server can run in a bubble of
 	// synctest. It reads its configuration by the clock then.
 	InMemory bool
@@ -224,6 +227,8 @@ func (s *Server) Launch() {
 		Providers: s.providers(),
 		Listen:    s.network.listen,
 		Nameless:  s.options.Nameless,
+
+		PollInterval: s.options.PollInterval,
 		GRPCOptions: []grpc.ServerOption{
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),

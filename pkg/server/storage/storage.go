@@ -26,6 +26,8 @@ var (
 	// ErrConflict means that the object has another version than the caller
 	// expects. Nothing was written.
 	ErrConflict = errors.New("changed by another writer")
+	// ErrUnchanged means that the object has the version that the caller already has.
+	ErrUnchanged = errors.New("unchanged")
 )
 
 // Object is the content and version of an object.
@@ -63,6 +65,27 @@ type Store interface {
 	Delete(ctx context.Context, key string) error
 	// List returns the objects whose key begins with prefix, sorted by key.
 	List(ctx context.Context, prefix string) ([]Info, error)
+}
+
+// ChangeReader is a Store whose service sends an object only if it has changed.
+type ChangeReader interface {
+	Store
+	// GetChanged is Get for a caller that has a version of the object. The error wraps ErrUnchanged if
+	// it is the current version.
+	GetChanged(ctx context.Context, key, etag string) (Object, error)
+}
+
+// GetChanged is Get for a caller that has a version of the object, "" for none. The error wraps
+// ErrUnchanged if it is the current version. Not every store saves the transfer.
+func GetChanged(ctx context.Context, store Store, key, etag string) (Object, error) {
+	if reader, ok := store.(ChangeReader); ok && etag != "" {
+		return reader.GetChanged(ctx, key, etag)
+	}
+	object, err := store.Get(ctx, key)
+	if err == nil && etag != "" && object.ETag == etag {
+		return Object{}, fmt.Errorf("read %s: %w", key, ErrUnchanged)
+	}
+	return object, err
 }
 
 // CheckCall returns an error if the key of a call is invalid, or if ctx is done.

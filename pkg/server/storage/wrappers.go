@@ -29,6 +29,13 @@ func (t *timed) Get(ctx context.Context, key string) (Object, error) {
 	return t.store.Get(ctx, key)
 }
 
+// GetChanged implements ChangeReader.
+func (t *timed) GetChanged(ctx context.Context, key, etag string) (Object, error) {
+	ctx, cancel := context.WithTimeout(ctx, t.timeout())
+	defer cancel()
+	return GetChanged(ctx, t.store, key, etag)
+}
+
 func (t *timed) Create(ctx context.Context, key string, data []byte) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.timeout())
 	defer cancel()
@@ -70,6 +77,11 @@ type prefixed struct {
 
 func (p *prefixed) Get(ctx context.Context, key string) (Object, error) {
 	return p.store.Get(ctx, p.prefix+key)
+}
+
+// GetChanged implements ChangeReader.
+func (p *prefixed) GetChanged(ctx context.Context, key, etag string) (Object, error) {
+	return GetChanged(ctx, p.store, p.prefix+key, etag)
 }
 
 func (p *prefixed) Create(ctx context.Context, key string, data []byte) (string, error) {
@@ -118,7 +130,7 @@ func (m *measured) begin(operation string) (end func(error)) {
 
 func outcomeOf(err error) string {
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, ErrUnchanged):
 		return "success"
 	case errors.Is(err, ErrNotFound):
 		return "not_found"
@@ -132,6 +144,14 @@ func outcomeOf(err error) string {
 func (m *measured) Get(ctx context.Context, key string) (object Object, err error) {
 	end := m.begin("get")
 	object, err = m.store.Get(ctx, key)
+	end(err)
+	return object, err
+}
+
+// GetChanged implements ChangeReader.
+func (m *measured) GetChanged(ctx context.Context, key, etag string) (object Object, err error) {
+	end := m.begin("get")
+	object, err = GetChanged(ctx, m.store, key, etag)
 	end(err)
 	return object, err
 }

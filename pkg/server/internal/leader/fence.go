@@ -64,6 +64,11 @@ type fence struct {
 	elector *Elector
 }
 
+// GetChanged implements storage.ChangeReader.
+func (f fence) GetChanged(ctx context.Context, key, etag string) (storage.Object, error) {
+	return storage.GetChanged(ctx, f.Store, key, etag)
+}
+
 func (f fence) Create(ctx context.Context, key string, data []byte) (etag string, err error) {
 	err = f.write(ctx, key, func(ctx context.Context) error {
 		etag, err = f.Store.Create(ctx, key, data)

@@ -29,6 +29,18 @@ const (
 // Known are all values of --storage.
 var Known = []string{File, GCS, S3}
 
+// bucketPollInterval is PollInterval of services that charge for each call.
+const bucketPollInterval = 15 * time.Second
+
+// PollInterval returns how often a server should look for changes of an object at least, for a value of
+// --storage; zero if a look costs nothing.
+func PollInterval(provider string) time.Duration {
+	if provider == File {
+		return 0
+	}
+	return bucketPollInterval
+}
+
 // Open returns the storage for the flags --storage, --bucket and --prefix. Errors
 // name the invalid flag. The bucket of File is the path of a folder. The prefix may
 // be empty, and may end in a slash or not.

@@ -47,7 +47,7 @@ type Store struct {
 	pace   pace
 }
 
-var _ storage.Store = (*Store)(nil)
+var _ storage.ChangeReader = (*Store)(nil)
 
 // Open returns the storage in a bucket, which must exist. Credentials are application default
 // credentials. With STORAGE_EMULATOR_HOST an emulator is used, without credentials. Open
@@ -92,21 +92,45 @@ func isNotFound(err error) bool {
 
 // Get implements storage.Store.
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
-	object, err := s.getObject(ctx, key)
+	object, err := s.getObject(ctx, key, "")
 	if err != nil {
 		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return object, nil
 }
 
-func (s *Store) getObject(ctx context.Context, key string) (storage.Object, error) {
+// GetChanged implements storage.ChangeReader.
+func (s *Store) GetChanged(ctx context.Context, key, etag string) (storage.Object, error) {
+	other := etag
+	if !isGeneration(etag) {
+		other = "" // the API would reject the condition
+	}
+	object, err := s.getObject(ctx, key, other)
+	if err == nil && object.ETag == etag {
+		err = storage.ErrUnchanged // an emulator ignores the condition
+	}
+	if err != nil {
+		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
+	}
+	return object, nil
+}
+
+// getObject reads an object unless it has a generation, which may be empty
+// (https://cloud.google.com/storage/docs/json_api/v1/objects/get).
+func (s *Store) getObject(ctx context.Context, key, notGeneration string) (storage.Object, error) {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return storage.Object{}, err
 	}
+	query := url.Values{"alt": {"media"}}
+	if notGeneration != "" {
+		query.Set("ifGenerationNotMatch", notGeneration)
+	}
 	response, _, err := s.do(ctx, googleapi.Call{
-		Name: "storage.objects.get", Method: http.MethodGet, Path: s.path(key), Query: url.Values{"alt": {"media"}},
+		Name: "storage.objects.get", Method: http.MethodGet, Path: s.path(key), Query: query,
 	})
-	switch {
+	switch e, failed := googleapi.AsError(err); {
+	case failed && e.Status == http.StatusNotModified:
+		return storage.Object{}, storage.ErrUnchanged
 	case isNotFound(err):
 		return storage.Object{}, storage.ErrNotFound
 	case err != nil:

@@ -34,6 +34,9 @@ const (
 	// codeNotFound is the SDK's code for a response without a body.
 	codeNotFound           = "NotFound"
 	codePreconditionFailed = "PreconditionFailed"
+	// codeNotModified is the SDK's code for the response to a condition that an object still has a
+	// version (https://docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html).
+	codeNotModified = "NotModified"
 	// codeConditionalConflict means that another operation on the object was in progress, maybe an
 	// attempt of the same write, and that nothing was written
 	// (https://docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html).
@@ -46,7 +49,7 @@ type Store struct {
 	bucket string
 }
 
-var _ storage.Store = (*Store)(nil)
+var _ storage.ChangeReader = (*Store)(nil)
 
 // Open returns the storage in a bucket, which must exist. Endpoint, region and
 // credentials come from the standard AWS_* environment variables and the other
@@ -71,20 +74,36 @@ func Open(ctx context.Context, bucket string) (*Store, error) {
 
 // Get implements storage.Store.
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
-	object, err := s.getObject(ctx, key)
+	object, err := s.getObject(ctx, key, nil)
 	if err != nil {
 		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return object, nil
 }
 
-func (s *Store) getObject(ctx context.Context, key string) (storage.Object, error) {
+// GetChanged implements storage.ChangeReader.
+func (s *Store) GetChanged(ctx context.Context, key, etag string) (storage.Object, error) {
+	object, err := s.getObject(ctx, key, &etag)
+	if err == nil && object.ETag == etag {
+		err = storage.ErrUnchanged // the service ignores the condition
+	}
+	if err != nil {
+		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
+	}
+	return object, nil
+}
+
+// getObject reads an object unless it has the version ifNoneMatch, which may be nil.
+func (s *Store) getObject(ctx context.Context, key string, ifNoneMatch *string) (storage.Object, error) {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return storage.Object{}, err
 	}
-	output, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
-	if code(err) == codeNoSuchKey {
+	output, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key, IfNoneMatch: ifNoneMatch})
+	switch code(err) {
+	case codeNoSuchKey:
 		return storage.Object{}, storage.ErrNotFound
+	case codeNotModified:
+		return storage.Object{}, storage.ErrUnchanged
 	}
 	if err != nil {
 		return storage.Object{}, err

@@ -37,6 +37,13 @@ func (i Intercepted) Get(ctx context.Context, key string) (storage.Object, error
 	})
 }
 
+// GetChanged implements storage.ChangeReader.
+func (i Intercepted) GetChanged(ctx context.Context, key, etag string) (storage.Object, error) {
+	return intercept(ctx, i, Call{Operation: "Get", Key: key}, func(ctx context.Context) (storage.Object, error) {
+		return storage.GetChanged(ctx, i.Store, key, etag)
+	})
+}
+
 // Create implements storage.Store.
 func (i Intercepted) Create(ctx context.Context, key string, data []byte) (string, error) {
 	return intercept(ctx, i, Call{"Create", key, data}, func(ctx context.Context) (string, error) {

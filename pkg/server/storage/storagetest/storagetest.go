@@ -30,6 +30,7 @@ func Conformance(t *testing.T, open func(t testing.TB) storage.Store) {
 	// The names of the tests are also the prefixes of their keys.
 	t.Run("round-trip", func(t *testing.T) { testRoundTrip(t, open) })
 	t.Run("etag", func(t *testing.T) { testETag(t, open(t)) })
+	t.Run("changed", func(t *testing.T) { testChanged(t, open) })
 	t.Run("not-found", func(t *testing.T) { testNotFound(t, open(t)) })
 	t.Run("conflict", func(t *testing.T) { testConflict(t, open(t)) })
 	t.Run("concurrent-creates", func(t *testing.T) { testConcurrentCreates(t, open) })
@@ -139,6 +140,32 @@ func testETag(t *testing.T, store storage.Store) {
 			t.Errorf("%.10q has the etag of other data, %s", data, etag)
 		}
 	}
+}
+
+// testChanged reads an object only if another client has changed it.
+func testChanged(t *testing.T, open func(t testing.TB) storage.Store) {
+	const key, missing = "changed/object", "changed/missing"
+	reader, writer := open(t), open(t)
+	get := func(etag string) (storage.Object, error) { return storage.GetChanged(t.Context(), reader, key, etag) }
+	first := mustCreate(t, writer, key, "first")
+	for range 2 {
+		_, err := get(first)
+		wantError(t, err, storage.ErrUnchanged, key)
+	}
+	second := mustReplace(t, writer, key, "second", first)
+	for _, etag := range []string{first, "", "something else"} {
+		object, err := get(etag)
+		require.NoError(t, err, "with etag %q", etag)
+		assert.Equal(t, "second", string(object.Data))
+		assert.Equal(t, second, object.ETag)
+	}
+	_, err := get(second)
+	wantError(t, err, storage.ErrUnchanged, key)
+	require.NoError(t, writer.Delete(t.Context(), key))
+	_, err = get(second)
+	wantError(t, err, storage.ErrNotFound, key)
+	_, err = storage.GetChanged(t.Context(), reader, missing, second)
+	wantError(t, err, storage.ErrNotFound, missing)
 }
 
 func testNotFound(t *testing.T, store storage.Store) {

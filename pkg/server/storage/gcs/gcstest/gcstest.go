@@ -237,10 +237,14 @@ func (s *Server) handle(r *request) (any, error) {
 	case "storage.objects.insert":
 		return s.insert(r, objects)
 	case "storage.objects.get":
-		if stored := objects[r.name]; stored != nil {
-			return stored, nil
+		stored := objects[r.name]
+		switch {
+		case stored == nil:
+			return nil, noObject(r.bucket, r.name)
+		case r.URL.Query().Get("ifGenerationNotMatch") == strconv.FormatInt(stored.generation, 10):
+			return nil, &failure{http.StatusNotModified, "notModified", ""}
 		}
-		return nil, noObject(r.bucket, r.name)
+		return stored, nil
 	case "storage.objects.delete":
 		if err := s.throttle(r.bucket, r.name); err != nil {
 			return nil, err
