@@ -42,6 +42,10 @@ func Validate(value string) error {
 	return nil
 }
 
+// GroupsVersionKey is the key of the gRPC metadata with the version of the groups that a client of
+// ListGroups knows (docs/protocol.md#lists-of-changes). The request has no message that could have it.
+const GroupsVersionKey = "nstance-groups-version"
+
 // KubernetesClusterKey is the key of the gRPC metadata with the UID of the Kubernetes
 // cluster that a client runs in (docs/protocol.md#tenants).
 const KubernetesClusterKey = "nstance-kubernetes-cluster"

@@ -738,8 +738,16 @@ func (x *GroupConfig) GetDrainTimeoutSeconds() int32 {
 }
 
 type ListGroupsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Groups        []*GroupStatus         `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Groups []*GroupStatus         `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Extension: the version of the caller's groups, for the metadata nstance-groups-version of a
+	// later call. Empty from servers that do not know it.
+	Version string `protobuf:"bytes,1000,opt,name=version,proto3" json:"version,omitempty"`
+	// Extension: groups are only those that have changed since the version in the metadata of the
+	// call. Never set if the call had none.
+	Changes bool `protobuf:"varint,1001,opt,name=changes,proto3" json:"changes,omitempty"`
+	// Extension: with changes, the keys of the groups that have ceased to exist since.
+	Removed       []string `protobuf:"bytes,1002,rep,name=removed,proto3" json:"removed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -777,6 +785,27 @@ func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
 func (x *ListGroupsResponse) GetGroups() []*GroupStatus {
 	if x != nil {
 		return x.Groups
+	}
+	return nil
+}
+
+func (x *ListGroupsResponse) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *ListGroupsResponse) GetChanges() bool {
+	if x != nil {
+		return x.Changes
+	}
+	return false
+}
+
+func (x *ListGroupsResponse) GetRemoved() []string {
+	if x != nil {
+		return x.Removed
 	}
 	return nil
 }
@@ -2746,9 +2775,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
 	"\tArgsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x96\x01\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xcf\a\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12\x19\n" +
+	"\aversion\x18\xe8\a \x01(\tR\aversion\x12\x19\n" +
+	"\achanges\x18\xe9\a \x01(\bR\achanges\x12\x19\n" +
+	"\aremoved\x18\xea\a \x03(\tR\aremoved\"\xcf\a\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +

@@ -54,7 +54,8 @@ type OperatorServiceClient interface {
 	GetConfigStatus(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ConfigStatusResponse, error)
 	// RefreshConfig loads the shard configuration again if it changed.
 	RefreshConfig(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
-	// ListGroups returns every group of the caller's tenant.
+	// ListGroups returns every group of the caller's tenant, or only those that have changed since the
+	// version in the metadata nstance-groups-version.
 	ListGroups(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ListGroupsResponse, error)
 	// UpsertGroup creates a dynamic group or changes a group.
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*GroupStatus, error)
@@ -293,7 +294,8 @@ type OperatorServiceServer interface {
 	GetConfigStatus(context.Context, *emptypb.Empty) (*ConfigStatusResponse, error)
 	// RefreshConfig loads the shard configuration again if it changed.
 	RefreshConfig(context.Context, *emptypb.Empty) (*RefreshConfigResponse, error)
-	// ListGroups returns every group of the caller's tenant.
+	// ListGroups returns every group of the caller's tenant, or only those that have changed since the
+	// version in the metadata nstance-groups-version.
 	ListGroups(context.Context, *emptypb.Empty) (*ListGroupsResponse, error)
 	// UpsertGroup creates a dynamic group or changes a group.
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*GroupStatus, error)

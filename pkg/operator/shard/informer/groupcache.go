@@ -94,22 +94,27 @@ func (c *groupCache) shardRemoved() []string {
 // put stores a group from an event or from Observe, and returns its key if the cache has
 // changed. If the shard would have more than allowed, it returns an error and changes nothing.
 func (c *groupCache) put(group shard.Group) ([]string, error) {
+	if err := c.check(group); err != nil {
+		return nil, err
+	}
+	c.touched[group.Key] = struct{}{}
+	return c.set(group), nil
+}
+
+// check returns an error if the shard would have more than allowed with a group.
+func (c *groupCache) check(group shard.Group) error {
 	size, err := shard.Measure(group)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	number := len(c.groups)
 	if _, ok := c.groups[group.Key]; !ok {
 		number++
 	}
 	if err := shard.Exceeds(shard.LimitGroups, "groups", number, shard.MaxGroups); err != nil {
-		return nil, err
+		return err
 	}
-	if err := c.size.Sub(c.sizes[group.Key]).Add(size).Check(); err != nil {
-		return nil, err
-	}
-	c.touched[group.Key] = struct{}{}
-	return c.set(group), nil
+	return c.size.Sub(c.sizes[group.Key]).Add(size).Check()
 }
 
 // remove removes the group of a deletion event, and returns its key if the cache has changed.
@@ -148,6 +153,31 @@ func (c *groupCache) finishList(groups []shard.Group) []string {
 		}
 	}
 	return changed
+}
+
+// finishChanges makes the cache equal to the server by a list of what has changed since an earlier list,
+// except for groups that have changed since startList, and returns the keys of the groups that it has
+// changed. If the shard would have more than allowed, it returns a *shard.LimitError. ListedSince does
+// not count such a list.
+func (c *groupCache) finishChanges(groups []shard.Group, removed []string) (changed []string, err error) {
+	// Removed groups make room for new groups.
+	for _, key := range removed {
+		if _, newer := c.touched[key]; !newer {
+			changed = append(changed, c.unset(key)...)
+		}
+	}
+	for _, group := range groups {
+		if _, newer := c.touched[group.Key]; newer {
+			continue
+		}
+		if err := c.check(group); err != nil {
+			return changed, err
+		}
+		changed = append(changed, c.set(group)...)
+	}
+	c.fresh = c.open
+	c.clearReason()
+	return changed, nil
 }
 
 func (c *groupCache) listFailed(err error) {
@@ -202,7 +232,7 @@ func (c *groupCache) set(group shard.Group) []string {
 		c.holders.add(group.Key, c.shard)
 	}
 	c.groups[group.Key] = group
-	// Only put and checkList, which come before, need the error.
+	// Only convert and check, which come before, need the error.
 	size, _ := shard.Measure(group)
 	c.size = c.size.Sub(c.sizes[group.Key]).Add(size)
 	c.sizes[group.Key] = size

@@ -16,16 +16,12 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
-	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
 	"nstance.dev/operator/pkg/operator/shard/internal/wire"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -242,106 +238,8 @@ type groupReader struct {
 	relist chan struct{}
 	// invalid is the number of groups with an invalid name in the last list.
 	invalid int
-}
-
-// listPeriodically lists the groups after each opening of the watch, after each call of
-// Relist, and at intervals.
-func (r *groupReader) listPeriodically(ctx context.Context) {
-	retry := r.groups.timing.newBackoff()
-	next := time.NewTimer(r.groups.timing.connectTimeout)
-	defer next.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-r.relist:
-		case <-next.C:
-		}
-		if r.list(ctx) {
-			retry.Reset()
-			next.Reset(jitter(r.groups.timing.listInterval))
-		} else {
-			next.Reset(retry.NextBackOff())
-		}
-	}
-}
-
-// list makes the cache equal to the server's groups and reports whether it succeeded. After a
-// failure it does not wait for a connection, because its error becomes the reason why the
-// shard is not reachable.
-func (r *groupReader) list(ctx context.Context) bool {
-	r.update(func(c *groupCache) []string {
-		r.groups.lists++
-		c.startList(r.groups.lists)
-		return nil
-	})
-	limited, cancel := context.WithTimeout(ctx, r.groups.timing.callTimeout)
-	defer cancel()
-	var server grpcpeer.Peer
-	reply, err := r.client.ListGroups(limited, &emptypb.Empty{}, grpc.Peer(&server))
-	groups, invalid, limitErr := convert(reply)
-	if err == nil {
-		err = limitErr
-	}
-	if err == nil {
-		err = r.verify(ctx, conninfo.Of(&server), groups)
-	}
-	if ctx.Err() != nil {
-		return false
-	}
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot list groups", "err", err)
-		err = fmt.Errorf("list the groups of shard %q: %w", r.shard, err)
-		r.update(func(c *groupCache) []string {
-			c.listFailed(err)
-			return nil
-		})
-		return false
-	}
-	if len(invalid) != r.invalid {
-		klog.FromContext(ctx).Info("Ignored groups whose names are not valid", "number", len(invalid), "first", first(invalid))
-		r.invalid = len(invalid)
-	}
-	r.update(func(c *groupCache) []string {
-		c.link.lastList = time.Now()
-		return c.finishList(groups)
-	})
-	if info := conninfo.Of(&server); info != nil {
-		info.Verify()
-	}
-	return true
-}
-
-// convert returns the groups of a reply, and the keys that are no names of groups. Such a group
-// cannot be a group of a pool, so it is ignored. The error is a *shard.LimitError.
-func convert(reply *nstancev1.ListGroupsResponse) (groups []shard.Group, invalid []string, err error) {
-	if err := shard.Exceeds(shard.LimitGroups, "groups", len(reply.GetGroups()), shard.MaxGroups); err != nil {
-		return nil, nil, err
-	}
-	groups = make([]shard.Group, 0, len(reply.GetGroups()))
-	var total shard.Size
-	for _, message := range reply.GetGroups() {
-		if identifier.Validate(message.GetKey()) != nil {
-			invalid = append(invalid, message.GetKey())
-			continue
-		}
-		group := wire.Group(message)
-		size, err := shard.Measure(group)
-		if err != nil {
-			return nil, nil, err
-		}
-		total = total.Add(size)
-		groups = append(groups, group)
-	}
-	return groups, invalid, total.Check()
-}
-
-// first returns the beginning of the first key, "" if there are no keys.
-func first(keys []string) string {
-	if len(keys) == 0 {
-		return ""
-	}
-	return keys[0][:min(len(keys[0]), identifier.MaxLength)]
+	// versions are the versions of earlier lists. Only list uses them.
+	versions versions
 }
 
 func (r *groupReader) update(change func(*groupCache) []string) {

@@ -28,6 +28,12 @@ func FuzzGroups(f *testing.F) {
 		f.Add(seed)
 	}
 	add()
+	seed, err := proto.Marshal(&nstancev1.ListGroupsResponse{
+		Version: "term.7", Changes: true, Removed: []string{"workers", "never-known", "../"},
+		Groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}},
+	})
+	require.NoError(f, err)
+	f.Add(seed)
 	add(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "worker", Size: 2, Vars: map[string]string{"role": "worker"}},
 		&nstancev1.GroupStatus{Key: "../workers", Tenant: "default"})
 	add(&nstancev1.GroupStatus{
@@ -50,6 +56,11 @@ func FuzzGroups(f *testing.F) {
 			cache.finishList(groups)
 		}
 		check(t, cache)
+		cache.startList(2)
+		if groups, _, err := convert(reply); err == nil {
+			_, _ = cache.finishChanges(groups, reply.GetRemoved())
+			check(t, cache)
+		}
 		for _, message := range reply.GetGroups() {
 			if identifier.Validate(message.GetKey()) == nil {
 				_, _ = cache.put(wire.Group(message))

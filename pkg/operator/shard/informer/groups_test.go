@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -18,10 +19,12 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/testing/runtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -55,6 +58,19 @@ type peer struct {
 	drains []*nstancev1.InstanceEvent
 	// instancesErr is the error of the watch of instances.
 	instancesErr error
+	// version is the version of the groups; "" for a server that has none. changes are the groups that
+	// a list of changes has, and removed the keys that it removes.
+	version string
+	changes []*nstancev1.GroupStatus
+	removed []string
+	// unrequested: each list is a list of changes.
+	unrequested bool
+
+	// since are the versions of which lists have requested the changes, and sent is the number of
+	// groups in all replies.
+	since []string
+	sent  int
+
 	// blockStatus delays the replies to GetConfigStatus.
 	blockStatus                     chan struct{}
 	instanceWatches, statusRequests int
@@ -79,6 +95,17 @@ func (p *peer) change(change func()) {
 	change()
 }
 
+// awaitList returns after the next list. Another list begins 27 to 33 s later.
+func (p *peer) awaitList() {
+	count := func() (lists int) {
+		p.change(func() { lists = p.lists })
+		return lists
+	}
+	for before := count(); count() == before; {
+		<-time.After(100 * time.Millisecond)
+	}
+}
+
 // requests returns the number of calls of GetConfigStatus.
 func (p *peer) requests() int {
 	p.mu.Lock()
@@ -90,6 +117,15 @@ func (p *peer) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.Lis
 	p.mu.Lock()
 	p.lists++
 	reply, err, block := &nstancev1.ListGroupsResponse{Groups: p.groups}, p.err, p.blockList
+	if p.version != "" {
+		reply.Version = p.version
+		if since := metadata.ValueFromIncomingContext(ctx, identifier.GroupsVersionKey); len(since) > 0 {
+			p.since = append(p.since, since[0])
+			reply.Groups, reply.Changes, reply.Removed = p.changes, true, p.removed
+		}
+	}
+	reply.Changes = reply.Changes || p.unrequested
+	p.sent += len(reply.Groups)
 	p.mu.Unlock()
 	if block != nil {
 		select {
@@ -336,6 +372,152 @@ func TestUnchangedShardCallsNoHandler(t *testing.T) {
 		defer p.mu.Unlock()
 		if p.watches != 1 || p.lists < 2600 || p.lists > 3300 {
 			t.Errorf("%d watches and %d lists in a day, want 1 and one list about every 30 s", p.watches, p.lists)
+		}
+	})
+}
+
+// A shard with many groups that do not change is listed every 30 s, and sends all groups every ten
+// minutes.
+func TestListsOfAQuietShardAreEmpty(t *testing.T) {
+	p := &peer{version: "term.1"}
+	for n := range 100 {
+		p.groups = append(p.groups, &nstancev1.GroupStatus{Key: fmt.Sprintf("group-%02d", n), Size: 1})
+	}
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		assert.Len(t, handled(), 101, "at first")
+		<-time.After(24 * time.Hour)
+		assert.Nil(t, handled())
+		assert.Len(t, g.List("a"), 100)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		assert.InDelta(t, 2880, p.lists, 300, "lists")
+		assert.LessOrEqual(t, p.sent, 100*(24*6+5), "groups in all replies")
+	})
+}
+
+// A list of changes adds what the watch has missed, removes what no longer exists, leaves all else, and
+// does not revert what has changed since it began.
+func TestListsOfChanges(t *testing.T) {
+	p := &peer{version: "term.1", groups: []*nstancev1.GroupStatus{{Key: "stays", Size: 1}, {Key: "missed", Size: 1}, {Key: "removed", Size: 1}, {Key: "watched", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		<-time.After(3 * time.Minute)
+		p.awaitList()
+		handled()
+		block := make(chan struct{})
+		p.change(func() {
+			p.since, p.version, p.blockList = nil, "term.2", block
+			p.changes = []*nstancev1.GroupStatus{{Key: "missed", Size: 2}, {Key: "new", Size: 1}, {Key: "watched", Size: 1}}
+			p.removed = []string{"removed", "never-known"}
+		})
+		<-time.After(34 * time.Second)
+		p.events <- upsert("watched", 3)
+		synctest.Wait()
+		p.change(func() { p.blockList = nil })
+		close(block)
+		expectSizes(t, g, "missed=2", "new=1", "stays=1", "watched=3")
+		assert.ElementsMatch(t, []string{"a/missed", "a/new", "a/removed", "a/watched"}, handled())
+		ok, err := g.Reachable("a")
+		assert.True(t, ok, "%v", err)
+		p.change(func() { assert.Equal(t, []string{"term.1"}, p.since) })
+
+		// What arrives late, such as the reply to a request, is reverted: lists overlap.
+		g.Observe("a", shard.Group{Key: "missed", Size: 1})
+		<-time.After(34 * time.Second)
+		expectSizes(t, g, "missed=2", "new=1", "stays=1", "watched=1")
+		p.change(func() {
+			assert.Equal(t, []string{"term.1", "term.1"}, p.since, "versions that are older than a minute")
+		})
+	})
+}
+
+// What cannot be the value of metadata would make the calls fail.
+func TestAVersionThatCannotBeSentIsNotUsed(t *testing.T) {
+	start := time.Now()
+	for version, want := range map[string]string{
+		"term.1": "term.1", "": "", "two\nlines": "", "with space": "", "ümlaut": "", strings.Repeat("x", maxVersion+1): "",
+	} {
+		var v versions
+		v.add(version, start, true)
+		assert.Equal(t, want, v.known(start.Add(changesOverlap)), "%q", version)
+	}
+}
+
+// Lists of all groups may be requested all the time.
+func TestVersionsAreForgotten(t *testing.T) {
+	var v versions
+	start := time.Now()
+	for second := range 1000 {
+		v.add(fmt.Sprint("term.", second), start.Add(time.Duration(second)*time.Second), true)
+	}
+	assert.LessOrEqual(t, len(v.lists), 62, "for a minute, and the last before it")
+	assert.Equal(t, "term.940", v.known(start.Add(1000*time.Second)))
+}
+
+// A controller that has to know what does not exist requests all groups.
+func TestRelistRequestsAllGroups(t *testing.T) {
+	p := &peer{version: "term.1", groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, _ func() []string) {
+		<-time.After(3 * time.Minute)
+		p.awaitList()
+		p.change(func() { p.since, p.groups = nil, nil })
+		mark := g.Relist("a")
+		synctest.Wait()
+		expectSizes(t, g)
+		assert.True(t, g.ListedSince("a", mark))
+		p.change(func() { assert.Empty(t, p.since) })
+
+		// A list of changes is no such list.
+		mark = g.Relist("other")
+		<-time.After(34 * time.Second)
+		p.change(func() { assert.Len(t, p.since, 1) })
+		assert.False(t, g.ListedSince("a", mark))
+	})
+}
+
+// A list of changes that was not requested does not say which groups exist.
+func TestChangesThatWereNotRequestedAreNoList(t *testing.T) {
+	p := &peer{version: "term.1", groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, _ func() []string) {
+		p.change(func() { p.unrequested, p.groups = true, nil })
+		mark := g.Relist("a")
+		expectSizes(t, g, "workers=1")
+		reachable, err := g.Reachable("a")
+		assert.False(t, reachable)
+		assert.ErrorContains(t, err, "changes instead of all groups")
+		assert.False(t, g.ListedSince("a", mark))
+
+		p.change(func() { p.unrequested = false })
+		<-time.After(time.Minute)
+		expectSizes(t, g)
+		reachable, err = g.Reachable("a")
+		assert.True(t, reachable, "%v", err)
+		assert.True(t, g.ListedSince("a", mark))
+	})
+}
+
+// Changes of a list that failed are not lost, and neither are those during an interruption of the watch.
+func TestTheListAfterAFailureHasAllGroups(t *testing.T) {
+	p := &peer{version: "term.1", groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, _ func() []string) {
+		for what, interrupt := range map[string]func(){
+			"a list fails": func() {
+				p.change(func() { p.err = status.Error(codes.Unavailable, "the storage is away") })
+				<-time.After(34 * time.Second)
+				p.change(func() { p.err, p.since = nil, nil })
+			},
+			"the watch is closed": func() {
+				p.change(func() { p.since = nil })
+				p.events <- nil
+			},
+		} {
+			<-time.After(3 * time.Minute)
+			p.awaitList()
+			interrupt()
+			<-time.After(25 * time.Second)
+			synctest.Wait()
+			ok, err := g.Reachable("a")
+			assert.True(t, ok, "%s: %v", what, err)
+			p.change(func() { assert.Empty(t, p.since, what) })
 		}
 	})
 }

@@ -6,6 +6,7 @@ package informer
 import (
 	"context"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,8 +16,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/operator/shard"
 	"nstance.dev/operator/pkg/operator/shard/internal/conninfo"
 	"nstance.dev/operator/pkg/testing/runtest"
@@ -273,4 +277,46 @@ func TestNoticesOfAServerThatIsNotVerifiedAreIgnored(t *testing.T) {
 		<-time.After(time.Minute)
 		expect("the other server is confirmed", true, "i2")
 	})
+}
+
+// changesClient is a client of a server that names no shard. The server sends changes to a client that
+// knows a version.
+type changesClient struct {
+	nstancev1.OperatorServiceClient
+	server *conninfo.Info
+	// known are the versions that the calls of ListGroups have named.
+	known []string
+}
+
+func (c *changesClient) ListGroups(ctx context.Context, _ *emptypb.Empty, options ...grpc.CallOption) (*nstancev1.ListGroupsResponse, error) {
+	for _, option := range options {
+		if server, ok := option.(grpc.PeerCallOption); ok {
+			server.PeerAddr.AuthInfo = c.server
+		}
+	}
+	sent, _ := metadata.FromOutgoingContext(ctx)
+	version := strings.Join(sent.Get(identifier.GroupsVersionKey), " ")
+	c.known = append(c.known, version)
+	if version != "" {
+		return &nstancev1.ListGroupsResponse{Version: "term.2", Changes: true}, nil
+	}
+	return &nstancev1.ListGroupsResponse{
+		Version: "term.2", Groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1, ActualSize: 1, ProviderIds: []string{"i-1"}}},
+	}, nil
+}
+
+// What has changed does not say whether a server has the instances of the shard. The connection may be
+// another than before.
+func TestAServerIsVerifiedByAllItsGroups(t *testing.T) {
+	known := func() map[string]Known { return map[string]Known{"a": {ProviderIDs: []string{"i-1"}}} }
+	g := NewGroups(Options{KnownInstances: known})
+	g.start("a")
+	client := &changesClient{server: conninfo.New(credentials.TLSInfo{}, "127.0.0.1:1")}
+	r := &groupReader{groups: g, shard: "a", client: client}
+	r.versions.add("term.1", time.Now().Add(-2*changesOverlap), true)
+	assert.True(t, r.list(t.Context(), false))
+	assert.Equal(t, []string{"term.1", ""}, client.known, "versions of which changes were requested")
+	assert.True(t, client.server.Verified())
+	_, found := g.Get("a", "workers")
+	assert.True(t, found)
 }

@@ -13,11 +13,13 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -51,9 +53,18 @@ type OperatorService struct {
 	createRequests createRequests
 }
 
-// ListGroups returns the groups of the client's tenant from the cache.
+// ListGroups returns the groups of the client's tenant from the cache, or only those that have changed
+// since the version that the client knows (docs/protocol.md#lists-of-changes).
 func (s *OperatorService) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
-	return &nstancev1.ListGroupsResponse{Groups: s.Statuses.list(clientFrom(ctx).Tenant)}, nil
+	return s.Statuses.listSince(clientFrom(ctx).Tenant, knownVersion(ctx)), nil
+}
+
+// knownVersion returns the version of the groups that the client of a call knows, "" for none.
+func knownVersion(ctx context.Context) string {
+	if versions := metadata.ValueFromIncomingContext(ctx, identifier.GroupsVersionKey); len(versions) == 1 {
+		return versions[0]
+	}
+	return ""
 }
 
 // UpsertGroup creates or changes a group of the client's tenant and returns when

@@ -59,6 +59,11 @@ func newStatusCache() (*StatusCache, *shard) {
 	return NewStatusCache(StatusOptions{Groups: s, Instances: s, Nodes: s}), s
 }
 
+// list returns all groups of a tenant.
+func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
+	return c.listSince(tenant, "").GetGroups()
+}
+
 func key(group string) instance.GroupKey {
 	return instance.GroupKey{Tenant: "default", Group: group}
 }
@@ -459,6 +464,75 @@ func TestGroupsAreRefreshedAtOnce(t *testing.T) {
 	s.groups[key("c")] = &groups.Group{Key: key("c"), Size: 2}
 	c.Refresh(key("a"), key("b"), key("c"), key("d"))
 	expectEvents(t, takeEvents(w), "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
+}
+
+// keysOf returns the keys of groups.
+func keysOf(groups []*nstancev1.GroupStatus) []string {
+	var keys []string
+	for _, group := range groups {
+		keys = append(keys, group.Key)
+	}
+	return keys
+}
+
+// A client that knows the groups of an earlier list gets what has changed since, and all groups if that
+// is not certain.
+func TestListSinceAVersion(t *testing.T) {
+	c, s := newStatusCache()
+	for _, group := range []string{"a", "b", "c", "d"} {
+		s.resize(c, group, 1)
+	}
+	all := c.listSince("default", "")
+	assert.Equal(t, []string{"a", "b", "c", "d"}, keysOf(all.Groups))
+	assert.False(t, all.Changes)
+
+	quiet := c.listSince("default", all.Version)
+	assert.True(t, proto.Equal(&nstancev1.ListGroupsResponse{Version: all.Version, Changes: true}, quiet), "%v", quiet)
+
+	s.resize(c, "b", 2)
+	c.Refresh(key("a")) // nothing has changed
+	s.remove(c, "c")
+	s.remove(c, "d")
+	s.resize(c, "d", 3)
+	s.resize(c, "e", 1)
+	changed := c.listSince("default", all.Version)
+	assert.True(t, changed.Changes)
+	assert.Equal(t, []string{"b", "d", "e"}, keysOf(changed.Groups))
+	assert.Equal(t, []string{"c"}, changed.Removed)
+	assert.Empty(t, c.listSince("default", changed.Version).Groups)
+
+	// Another tenant sees neither groups nor that anything has changed.
+	quiet = c.listSince("other", "")
+	assert.Equal(t, c.versions.term+".0", quiet.Version)
+	assert.Empty(t, quiet.Groups)
+	assert.Empty(t, quiet.Removed)
+
+	other, o := newStatusCache()
+	for range 20 {
+		o.resize(other, "a", int32(len(o.groups)))
+	}
+	for what, version := range map[string]string{
+		"of another leader": other.listSince("default", "").Version,
+		"of the future":     c.versions.term + ".1000",
+		"without a number":  c.versions.term + ".",
+		"of another form":   "1",
+	} {
+		list := c.listSince("default", version)
+		assert.False(t, list.Changes, what)
+		assert.Equal(t, []string{"a", "b", "d", "e"}, keysOf(list.Groups), what)
+		assert.Empty(t, list.Removed, what)
+	}
+
+	// More groups are removed than are remembered.
+	before := c.listSince("default", "").Version
+	for n := range maxRemoved + 10 {
+		s.resize(c, fmt.Sprint("short-", n), 1)
+		s.remove(c, fmt.Sprint("short-", n))
+	}
+	assert.LessOrEqual(t, len(c.versions.of("default").removed), maxRemoved)
+	list := c.listSince("default", before)
+	assert.False(t, list.Changes, "a removal is forgotten")
+	assert.Equal(t, []string{"a", "b", "d", "e"}, keysOf(list.Groups))
 }
 
 // countingInstances counts how often the instances of a group are read.

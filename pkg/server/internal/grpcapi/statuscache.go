@@ -4,8 +4,10 @@
 package grpcapi
 
 import (
+	"crypto/rand"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -78,6 +80,8 @@ type StatusCache struct {
 	dirty map[instance.GroupKey]*time.Timer
 	// closed is true after Close.
 	closed bool
+	// versions number the changes of statuses.
+	versions versions
 }
 
 // cachedStatus is the status of a group.
@@ -87,6 +91,8 @@ type cachedStatus struct {
 	status *nstancev1.GroupStatus
 	// at is when the status was computed last.
 	at time.Time
+	// version is the number of the change to this status.
+	version uint64
 }
 
 // The status of a group names all of its instances, so that its computation and its size grow with
@@ -103,6 +109,82 @@ const (
 func (c cachedStatus) nextRefresh() time.Time {
 	instances := len(c.status.GetInstances().GetInstances())
 	return c.at.Add(min(minRefreshInterval+time.Duration(instances)*refreshIntervalPerInstance, maxRefreshInterval))
+}
+
+// maxRemoved is how many groups of a tenant that no longer exist are remembered. A client that knows
+// an older version than they have gets all groups.
+const maxRemoved = 1000
+
+// versions number the changes of each tenant's statuses, so that a list can have only what has changed
+// since another list. A tenant learns nothing of others by the numbers. The lock of StatusCache guards
+// them.
+type versions struct {
+	// term is another text in each term: another leader has other numbers.
+	term    string
+	tenants map[string]*tenantVersions
+}
+
+// tenantVersions are the versions of one tenant's groups.
+type tenantVersions struct {
+	term string
+	// last is the number of the last change.
+	last uint64
+	// removed has the changes by which groups ceased to exist. Those up to forgotten are not known.
+	removed   map[string]uint64
+	forgotten uint64
+}
+
+func newVersions() versions {
+	return versions{term: rand.Text(), tenants: map[string]*tenantVersions{}}
+}
+
+func (v *versions) of(tenant string) *tenantVersions {
+	if v.tenants[tenant] == nil {
+		v.tenants[tenant] = &tenantVersions{term: v.term, removed: map[string]uint64{}}
+	}
+	return v.tenants[tenant]
+}
+
+// change numbers a change of a group that exists.
+func (v *tenantVersions) change(group string) uint64 {
+	delete(v.removed, group)
+	v.last++
+	return v.last
+}
+
+// remove numbers the change by which a group ceases to exist.
+func (v *tenantVersions) remove(group string) {
+	if len(v.removed) >= maxRemoved {
+		clear(v.removed)
+		v.forgotten = v.last
+	}
+	v.last++
+	v.removed[group] = v.last
+}
+
+// removedSince returns the groups that have ceased to exist since a change, sorted.
+func (v *tenantVersions) removedSince(since uint64) (groups []string) {
+	for group, number := range v.removed {
+		if number > since {
+			groups = append(groups, group)
+		}
+	}
+	slices.Sort(groups)
+	return groups
+}
+
+// format returns the present version.
+func (v *tenantVersions) format() string { return v.term + "." + strconv.FormatUint(v.last, 10) }
+
+// parse returns the number of a version, and whether everything that has changed since is known. The
+// number is 0 if it is not.
+func (v *tenantVersions) parse(version string) (since uint64, known bool) {
+	term, number, _ := strings.Cut(version, ".")
+	since, err := strconv.ParseUint(number, 10, 64)
+	if err != nil || term != v.term || since < v.forgotten || since > v.last {
+		return 0, false
+	}
+	return since, true
 }
 
 // StatusOptions are the sources of a StatusCache. Shortfalls and DeletionOrders are optional.
@@ -125,6 +207,7 @@ func NewStatusCache(options StatusOptions) *StatusCache {
 		watchers:   newWatchers[string, nstancev1.GroupEvent](),
 		statuses:   map[instance.GroupKey]cachedStatus{},
 		dirty:      map[instance.GroupKey]*time.Timer{},
+		versions:   newVersions(),
 	}
 }
 
@@ -182,12 +265,15 @@ func (c *StatusCache) refresh(keys ...instance.GroupKey) {
 		// Comparing all fields of a changed group would take too long.
 		equal := before.status.GetEtag() == after.status.GetEtag() && proto.Equal(before.status, after.status)
 		switch {
+		case after.status == nil && before.status == nil:
 		case after.status == nil:
 			delete(c.statuses, key)
+			c.versions.of(key.Tenant).remove(key.Group)
 		case equal:
-			after.status = before.status
+			after.status, after.version = before.status, before.version
 			c.statuses[key] = after
 		default:
+			after.version = c.versions.of(key.Tenant).change(key.Group)
 			c.statuses[key] = after
 		}
 		if !equal {
@@ -260,18 +346,24 @@ func (c *StatusCache) Close() {
 	clear(c.dirty)
 }
 
-// list returns the statuses of a tenant's groups, sorted by key.
-func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
+// listSince returns the groups of a tenant, sorted by key, that have changed since the version of an
+// earlier list, or all groups if it is not known what has.
+func (c *StatusCache) listSince(tenant, version string) *nstancev1.ListGroupsResponse {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refreshDirty(tenant)
-	var list []*nstancev1.GroupStatus
+	versions := c.versions.of(tenant)
+	since, known := versions.parse(version)
+	list := &nstancev1.ListGroupsResponse{Version: versions.format(), Changes: known}
 	for key, cached := range c.statuses {
-		if key.Tenant == tenant {
-			list = append(list, cached.status)
+		if key.Tenant == tenant && cached.version > since {
+			list.Groups = append(list.Groups, cached.status)
 		}
 	}
-	slices.SortFunc(list, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
+	slices.SortFunc(list.Groups, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
+	if known {
+		list.Removed = versions.removedSince(since)
+	}
 	return list
 }
 
