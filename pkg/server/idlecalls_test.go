@@ -53,7 +53,7 @@ func (c *callCounter) take() map[string]int {
 }
 
 // A service charges for each call to a bucket. Leaders without work, each with an operator that is
-// connected, of which one leads the cluster, too (docs/server-reference.md#calls-to-the-bucket).
+// connected, of which one leads the cluster, too (docs/calls.md#the-bucket).
 func TestCallsOfAnIdleMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		o := servertest.Options{
