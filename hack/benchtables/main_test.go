@@ -52,8 +52,8 @@ func TestGolden(t *testing.T) {
 // Everything that is missing is named at once.
 func TestMissingMetrics(t *testing.T) {
 	results := []result{{name: "BenchmarkA", metrics: map[string]float64{"a-ms": 1}}}
-	_, err := execute(`{{measured "A" "B"}} {{value "A" "b-ms"}} {{value "B/n=1" "a-ms"}} {{value "A" "a-ms"}}`, results)
-	const want = "no result of BenchmarkB\nno result of BenchmarkA has metric b-ms\nno result of BenchmarkB/n=1 has metric a-ms"
+	_, err := execute(`{{measured "A" "B"}} {{value "A" "b-ms"}} {{value "B/n=1" "a-ms"}} {{value "A" "a-ms"}} {{spread "A" "c-ms"}}`, results)
+	const want = "no result of BenchmarkB\nno result of BenchmarkA has metric b-ms\nno result of BenchmarkB/n=1 has metric a-ms\nno result of BenchmarkA has metric c-ms"
 	if err == nil || err.Error() != want {
 		t.Errorf("got error %v, want %s", err, want)
 	}
@@ -109,8 +109,8 @@ const root = "../.."
 func TestBenchmarksReportWhatTheDocumentHas(t *testing.T) {
 	template := read(t, root, templateFile)
 	benchmarks := findBenchmarks(t)
-	placeholders := regexp.MustCompile(`{{value "(\w+)[^"]*" "([^"]+)"}}`).FindAllStringSubmatch(template, -1)
-	if all := strings.Count(template, "{{value"); len(placeholders) != all || all == 0 {
+	placeholders := regexp.MustCompile(`{{(?:value|spread) "(\w+)[^"]*" "([^"]+)"}}`).FindAllStringSubmatch(template, -1)
+	if all := strings.Count(template, "{{value") + strings.Count(template, "{{spread"); len(placeholders) != all || all == 0 {
 		t.Errorf("%d of %d placeholders were read", len(placeholders), all)
 	}
 	for _, p := range placeholders {

@@ -159,17 +159,18 @@ func write(text *strings.Builder, results []result) {
 	}
 }
 
-// execute returns the document. Its template has two functions of our own, which name
+// execute returns the document. Its template has three functions of our own, which name
 // benchmarks without "Benchmark":
 //
-//	{{value "Latency" "operator-ms"}}  the median of a metric
-//	{{measured "Latency" "Memory"}}    a sentence with the commit and the machine
+//	{{value "Latency" "operator-ms"}}   the median of a metric
+//	{{spread "Latency" "operator-ms"}}  the median, and the lowest and the highest of several runs
+//	{{measured "Latency" "Memory"}}     a sentence with the commit and the machine
 //
 // The error names every benchmark and metric that the results do not have.
 func execute(text string, results []result) (string, error) {
 	r := &renderer{results: results}
 	document, err := template.New(documentFile).
-		Funcs(template.FuncMap{"value": r.value, "measured": r.measured}).Parse(text)
+		Funcs(template.FuncMap{"value": r.value, "spread": r.spread, "measured": r.measured}).Parse(text)
 	if err != nil {
 		return "", err
 	}
@@ -186,7 +187,26 @@ type renderer struct {
 }
 
 func (r *renderer) value(benchmark, unit string) string {
-	var values []float64
+	values := r.values(benchmark, unit)
+	if len(values) == 0 {
+		return ""
+	}
+	return format(median(values))
+}
+
+func (r *renderer) spread(benchmark, unit string) string {
+	values := r.values(benchmark, unit)
+	switch len(values) {
+	case 0:
+		return ""
+	case 1:
+		return format(values[0])
+	}
+	return fmt.Sprintf("%s (%s to %s)", format(median(values)), format(slices.Min(values)), format(slices.Max(values)))
+}
+
+// values returns a metric of all runs of a benchmark.
+func (r *renderer) values(benchmark, unit string) (values []float64) {
 	for _, run := range r.results {
 		if value, found := run.metrics[unit]; found && run.name == "Benchmark"+benchmark {
 			values = append(values, value)
@@ -194,9 +214,8 @@ func (r *renderer) value(benchmark, unit string) string {
 	}
 	if len(values) == 0 {
 		r.missing = append(r.missing, fmt.Errorf("no result of Benchmark%s has metric %s", benchmark, unit))
-		return ""
 	}
-	return format(median(values))
+	return values
 }
 
 // measured includes the results of sub-benchmarks.
