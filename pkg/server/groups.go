@@ -92,7 +92,7 @@ func (s exclusiveStore) stopOnConflict(err error) {
 	}
 }
 
-// groupHashesInterval is the least time between two writes of the hashes. Each writes the
+// groupHashesInterval is the least time between two writes of the hashes. Each looks at the
 // hashes of all groups, and operators may change many groups one after the other.
 const groupHashesInterval = time.Second
 
@@ -103,7 +103,9 @@ type groupHashes struct {
 		Get(key instance.GroupKey) (*groups.Group, bool)
 		Keys() []instance.GroupKey
 	}
-	cache *cache.DB
+	cache interface {
+		PutGroups(ctx context.Context, before, groups map[instance.GroupKey]cache.Hashes) error
+	}
 	// changed has an element when groups have changed.
 	changed chan struct{}
 	// written are the hashes in the cache, nil if they are unknown.
@@ -154,8 +156,9 @@ func (h *groupHashes) write(ctx context.Context) {
 	if h.written != nil && maps.Equal(hashes, h.written) {
 		return
 	}
+	before := h.written
 	h.written = nil
-	if err := h.cache.PutGroups(ctx, hashes); err != nil {
+	if err := h.cache.PutGroups(ctx, before, hashes); err != nil {
 		klog.FromContext(ctx).Error(err, "The hashes of the groups could not be cached")
 		return
 	}

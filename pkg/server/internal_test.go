@@ -53,30 +53,35 @@ func TestGroupHashes(t *testing.T) {
 	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "default", Group: "b"}
 	all := groupMap{a: {RuntimeConfigHash: "1", InfraConfigHash: "2"}, b: {}}
 	h := newGroupHashes(nil, db)
-	h.groups = all
+	counted := &countingCache{DB: db}
+	h.groups, h.cache = all, counted
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	other := map[instance.GroupKey]cache.Hashes{{Tenant: "other"}: {}}
+	want := map[instance.GroupKey]cache.Hashes{{Tenant: "other"}: {}}
+	require.NoError(t, db.PutGroups(t.Context(), nil, want))
 
 	for _, step := range []struct {
 		what    string
 		change  func()
 		ctx     context.Context
+		writes  int
 		written bool
+		// replaces: the write replaces all hashes, because the hashes in the cache are not known.
+		replaces bool
 	}{
-		{"the first time", func() {}, t.Context(), true},
-		{"no change", func() {}, t.Context(), false},
-		{"a size", func() { all[a] = &groups.Group{RuntimeConfigHash: "1", InfraConfigHash: "2", Size: 5} }, t.Context(), false},
-		{"a hash", func() { all[a] = &groups.Group{RuntimeConfigHash: "3", InfraConfigHash: "2"} }, t.Context(), true},
-		{"a deleted group", func() { delete(all, b) }, t.Context(), true},
-		{"a failed write", func() { all[b] = &groups.Group{} }, canceled, false},
-		{"the change after it", func() {}, t.Context(), true},
+		{"the first time", func() {}, t.Context(), 1, true, true},
+		{"no change", func() {}, t.Context(), 0, false, false},
+		{"a size", func() { all[a] = &groups.Group{RuntimeConfigHash: "1", InfraConfigHash: "2", Size: 5} }, t.Context(), 0, false, false},
+		{"a hash", func() { all[a] = &groups.Group{RuntimeConfigHash: "3", InfraConfigHash: "2"} }, t.Context(), 1, true, false},
+		{"a deleted group", func() { delete(all, b) }, t.Context(), 1, true, false},
+		{"a failed write", func() { all[b] = &groups.Group{} }, canceled, 1, false, false},
+		{"the change after it", func() {}, t.Context(), 1, true, true},
 	} {
-		// A write replaces these hashes.
-		require.NoError(t, db.PutGroups(t.Context(), other))
 		step.change()
+		counted.writes, counted.replaced = 0, false
 		h.write(step.ctx)
-		want := other
+		assert.Equal(t, step.writes, counted.writes, "writes: %s", step.what)
+		assert.Equal(t, step.replaces, counted.replaced, "writes that replace all: %s", step.what)
 		if step.written {
 			want = map[instance.GroupKey]cache.Hashes{}
 			for key, group := range all {
@@ -89,6 +94,20 @@ func TestGroupHashes(t *testing.T) {
 			t.Errorf("%s (-want +cache):\n%s", step.what, diff)
 		}
 	}
+}
+
+// countingCache counts the writes of hashes.
+type countingCache struct {
+	*cache.DB
+	writes int
+	// replaced is true if a write did not know the hashes that the cache has.
+	replaced bool
+}
+
+func (c *countingCache) PutGroups(ctx context.Context, before, groups map[instance.GroupKey]cache.Hashes) error {
+	c.writes++
+	c.replaced = c.replaced || before == nil
+	return c.DB.PutGroups(ctx, before, groups)
 }
 
 // countingGroups counts how often the groups are listed, which every write does.

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -133,7 +134,7 @@ func TestChangesAreAtomic(t *testing.T) {
 	want := newRows(2)
 	put(t, db, want...)
 	groups := map[instance.GroupKey]Hashes{{Tenant: "default", Group: "a"}: {RuntimeConfig: "1", InfraConfig: "2"}}
-	require.NoError(t, db.PutGroups(t.Context(), groups))
+	require.NoError(t, db.PutGroups(t.Context(), nil, groups))
 	// Fails the second row of each change.
 	_, err := db.sql.ExecContext(t.Context(), `
 		CREATE TRIGGER a BEFORE INSERT ON instances WHEN new.id = 'id-00003' BEGIN SELECT raise(ABORT, 'no'); END;
@@ -146,7 +147,7 @@ func TestChangesAreAtomic(t *testing.T) {
 	if err := db.Delete(t.Context(), "id-00000", "id-00001"); err == nil || !strings.Contains(err.Error(), "id-00001") {
 		t.Errorf("Delete returns %v, want an error that names the instance", err)
 	}
-	if err := db.PutGroups(t.Context(), map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
+	if err := db.PutGroups(t.Context(), groups, map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
 		t.Errorf("PutGroups returns %v, want an error that names the group", err)
 	}
 	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
@@ -163,20 +164,52 @@ func TestPutGroupsReplacesAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cache.db")
 	db := open(t.Context(), t, path)
 	a, b, c := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "c"}
-	for _, want := range []map[instance.GroupKey]Hashes{
-		{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}},
-		{b: {RuntimeConfig: "3", InfraConfig: "5"}, c: {}},
-		{},
-	} {
-		require.NoError(t, db.PutGroups(t.Context(), want))
-		shutdown(t, db)
-		db = open(t.Context(), t, path)
-		found, err := db.Groups(t.Context())
-		require.NoError(t, err)
-		if diff := cmp.Diff(want, found); diff != "" {
-			t.Errorf("(-put +found):\n%s", diff)
+	for _, known := range []bool{true, false} {
+		before := map[instance.GroupKey]Hashes{}
+		for _, want := range []map[instance.GroupKey]Hashes{
+			{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}},
+			{b: {RuntimeConfig: "3", InfraConfig: "5"}, c: {}},
+			{},
+		} {
+			if !known {
+				before = nil
+			}
+			require.NoError(t, db.PutGroups(t.Context(), before, want))
+			shutdown(t, db)
+			db = open(t.Context(), t, path)
+			found, err := db.Groups(t.Context())
+			require.NoError(t, err)
+			if diff := cmp.Diff(want, found); diff != "" {
+				t.Errorf("(-put +found):\n%s", diff)
+			}
+			before = want
 		}
 	}
+}
+
+// A change of a group waits for the only connection, and so do the changes of instances: it writes no
+// other group.
+func TestPutGroupsWritesWhatDiffers(t *testing.T) {
+	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
+	changes := func() (count int) {
+		require.NoError(t, db.sql.QueryRowContext(t.Context(), `SELECT total_changes()`).Scan(&count))
+		return count
+	}
+	before := map[instance.GroupKey]Hashes{}
+	for n := range 1000 {
+		before[instance.GroupKey{Tenant: "default", Group: fmt.Sprint("group-", n)}] = Hashes{RuntimeConfig: "1", InfraConfig: "2"}
+	}
+	require.NoError(t, db.PutGroups(t.Context(), nil, before))
+	after := maps.Clone(before)
+	after[instance.GroupKey{Tenant: "default", Group: "group-7"}] = Hashes{RuntimeConfig: "3", InfraConfig: "2"}
+	after[instance.GroupKey{Tenant: "default", Group: "added"}] = Hashes{}
+	delete(after, instance.GroupKey{Tenant: "default", Group: "group-8"})
+	start := changes()
+	require.NoError(t, db.PutGroups(t.Context(), before, after))
+	require.Equal(t, 3, changes()-start, "rows that were written")
+	found, err := db.Groups(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, cmp.Diff(after, found))
 }
 
 // TestGeneratedColumns queries the generated columns as a person would.

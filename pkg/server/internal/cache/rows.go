@@ -174,14 +174,28 @@ func (db *DB) Groups(ctx context.Context) (map[instance.GroupKey]Hashes, error) 
 	return groups, nil
 }
 
-// PutGroups replaces the hashes of all groups, or changes nothing.
-func (db *DB) PutGroups(ctx context.Context, groups map[instance.GroupKey]Hashes) error {
+// PutGroups replaces the hashes of all groups, or changes nothing. before are the hashes that the cache
+// has, of which only those that differ are written; nil if they are unknown.
+func (db *DB) PutGroups(ctx context.Context, before, groups map[instance.GroupKey]Hashes) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM groups`); err != nil {
-			return err
+		if before == nil {
+			if _, err := tx.ExecContext(ctx, `DELETE FROM groups`); err != nil {
+				return err
+			}
+		}
+		for key := range before {
+			if _, kept := groups[key]; kept {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `DELETE FROM groups WHERE tenant = ? AND group_key = ?`, key.Tenant, key.Group); err != nil {
+				return fmt.Errorf("group %s: %w", key, err)
+			}
 		}
 		for key, hashes := range groups {
-			if _, err := tx.ExecContext(ctx, `INSERT INTO groups VALUES (?, ?, ?, ?)`,
+			if stored, found := before[key]; found && stored == hashes {
+				continue
+			}
+			if _, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)`,
 				key.Tenant, key.Group, hashes.RuntimeConfig, hashes.InfraConfig); err != nil {
 				return fmt.Errorf("group %s: %w", key, err)
 			}
