@@ -23,6 +23,7 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/nodeannotations"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -73,12 +74,11 @@ type Controller struct {
 	lastReported  lastReported
 	// created has the UIDs of the MachinePools that this process created, by the name of
 	// the pool.
-	created sync.Map
-	// annotations are annotations of MachinePools that annotate does not change.
-	annotations foreignAnnotations
-	scaleDowns  scaleDowns
-	shortfalls  shortfallTimes
-	nodeless    nodelessTimes
+	created    sync.Map
+	annotator  nodeannotations.Annotator
+	scaleDowns scaleDowns
+	shortfalls shortfallTimes
+	nodeless   nodelessTimes
 
 	nodelessMetric *prometheus.GaugeVec
 
@@ -134,6 +134,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		shardGroupWrites:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
 		machinePoolWrites:    controller.NewWriteTracker(d.Informers.MachinePools.GetStore()),
 	}
+	c.annotator.CAPI, c.annotator.Writes = d.CAPI, c.machinePoolWrites
 	c.queue = controller.NewQueue("machinepool", c.sync)
 	c.queue.SeedWith(c.keys)
 

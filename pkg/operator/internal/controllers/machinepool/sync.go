@@ -104,7 +104,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		d.machines.on = hasMachines(observed)
 	}
 	if !d.statusOnly && len(observed.machinePools) == 1 && autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
-		err = errors.Join(err, c.annotate(ctx, observed.machinePools[0], shapeOf(observed)))
+		err = errors.Join(err, c.annotator.Annotate(ctx, observed.machinePools[0], shapeOf(observed)))
 	}
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return observed.shortfallWait, nil

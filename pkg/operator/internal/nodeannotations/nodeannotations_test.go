@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package machinepool
+package nodeannotations
 
 import (
 	"encoding/json"
@@ -26,7 +26,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/base/capi"
@@ -57,13 +56,13 @@ func TestNodeAnnotations(t *testing.T) {
 
 var machinePoolResource = clusterv1.GroupVersion.WithResource("machinepools")
 
-// annotated is a controller's annotate, and a MachinePool on an API server that
-// records the managers of fields as a real one does.
+// annotated is an Annotator, and a MachinePool on an API server that records the managers of
+// fields as a real one does.
 type annotated struct {
-	t          *testing.T
-	tracker    clienttesting.ObjectTracker
-	controller *Controller
-	// cached is the MachinePool in the controller's cache.
+	t         *testing.T
+	tracker   clienttesting.ObjectTracker
+	annotator *Annotator
+	// cached is the MachinePool in the cache of the operator.
 	cached *clusterv1.MachinePool
 	// requests counts the applies that arrived.
 	requests int
@@ -79,10 +78,14 @@ func newAnnotated(t *testing.T) *annotated {
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	// A synced cache has a resource version, empty or not.
 	require.NoError(t, store.Replace(nil, "1"))
-	a.controller = &Controller{capi: client, machinePoolWrites: controller.NewWriteTracker(store)}
-	made := machinePool("workers", ptr.To[int32](3))
-	made.TypeMeta = metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}
-	made.Annotations = map[string]string{"example.com/team": "shop"}
+	a.annotator = &Annotator{CAPI: client, Writes: controller.NewWriteTracker(store)}
+	made := &clusterv1.MachinePool{
+		TypeMeta: metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "workers", Namespace: controllertest.Namespace, UID: "1",
+			Annotations: map[string]string{"example.com/team": "shop"},
+		},
+	}
 	require.NoError(t, a.tracker.Create(machinePoolResource, made, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"}))
 	a.show()
 	return a
@@ -158,7 +161,7 @@ func (a *annotated) expect(shape *shard.NodeShape, requests int, want map[string
 
 func (a *annotated) annotate(shape *shard.NodeShape) error {
 	ctx := klog.NewContext(a.t.Context(), ktesting.NewLogger(a.t, ktesting.NewConfig()))
-	return a.controller.annotate(ctx, a.cached, shape)
+	return a.annotator.Annotate(ctx, a.cached, shape)
 }
 
 // batch and plain are shapes with and without labels and taints.
@@ -174,7 +177,7 @@ func TestAnnotateWritesOnceAndRemoves(t *testing.T) {
 	a.expect(nil, 0, nil)
 	a.expect(plain, 0, nil)
 	a.expect(batch, 1, batchAnnotations)
-	if a.controller.machinePoolWrites.CaughtUp(cache.NewObjectName(controllertest.Namespace, "workers")) {
+	if a.annotator.Writes.CaughtUp(cache.NewObjectName(controllertest.Namespace, "workers")) {
 		t.Error("the next sync would not wait for the cache to show what was written")
 	}
 	a.show()

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package machinepool
+// Package nodeannotations tells the cluster autoscaler which labels and taints the Nodes of a
+// MachinePool will have, so that it can scale from zero.
+package nodeannotations
 
 import (
 	"context"
@@ -18,28 +20,11 @@ import (
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
 )
-
-// shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard
-// reports it, or the report of a shard is missing, which may have less than the others,
-// or taints. A first shape does not wait for a shard that is not connected,
-// because the pool could not be scaled from zero until then.
-func shapeOf(observed observation) *shard.NodeShape {
-	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
-	var shapes []*shard.NodeShape
-	for _, state := range observed.shards {
-		if state.reported == nil && (known || state.reachable) {
-			return nil
-		}
-		if state.reported != nil {
-			shapes = append(shapes, state.reported.Node)
-		}
-	}
-	return controllers.CommonShape(shapes)
-}
 
 // The cluster autoscaler reads the labels and taints of Nodes that do not exist yet
 // from these annotations. A MachinePool has no other field for them
@@ -49,16 +34,25 @@ const (
 	annotationTaints = "capacity.cluster-autoscaler.kubernetes.io/taints"
 )
 
-// annotate writes the labels and taints of future Nodes to the MachinePool, for the
-// cluster autoscaler. An annotation that another client set keeps its value; that is
-// no error. A nil shape is not known, and changes nothing.
-func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape) error {
+// Annotator annotates MachinePools, and remembers which annotations other clients own.
+type Annotator struct {
+	CAPI *capi.Client
+	// Writes records each MachinePool that was written.
+	Writes *controller.WriteTracker
+
+	foreign foreignAnnotations
+}
+
+// Annotate writes the labels and taints of future Nodes to a MachinePool. An annotation that
+// another client set keeps its value; that is no error. A nil shape is not known, and changes
+// nothing.
+func (a *Annotator) Annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape) error {
 	if shape == nil {
 		return nil
 	}
 	wanted := nodeAnnotations(shape)
 	for {
-		ours := c.annotations.ours(machinePool, wanted)
+		ours := a.foreign.ours(machinePool, wanted)
 		if !slices.ContainsFunc(ours, func(key string) bool { return machinePool.Annotations[key] != wanted[key] }) {
 			return nil
 		}
@@ -70,20 +64,20 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 				applied[key] = wanted[key]
 			}
 		}
-		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controllers.FieldManager})
+		written, err := a.CAPI.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controllers.FieldManager})
 		if foreign := conflicting(err, applied); len(foreign) > 0 {
 			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of other clients", "annotations", foreign)
-			c.annotations.add(machinePool, wanted, foreign)
+			a.foreign.add(machinePool, wanted, foreign)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("annotate MachinePool %s: %w", klog.KObj(machinePool), err)
 		}
 		klog.FromContext(ctx).Info("Annotated the MachinePool for the cluster autoscaler", "annotations", applied)
-		c.machinePoolWrites.Record(written)
-		c.annotations.remove(machinePool, ours)
+		a.Writes.Record(written)
+		a.foreign.remove(machinePool, ours)
 		// An annotation that is no longer needed and still exists was never ours.
-		c.annotations.add(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
+		a.foreign.add(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
 			return wanted[key] != "" || written.Annotations[key] == ""
 		}))
 		return nil
