@@ -88,3 +88,45 @@ func (r *Registrar) renewExpired(ctx context.Context, request Request) (*x509.Ce
 		"expired", expired.NotAfter, "serial", certificate.SerialNumber.Text(16), "expires", certificate.NotAfter)
 	return certificate, nil
 }
+
+// Renew returns a certificate with the same identity as the present certificate, for the same key
+// or another. The present certificate stays valid, until keyGrace after another key is used.
+// trusted are the fingerprints of the authorities that the agent trusts, none if it does not say so.
+func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte, trusted ...string) (*x509.Certificate, error) {
+	i, err := r.Admit(ctx, client, present)
+	if err != nil {
+		return nil, err
+	}
+	if i.DeleteReason != "" {
+		return nil, fmt.Errorf("%w: instance %s is being deleted", ErrInstance, i.ID)
+	}
+	key, err := parseKey(publicKeyPEM)
+	if err != nil {
+		return nil, err
+	}
+	own, err := registered(present)
+	if err != nil {
+		return nil, err
+	}
+	renew := func(stored *instance.Registration, next instance.Registration) (instance.Registration, error) {
+		// A replaced key must not choose the next one.
+		if stored == nil || stored.PublicKeyPEM != own.PublicKeyPEM {
+			return next, instancestore.ErrOtherKey
+		}
+		renewed := withNextKey(*stored, next.PublicKeyPEM)
+		renewed.CertSerial, renewed.ExpiresAt = next.CertSerial, next.ExpiresAt
+		// The agent may not receive the next certificate, and has the present one.
+		renewed.Trust = r.Authority.Trust(present, trusted)
+		return renewed, nil
+	}
+	certificate, err := r.issue(ctx, &i, key, trusted, "renewal", renew)
+	if isRefused(err) {
+		err = fmt.Errorf("%w: %w", ErrInstance, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("renew the certificate of the agent of instance %s: %w", i.ID, err)
+	}
+	klog.FromContext(ctx).Info("Renewed the certificate of agent",
+		"serial", certificate.SerialNumber.Text(16), "expires", certificate.NotAfter)
+	return certificate, nil
+}
