@@ -4,6 +4,7 @@
 package proxmox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -154,4 +156,25 @@ func parseDriveSize(text string) (int64, error) {
 	}
 	shift := map[string]int{"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[text[len(digits):]]
 	return int64(number * float64(int64(1)<<shift)), nil
+}
+
+// enlarge enlarges the boot disk to the configured size, if it is smaller.
+func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image Image, until time.Time) error {
+	if image.DiskSize == "" {
+		return nil
+	}
+	want, problem := diskSize(image.DiskSize)
+	if problem != "" {
+		return errors.New(problem)
+	}
+	config, err := a.client.config(ctx, vm.node, vm.vmid)
+	if err != nil {
+		return err
+	}
+	disk, size, err := config.bootDisk()
+	if err != nil || size >= want {
+		return err
+	}
+	a.step("enlarge the disk")
+	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, vm.node, vm.vmid, disk, want) })
 }

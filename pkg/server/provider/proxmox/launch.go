@@ -288,27 +288,6 @@ func (a *API) configuration(vm virtualMachine, p plan) url.Values {
 // cpus returns the number of processors of an instance type.
 func cpus(t provider.InstanceType) int64 { return max(1, t.CPU.Value()) }
 
-// enlarge enlarges the boot disk to the configured size, if it is smaller.
-func (a *API) enlarge(ctx context.Context, l *launch, vm virtualMachine, image Image, until time.Time) error {
-	if image.DiskSize == "" {
-		return nil
-	}
-	want, problem := diskSize(image.DiskSize)
-	if problem != "" {
-		return errors.New(problem)
-	}
-	config, err := a.client.config(ctx, vm.node, vm.vmid)
-	if err != nil {
-		return err
-	}
-	disk, size, err := config.bootDisk()
-	if err != nil || size >= want {
-		return err
-	}
-	a.step("enlarge the disk")
-	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, vm.node, vm.vmid, disk, want) })
-}
-
 // abandon removes a virtual machine that could not be completed, because another attempt would fail for
 // the same reason. The error is the rejection once nothing is left. Until then the caller repeats the call.
 func (a *API) abandon(ctx context.Context, vm virtualMachine, rejection error, until time.Time) error {
