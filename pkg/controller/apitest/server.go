@@ -364,9 +364,6 @@ func (s *Server) spec(object runtime.Object) any {
 }
 
 func withoutManagers(object runtime.Object) runtime.Object {
-	if accessor, err := meta.Accessor(object); err == nil && len(accessor.GetManagedFields()) == 0 {
-		return object
-	}
 	object = object.DeepCopyObject()
 	if accessor, err := meta.Accessor(object); err == nil {
 		accessor.SetManagedFields(nil)
