@@ -7,7 +7,9 @@ package keys
 
 import (
 	"crypto/ed25519"
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -94,4 +96,13 @@ func AddAltNames(certificate *x509.Certificate, hosts []string) {
 			certificate.DNSNames = append(certificate.DNSNames, host)
 		}
 	}
+}
+
+// Audience returns the audience for which a cloud signs the identity of a machine: a registration
+// with a nonce, which names the cluster, the shard and the instance, and with a public key. An
+// identity that is signed for one registration is of no use for another
+// (docs/protocol.md#extensions).
+func Audience(nonce string, publicKeyPEM []byte) string {
+	hash := sha256.Sum256([]byte(nonce + "\n" + string(publicKeyPEM)))
+	return "nstance://registration/" + hex.EncodeToString(hash[:])
 }
