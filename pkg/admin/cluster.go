@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/auditlog"
@@ -148,7 +149,7 @@ func newRegisterCommand() *cobra.Command {
 	}
 	options.cluster.addFlags(command.Flags())
 	command.Flags().StringVar(&options.registration, "registration", "", "address for registrations of the server that leads the cluster, host:port (required)")
-	command.Flags().StringVar(&options.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	command.Flags().StringVar(&options.identity, identityfolder.Flag, os.Getenv(identityfolder.Env), identityfolder.Usage+" (required)")
 	command.Flags().DurationVar(&options.timeout, timeoutFlag, defaultTimeout, timeoutUsage)
 	return command
 }
@@ -158,7 +159,7 @@ func (o *registerOptions) validate() error {
 	o.cluster.validate(&wrong)
 	wrong.add("registration", validateAddress(o.registration))
 	if o.identity == "" {
-		wrong.addf(identityFlag, "must be the folder for the identity")
+		wrong.addf(identityfolder.Flag, "must be the folder for the identity")
 	}
 	if o.timeout <= 0 {
 		wrong.addf(timeoutFlag, "%s must be greater than zero", o.timeout)
@@ -173,9 +174,9 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, err
 	}
-	key, err := ensureKey(o.identity)
+	key, err := identityfolder.EnsureKey(o.identity)
 	if err != nil {
-		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
+		return time.Time{}, fmt.Errorf("--%s: %w", identityfolder.Flag, err)
 	}
 	request, err := keys.NewRequest(key)
 	if err != nil {
@@ -190,7 +191,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, err
 	}
-	tlsConfig, err := trust(caPEM)
+	tlsConfig, err := identityfolder.Trust(caPEM)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -207,7 +208,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, fmt.Errorf("register at %s: %w", o.registration, statusError(err))
 	}
-	return response.GetExpiresAt().AsTime(), writeCertificate(o.identity, caPEM, response.GetClientCertificatePem())
+	return response.GetExpiresAt().AsTime(), identityfolder.WriteCertificates(o.identity, caPEM, response.GetClientCertificatePem())
 }
 
 // caOptions has the flags of the commands that replace the CA.

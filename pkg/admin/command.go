@@ -22,6 +22,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/admin/clusterinit"
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/admin/operatorinstall"
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/admin/shardinit"
@@ -200,7 +201,7 @@ func write(standardOutput io.Writer, output string, data []byte) error {
 		_, err := fmt.Fprintf(standardOutput, "%s\n", bytes.TrimSuffix(data, []byte("\n")))
 		return err
 	}
-	if err := writeFile(filepath.Clean(output), data); err != nil {
+	if err := identityfolder.WriteFile(filepath.Clean(output), data); err != nil {
 		return fmt.Errorf("--output: %w", err)
 	}
 	return nil

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/auditlog"
@@ -259,7 +260,7 @@ func newOperatorIssueCommand() *cobra.Command {
 		},
 	}
 	options.addFlags(command.Flags())
-	command.Flags().StringVar(&options.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	command.Flags().StringVar(&options.identity, identityfolder.Flag, os.Getenv(identityfolder.Env), identityfolder.Usage+" (required)")
 	command.Flags().DurationVar(&options.expiry, "expiry", defaultIssueExpiry, "how long the certificate is valid")
 	return command
 }
@@ -268,7 +269,7 @@ func (o *issueOptions) validate() error {
 	var wrong mistakes
 	o.clusterOptions.validate(&wrong)
 	if o.identity == "" {
-		wrong.addf(identityFlag, "must be the folder for the identity")
+		wrong.addf(identityfolder.Flag, "must be the folder for the identity")
 	}
 	if o.expiry <= 0 {
 		wrong.addf("expiry", "%s must be greater than zero", o.expiry)
@@ -287,9 +288,9 @@ func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x
 	if err != nil {
 		return "", nil, err
 	}
-	key, err := ensureKey(o.identity)
+	key, err := identityfolder.EnsureKey(o.identity)
 	if err != nil {
-		return "", nil, fmt.Errorf("--%s: %w", identityFlag, err)
+		return "", nil, fmt.Errorf("--%s: %w", identityfolder.Flag, err)
 	}
 	id, err := puidv7.New(operatorPrefix)
 	if err != nil {
@@ -310,5 +311,5 @@ func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x
 	if err != nil {
 		return "", nil, err
 	}
-	return identity.ID, certificate, writeCertificate(o.identity, loaded.Authority.CertificatePEM(), pki.EncodeCertificate(certificate))
+	return identity.ID, certificate, identityfolder.WriteCertificates(o.identity, loaded.Authority.CertificatePEM(), pki.EncodeCertificate(certificate))
 }

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/base/identifier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -56,7 +57,7 @@ func (o *shardOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.servers, "servers", os.Getenv(serversEnv), "addresses for operators, shard=host:port,...; environment variable "+serversEnv+" (required)")
 	flags.StringVar(&o.shard, "shard", os.Getenv(shardEnv), "id of the only shard to call; environment variable "+shardEnv)
 	flags.BoolVar(&o.all, "all-shards", false, "call all shards of --servers")
-	flags.StringVar(&o.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	flags.StringVar(&o.identity, identityfolder.Flag, os.Getenv(identityfolder.Env), identityfolder.Usage+" (required)")
 	flags.DurationVar(&o.timeout, timeoutFlag, defaultTimeout, timeoutUsage)
 }
 
@@ -89,7 +90,7 @@ func (o *shardOptions) targets() ([]server, error) {
 		}
 	}
 	if o.identity == "" {
-		wrong.addf(identityFlag, "must be the folder with %s, %s and %s", authorityFile, certificateFile, keyFile)
+		wrong.addf(identityfolder.Flag, "must be the folder with %s, %s and %s", identityfolder.AuthorityFile, identityfolder.CertificateFile, identityfolder.KeyFile)
 	}
 	if o.timeout <= 0 {
 		wrong.addf(timeoutFlag, "%s must be greater than zero", o.timeout)
@@ -172,7 +173,7 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 	if err != nil {
 		return nil, err
 	}
-	tlsConfig, err := loadIdentity(o.identity)
+	tlsConfig, err := identityfolder.Load(o.identity)
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/identifier"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/provider"
@@ -78,7 +79,7 @@ func NewCommand(access Access, providers provider.Registry) *cobra.Command {
 	access.AddFlags(flags)
 	flags.StringSliceVar(&o.configs, "config", nil, "file with the configuration of a shard, which is copied to the storage; may be repeated")
 	flags.BoolVar(&o.replaceConfigs, "replace-config", false, "replace configurations in the storage that differ from --config")
-	flags.StringVar(&o.identity, "identity-dir", "", "folder for ca.crt and a nonce of the operator, nonce.jwt, for \"operator install\"")
+	flags.StringVar(&o.identity, identityfolder.Flag, "", "folder for ca.crt and a nonce of the operator, nonce.jwt, for \"operator install\"")
 	flags.StringVar(&o.nonceSecret, "nonce-secret", "", "name of a secret, such as operator-nonce.env, in which a nonce of the operator is stored for a file of instances: NONCE=…")
 	flags.DurationVar(&o.nonceLifetime, "nonce-expiry", registration.DefaultNonceLifetime, "how long a nonce is valid, at most "+registration.MaxNonceLifetime.String())
 	return command

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -248,7 +249,7 @@ func (i *initialization) issueNonces(ctx context.Context, opened secrets.Store, 
 			return err
 		}
 		if err := writeIdentity(folder, loaded.Authority.CertificatePEM(), []byte(nonce)); err != nil {
-			return fmt.Errorf("--identity-dir: %w", err)
+			return fmt.Errorf("--%s: %w", identityfolder.Flag, err)
 		}
 		if err := i.report(true, "CA and nonce of the operator, valid for %s, in %s", i.options.nonceLifetime, folder); err != nil {
 			return err
@@ -276,7 +277,7 @@ func writeIdentity(folder string, authority, nonce []byte) error {
 		return err
 	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(folder, "ca.crt"), authority, 0o600),
-		os.WriteFile(filepath.Join(folder, "nonce.jwt"), nonce, 0o600),
+		os.WriteFile(filepath.Join(folder, identityfolder.AuthorityFile), authority, 0o600),
+		os.WriteFile(filepath.Join(folder, identityfolder.NonceFile), nonce, 0o600),
 	)
 }

@@ -25,16 +25,9 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
+	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/keys"
 	"nstance.dev/operator/pkg/server/pki"
-)
-
-// Files of an identity.
-const (
-	authorityFile   = "ca.crt"
-	nonceFile       = "nonce.jwt"
-	keyFile         = "identity.key"
-	certificateFile = "identity.crt"
 )
 
 // issuedAnnotation is on a certificate that the operator renews (docs/certificates.md#identity).
@@ -73,7 +66,7 @@ func NewCommand(parse ParseServers) *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&o.identity, "identity-dir", "", "folder with ca.crt, and nonce.jwt or identity.key and identity.crt (required)")
+	flags.StringVar(&o.identity, identityfolder.Flag, "", "folder with ca.crt, and nonce.jwt or identity.key and identity.crt (required)")
 	flags.StringVar(&o.servers, "servers", "", "addresses for operators, shard=host:port,... (required)")
 	flags.StringVar(&o.namespace, "namespace", "nstance-system", "namespace of the operator")
 	return command
@@ -95,13 +88,13 @@ func (o *options) objects(parse ParseServers, now time.Time) ([]any, error) {
 	var authority []byte
 	var secrets []any
 	if o.identity == "" {
-		add("identity-dir", errors.New("must be a folder of \"cluster init\" or \"cluster register-operator\""))
+		add(identityfolder.Flag, errors.New("must be a folder of \"cluster init\" or \"cluster register-operator\""))
 	} else {
 		authority, err = o.authority()
-		add("identity-dir", err)
+		add(identityfolder.Flag, err)
 		if err == nil {
 			secrets, err = o.secrets(now)
-			add("identity-dir", err)
+			add(identityfolder.Flag, err)
 		}
 	}
 	if len(mistakes) > 0 {
@@ -116,7 +109,7 @@ func (o *options) objects(parse ParseServers, now time.Time) ([]any, error) {
 			}},
 		},
 		o.configMap("nstance-shards", shards),
-		o.configMap("nstance-cluster-ca", map[string]string{authorityFile: string(authority)}),
+		o.configMap("nstance-cluster-ca", map[string]string{identityfolder.AuthorityFile: string(authority)}),
 	}, secrets...), nil
 }
 
@@ -138,12 +131,12 @@ func (o *options) secret(name string, kind corev1.SecretType, data map[string][]
 }
 
 func (o *options) authority() ([]byte, error) {
-	authority, err := os.ReadFile(filepath.Join(o.identity, authorityFile))
+	authority, err := os.ReadFile(filepath.Join(o.identity, identityfolder.AuthorityFile))
 	if err != nil {
 		return nil, err
 	}
 	if _, err := pki.ParseCertificate(authority); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(o.identity, authorityFile), err)
+		return nil, fmt.Errorf("%s: %w", filepath.Join(o.identity, identityfolder.AuthorityFile), err)
 	}
 	return authority, nil
 }
@@ -151,7 +144,7 @@ func (o *options) authority() ([]byte, error) {
 // secrets returns the Secrets with which the operator registers, or with the certificate of a
 // registration.
 func (o *options) secrets(now time.Time) ([]any, error) {
-	path := filepath.Join(o.identity, nonceFile)
+	path := filepath.Join(o.identity, identityfolder.NonceFile)
 	nonce, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return o.registered(now)
@@ -167,15 +160,15 @@ func (o *options) secrets(now time.Time) ([]any, error) {
 	if claims.ExpiresAt != nil && now.After(claims.ExpiresAt.Time) {
 		return nil, fmt.Errorf("%s: the nonce expired at %s: make another one with \"cluster nonce\"", path, claims.ExpiresAt.UTC().Format(time.RFC3339))
 	}
-	return []any{o.secret("nstance-operator-nonce", corev1.SecretTypeOpaque, map[string][]byte{nonceFile: nonce})}, nil
+	return []any{o.secret("nstance-operator-nonce", corev1.SecretTypeOpaque, map[string][]byte{identityfolder.NonceFile: nonce})}, nil
 }
 
 // registered returns the Secrets as the operator stores them itself after its registration.
 func (o *options) registered(now time.Time) ([]any, error) {
-	keyPath, certificatePath := filepath.Join(o.identity, keyFile), filepath.Join(o.identity, certificateFile)
+	keyPath, certificatePath := filepath.Join(o.identity, identityfolder.KeyFile), filepath.Join(o.identity, identityfolder.CertificateFile)
 	privateKey, err := os.ReadFile(keyPath)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s has neither %s of \"cluster init\" nor %s of \"cluster register-operator\"", o.identity, nonceFile, keyFile)
+		return nil, fmt.Errorf("%s has neither %s of \"cluster init\" nor %s of \"cluster register-operator\"", o.identity, identityfolder.NonceFile, identityfolder.KeyFile)
 	}
 	if err != nil {
 		return nil, err
