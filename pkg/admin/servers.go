@@ -16,10 +16,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/admin/identityfolder"
 	"nstance.dev/operator/pkg/base/audit"
@@ -219,4 +221,44 @@ func statusError(err error) error {
 		return fmt.Errorf("%s: %s", s.Code(), s.Message())
 	}
 	return err
+}
+
+func newConfigStatusCommand(options *shardOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "status",
+		Short: "Show which configuration is in force",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.ConfigStatusResponse, error) {
+				return client.GetConfigStatus(ctx, &emptypb.Empty{})
+			})
+			rows := newTable("SHARD", "ETAG", "BYTES", "MODIFIED")
+			for _, a := range replies {
+				modified := "unknown"
+				if a.value.GetLastModified() != nil {
+					modified = a.value.GetLastModified().AsTime().Format(time.RFC3339)
+				}
+				rows.add(a.shard, a.value.GetEtag(), strconv.FormatInt(a.value.GetSize(), 10), modified)
+			}
+			return errors.Join(err, rows.write(command))
+		},
+	}
+}
+
+func newConfigRefreshCommand(options *shardOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "refresh",
+		Short: "Put the configuration in force if it has changed",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.RefreshConfigResponse, error) {
+				return client.RefreshConfig(ctx, &emptypb.Empty{})
+			})
+			rows := newTable("SHARD", "UPDATED", "BEFORE", "ETAG")
+			for _, a := range replies {
+				rows.add(a.shard, strconv.FormatBool(a.value.GetUpdated()), a.value.GetPrevEtag(), a.value.GetEtag())
+			}
+			return errors.Join(err, rows.write(command))
+		},
+	}
 }
