@@ -296,3 +296,19 @@ func timeOf(set *appsv1.StatefulSet, annotation string) (time.Time, bool) {
 	at, err := time.Parse(time.RFC3339, set.Annotations[annotation])
 	return at, err == nil
 }
+
+// nodesByZone returns the number of nodes in each zone, nil if that is not known yet of every node
+// that has a Kubernetes Node.
+func (c *Controller) nodesByZone(ctx context.Context, set *appsv1.StatefulSet) map[string]int32 {
+	var nodes []string
+	for _, pod := range c.readPods(set) {
+		if pod.Spec.NodeName != "" && pod.DeletionTimestamp == nil && isNode(pod, set) {
+			nodes = append(nodes, pod.Spec.NodeName)
+		}
+	}
+	count, err := c.zones.count(ctx, c.Kube, nodes, c.Clock.Now())
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Could not read the zones of the nodes", "err", err)
+	}
+	return count
+}

@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -288,6 +290,32 @@ func phase(cluster *v1alpha1.MarekvsCluster, result *syncResult) (phase v1alpha1
 		return v1alpha1.PhaseReconciling, v1alpha1.ReasonExpanding, result.expansion.waiting.Message
 	}
 	return v1alpha1.PhaseHealthy, v1alpha1.ReasonAsExpected, fmt.Sprintf("at target %d", decision.Target)
+}
+
+// setSurvivesZoneLoss sets whether the loss of a zone leaves a copy of each partition. The store places copies without
+// regard to zones (github.com/yannick/marekvs, commit defc648, crates/marekvs-cluster/src/placement.rs), so any nodes may
+// have all copies of a partition that are as many as there are copies. There is no such condition without zones.
+func setSurvivesZoneLoss(status *v1alpha1.MarekvsClusterStatus, o *scale.Observation, count map[string]int32) {
+	if count == nil {
+		return // the last value stays
+	}
+	if _, without := count[""]; without || len(count) < 2 {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionSurvivesZoneLoss)
+		return
+	}
+	var largest string
+	for _, zone := range slices.Sorted(maps.Keys(count)) {
+		if count[zone] > count[largest] {
+			largest = zone
+		}
+	}
+	message := fmt.Sprintf("Zone %s has %d of %d nodes, and each partition has %d copies.", largest, count[largest], o.Replicas, o.ReplicationFactor)
+	if count[largest] >= o.ReplicationFactor {
+		setConditions(status, condition(v1alpha1.ConditionSurvivesZoneLoss, false, v1alpha1.ReasonZonesNotUsed,
+			message+" The store places copies without regard to zones: all copies of a partition may be in that zone."))
+		return
+	}
+	setConditions(status, condition(v1alpha1.ConditionSurvivesZoneLoss, true, "", message))
 }
 
 // publishedRate returns the rate to publish. It keeps the published rate before unless the
