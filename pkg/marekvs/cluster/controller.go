@@ -25,6 +25,7 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 	"nstance.dev/operator/pkg/marekvs/children"
 	"nstance.dev/operator/pkg/marekvs/observe"
+	"nstance.dev/operator/pkg/marekvs/zones"
 )
 
 // workers is the number of clusters that are synced at a time. It is high because a sync
@@ -77,7 +78,7 @@ type Controller struct {
 	mu       sync.Mutex
 	memories map[types.UID]*memory
 
-	zones zones
+	zones zones.Zones
 
 	// leads is true while clusters are synced.
 	leads atomic.Bool

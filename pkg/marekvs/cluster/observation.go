@@ -306,7 +306,7 @@ func (c *Controller) nodesByZone(ctx context.Context, set *appsv1.StatefulSet) m
 			nodes = append(nodes, pod.Spec.NodeName)
 		}
 	}
-	count, err := c.zones.count(ctx, c.Kube, nodes, c.Clock.Now())
+	count, err := c.zones.Count(ctx, c.Kube, nodes, c.Clock.Now())
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Could not read the zones of the nodes", "err", err)
 	}

@@ -14,12 +14,13 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/zones"
 )
 
 // place puts each Pod on a Kubernetes Node of its own, in the zone of the same index. A Node without a zone has an empty one.
-func (h *harness) place(zones ...string) {
+func (h *harness) place(names ...string) {
 	h.t.Helper()
-	for ordinal, zone := range zones {
+	for ordinal, zone := range names {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "of-" + podName(int32(ordinal))}}
 		if zone != "" {
 			node.Labels = map[string]string{corev1.LabelTopologyZone: zone}
@@ -82,7 +83,7 @@ func TestZonesAreRemembered(t *testing.T) {
 	h.settle()
 	assert.Equal(t, 0, reads())
 	h.kube.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("unknown") })
-	h.advance(zonePeriod)
+	h.advance(zones.Period)
 	h.pass()
 	assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionSurvivesZoneLoss))
 
@@ -90,7 +91,7 @@ func TestZonesAreRemembered(t *testing.T) {
 	gone.place("a", "b", "c")
 	gone.pass()
 	gone.builtIn.Remove(nodeResource, "", "of-demo-2")
-	gone.advance(zonePeriod)
+	gone.advance(zones.Period)
 	gone.pass()
 	assert.Equal(t, "missing", reason(gone.cluster().Status, v1alpha1.ConditionSurvivesZoneLoss), "a Node that does not exist has no zone")
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package cluster
+// Package zones counts Kubernetes Nodes by zone, and reads each of them rarely.
+package zones
 
 import (
 	"context"
@@ -15,37 +16,37 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// zonePeriod is how long the zone of a Kubernetes Node is remembered. A Node rarely gets another one.
-const zonePeriod = 10 * time.Minute
+// Period is how long the zone of a Kubernetes Node is remembered. A Node rarely gets another one.
+const Period = 10 * time.Minute
 
 const (
-	// maxZones bounds how many Kubernetes Nodes are remembered.
-	maxZones = 10_000
-	// zoneReads is how many Kubernetes Nodes a call reads. The next call reads more.
-	zoneReads = 20
+	// maxRemembered bounds how many Kubernetes Nodes are remembered.
+	maxRemembered = 10_000
+	// maxReads is how many Kubernetes Nodes a call reads. The next call reads more.
+	maxReads = 20
 )
 
-// zones remembers the zones of Kubernetes Nodes, so that each is read once in zonePeriod for all
+// Zones remembers the zones of Kubernetes Nodes, so that each is read once in Period for all
 // clusters. The zero value is empty. It is safe for concurrent use.
-type zones struct {
+type Zones struct {
 	mu    sync.Mutex
-	known map[string]zoneSeen
+	known map[string]remembered
 }
 
-type zoneSeen struct {
+type remembered struct {
 	zone string
 	at   time.Time
 }
 
-// count returns how many of nodes, which are names of Kubernetes Nodes, are in each zone, nil if
+// Count returns how many of nodes, which are names of Kubernetes Nodes, are in each zone, nil if
 // that is not known of every Node yet. Nodes without a zone, and Nodes that do not exist, are in the
 // zone "".
-func (z *zones) count(ctx context.Context, kube kubernetes.Interface, nodes []string, now time.Time) (map[string]int32, error) {
+func (z *Zones) Count(ctx context.Context, kube kubernetes.Interface, nodes []string, now time.Time) (map[string]int32, error) {
 	count, reads := map[string]int32{}, 0
 	for _, node := range nodes {
 		zone, known := z.of(node, now)
 		if !known {
-			if reads++; reads > zoneReads {
+			if reads++; reads > maxReads {
 				return nil, nil
 			}
 			var err error
@@ -59,16 +60,16 @@ func (z *zones) count(ctx context.Context, kube kubernetes.Interface, nodes []st
 }
 
 // of returns the zone of a Kubernetes Node if it is remembered, empty if the Node has none.
-func (z *zones) of(node string, now time.Time) (zone string, known bool) {
+func (z *Zones) of(node string, now time.Time) (zone string, known bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	last, known := z.known[node]
-	return last.zone, known && now.Sub(last.at) < zonePeriod
+	return last.zone, known && now.Sub(last.at) < Period
 }
 
 // read reads the zone of a Kubernetes Node, empty if the Node has none or does not exist
 // (https://kubernetes.io/docs/reference/labels-annotations-taints/#topologykubernetesiozone).
-func (z *zones) read(ctx context.Context, kube kubernetes.Interface, node string, now time.Time) (string, error) {
+func (z *Zones) read(ctx context.Context, kube kubernetes.Interface, node string, now time.Time) (string, error) {
 	object, err := kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return "", fmt.Errorf("read Node %s: %w", node, err)
@@ -79,9 +80,9 @@ func (z *zones) read(ctx context.Context, kube kubernetes.Interface, node string
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.known == nil || len(z.known) >= maxZones {
-		z.known = map[string]zoneSeen{}
+	if z.known == nil || len(z.known) >= maxRemembered {
+		z.known = map[string]remembered{}
 	}
-	z.known[node] = zoneSeen{zone, now}
+	z.known[node] = remembered{zone, now}
 	return zone, nil
 }
