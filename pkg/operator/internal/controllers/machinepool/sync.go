@@ -11,11 +11,9 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -24,7 +22,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
-	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
 
@@ -262,96 +259,4 @@ func disown[T metav1.Object](ctx context.Context, objects client[T], cached T) (
 		return none, fmt.Errorf("hand over the spec of %T %s: %w", cached, klog.KObj(cached), err)
 	}
 	return written, nil
-}
-
-func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []wantedShardGroup) error {
-	var failed []error
-	for _, want := range wanted {
-		if want.afterOthers && len(failed) > 0 {
-			continue
-		}
-		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), controllers.Apply)
-		if err != nil {
-			failed = append(failed, fmt.Errorf("apply shard group %s of pool %s: %w",
-				v1beta1.ShardGroupName(string(want.spec.Group), string(want.spec.Shard)), klog.KObj(pool), err))
-			continue
-		}
-		c.shardGroupWrites.Record(written)
-	}
-	return errors.Join(failed...)
-}
-
-// wantedShardGroup is a shard group as it should be.
-type wantedShardGroup struct {
-	// uid and resourceVersion name the existing object. With them an apply cannot create an
-	// object again that was deleted meanwhile, and a former leader cannot revert a size
-	// that it has not seen.
-	uid, resourceVersion string
-	spec                 v1beta1.NstanceShardGroupSpec
-	// afterOthers is set if the shard group is written only after all before it were.
-	afterOthers bool
-}
-
-// applyShardGroup returns the fields of a shard group that this controller owns. The
-// finalizer is created with the object, so that no deletion of the object leaves the
-// group on the shard.
-func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *applyv1beta1.NstanceShardGroupApplyConfiguration {
-	spec := want.spec
-	applied := applyv1beta1.NstanceShardGroup(v1beta1.ShardGroupName(string(spec.Group), string(spec.Shard)), pool.Namespace).
-		WithLabels(shardGroupLabels(&spec)).
-		WithFinalizers(v1beta1.FinalizerShardGroup).
-		WithOwnerReferences(metav1ac.OwnerReference().
-			WithAPIVersion(v1beta1.SchemeGroupVersion.String()).
-			WithKind(v1beta1.PoolKind).
-			WithName(pool.Name).
-			WithUID(pool.UID).
-			WithController(true)).
-		WithSpec(applyv1beta1.NstanceShardGroupSpec().
-			WithGroup(spec.Group).
-			WithShard(spec.Shard).
-			WithSize(spec.Size).
-			WithRemoveFirst(spec.RemoveFirst...))
-	applied.Spec.GroupSettingsApplyConfiguration =
-		*controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](spec.GroupSettings)
-	if spec.DeletionPolicy != "" {
-		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
-	}
-	if of := spec.Imported; of != nil {
-		applied.Spec.WithImported(applyv1beta1.Division().WithReplicas(of.Replicas).WithShards(of.Shards...))
-	}
-	if loan := spec.Loan; loan != nil {
-		applied.Spec.WithLoan(applyv1beta1.Loan().WithLent(loan.Lent).WithReplicas(loan.Replicas).WithShards(loan.Shards...))
-	}
-	if revision := spec.Overwrites; revision != nil {
-		applied.Spec.WithOverwrites(applyv1beta1.GroupRevision().WithUID(revision.UID).WithGeneration(revision.Generation))
-	}
-	if want.uid != "" {
-		applied.WithUID(types.UID(want.uid)).WithResourceVersion(want.resourceVersion)
-	}
-	return applied
-}
-
-// sameShardGroup reports whether a shard group already has what applyShardGroup would
-// write.
-func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted wantedShardGroup) bool {
-	want := wanted.spec
-	if want.Overwrites == nil {
-		// An earlier revision has no effect and is not worth a write.
-		want.Overwrites = group.Spec.Overwrites
-	}
-	for name, value := range shardGroupLabels(&want) {
-		if group.Labels[name] != value {
-			return false
-		}
-	}
-	return metav1.IsControlledBy(group, pool) &&
-		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
-		equality.Semantic.DeepEqual(group.Spec, want)
-}
-
-func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
-	return map[string]string{
-		v1beta1.LabelGroup: string(spec.Group),
-		v1beta1.LabelShard: string(spec.Shard),
-	}
 }
