@@ -5,73 +5,19 @@ package machinepool
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
-	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
-
-// report writes the reports of the shard groups: first the provider ids into the spec,
-// where Cluster API reads them (docs/capi.md#provider-ids), then the status, which has the
-// new generation of the spec. It returns the delay after which to sync again, 0 to wait for a
-// change.
-func (c *Controller) report(ctx context.Context, observed observation, d decision) (time.Duration, error) {
-	pool := observed.pool
-	complete := allReported(observed) && !retains(pool) && (d.blocked == nil || !pool.DeletionTimestamp.IsZero())
-	ids, wrong := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, complete)
-	recheck := time.Duration(0)
-	if wrong != nil && wrong.reason == v1beta1.ReasonNodeOfOtherShard {
-		recheck = controllers.ForeignRecheck
-	}
-	if wait := observed.nodeless.wait; wait > 0 && (recheck == 0 || wait < recheck) {
-		recheck = wait
-	}
-	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
-		if err != nil {
-			return 0, fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
-		}
-		c.poolWrites.Record(written)
-		pool = written
-	}
-
-	status := newStatus(pool, observed, d, wrong)
-	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
-		return recheck, nil
-	}
-	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controllers.Apply)
-	if apierrors.IsNotFound(err) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
-	}
-	c.poolWrites.Record(written)
-	c.recordProblem(observed.pool, status)
-	c.recordBlocked(observed.pool, status.Conditions)
-	c.recordShortfall(observed.pool, status)
-	if missing := controller.TurnedFalse(observed.pool.Status.Conditions, status.Conditions, v1beta1.ConditionNodesJoined); missing != nil {
-		controller.Warn(c.recorder, observed.pool, missing.Reason, "Join", missing.Message)
-	}
-	c.recordChanges(ctx, &observed.pool.Status, written)
-	return recheck, nil
-}
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.
 func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decision, wrongID *problem) v1beta1.NstanceMachinePoolStatus {
@@ -348,32 +294,6 @@ func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 		return &problem{v1beta1.ReasonDeleting, fmt.Sprintf("%s: the group is being removed", groups[0].Spec.Shard)}
 	}
 	return nil
-}
-
-// applyPool returns the fields of a pool that this controller owns, without the
-// status: the finalizer, the provider ids, and during the deletion the owners.
-func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
-	pool := observed.pool
-	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
-		WithFinalizers(v1beta1.FinalizerMachinePool).
-		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
-	if pool.DeletionTimestamp.IsZero() {
-		return applied
-	}
-	for _, machinePool := range observed.machinePools {
-		applied.WithOwnerReferences(metav1ac.OwnerReference().
-			WithAPIVersion(clusterv1.GroupVersion.String()).
-			WithKind("MachinePool").
-			WithName(machinePool.Name).
-			WithUID(machinePool.UID))
-	}
-	return applied
-}
-
-// applyStatus returns the fields of the status that this controller owns.
-func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
-	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
-		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceMachinePoolStatusApplyConfiguration](status))
 }
 
 // providerIDs returns the ids of all instances of the shard groups, sorted, because
