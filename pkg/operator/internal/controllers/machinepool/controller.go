@@ -10,7 +10,6 @@ import (
 	"context"
 	"sync"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -78,9 +77,7 @@ type Controller struct {
 	annotator  nodeannotations.Annotator
 	scaleDowns scaleDowns
 	shortfalls shortfallTimes
-	nodeless   nodelessTimes
-
-	nodelessMetric *prometheus.GaugeVec
+	nodeless   *nodelessTimes
 
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
@@ -124,7 +121,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
 		nodesSynced:          d.Informers.Nodes.HasSynced,
-		nodelessMetric:       newNodelessMetric(d.Metrics),
+		nodeless:             newNodelessTimes(d.Metrics),
 		shards:               d.Shards,
 		groups:               d.Groups,
 		notices:              d.Notices,

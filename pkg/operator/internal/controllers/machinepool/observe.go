@@ -282,6 +282,29 @@ func (s *shardState) stock() distribute.Stock {
 	return stock
 }
 
+// observeNodeless returns the instances of a pool that run without a Node. Nothing is known while
+// the cache of Nodes may lack some.
+func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []shardState) nodeless {
+	key := cache.MetaObjectToName(pool)
+	if !c.nodesSynced() || c.NodesReachable != nil && !c.NodesReachable() {
+		c.nodeless.forget(key)
+		return nodeless{}
+	}
+	var without []nodelessInstance
+	for _, s := range shards {
+		// An instance whose shard is not connected may have ended.
+		if s.reported == nil || !s.reachable || !s.synced {
+			continue
+		}
+		for _, i := range s.reported.Instances {
+			if i.State == shard.InstanceRunning && i.ProviderID != "" && !s.draining.Has(i.ID) && len(c.nodes.WithProviderID(i.ProviderID)) == 0 {
+				without = append(without, nodelessInstance{ID: i.ID, Shard: s.id, ProviderID: i.ProviderID})
+			}
+		}
+	}
+	return c.nodeless.observe(key, pool.UID, without, c.clock.Now())
+}
+
 // shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard
 // reports it, or the report of a shard is missing, which may have less than the others,
 // or taints. A first shape does not wait for a shard that is not connected,

@@ -118,7 +118,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	if wrong != nil && wrong.reason == v1beta1.ReasonNodeOfOtherShard {
 		recheck = controllers.ForeignRecheck
 	}
-	if wait := observed.nodeless.wait; wait > 0 && (recheck == 0 || wait < recheck) {
+	if wait := observed.nodeless.Wait; wait > 0 && (recheck == 0 || wait < recheck) {
 		recheck = wait
 	}
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {

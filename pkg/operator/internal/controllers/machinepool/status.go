@@ -56,11 +56,14 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	}
 	capacity := capacityAvailable(pool, observed, d)
 	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
-	missing := observed.nodeless.problem()
+	var missing *problem
+	if late := observed.nodeless.message(); late != "" {
+		missing = &problem{v1beta1.ReasonNodeMissing, late}
+	}
 	switch {
 	case missing != nil:
 		set(v1beta1.ConditionNodesJoined, metav1.ConditionFalse, missing.reason, missing.message)
-	case observed.nodeless.known && meta.FindStatusCondition(status.Conditions, v1beta1.ConditionNodesJoined) != nil:
+	case observed.nodeless.Known && meta.FindStatusCondition(status.Conditions, v1beta1.ConditionNodesJoined) != nil:
 		set(v1beta1.ConditionNodesJoined, metav1.ConditionTrue, v1beta1.ReasonNodesJoined, "")
 	}
 	wrong := cmp.Or(deletionBlocked(observed), d.blocked, wrongID, shardProblem(observed, d), missing)
