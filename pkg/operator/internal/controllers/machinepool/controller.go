@@ -23,6 +23,7 @@ import (
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/nodeannotations"
+	"nstance.dev/operator/pkg/operator/internal/nodeless"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -77,7 +78,7 @@ type Controller struct {
 	annotator  nodeannotations.Annotator
 	scaleDowns scaleDowns
 	shortfalls shortfallTimes
-	nodeless   *nodelessTimes
+	nodeless   *nodeless.Times
 
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
@@ -121,7 +122,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
 		nodesSynced:          d.Informers.Nodes.HasSynced,
-		nodeless:             newNodelessTimes(d.Metrics),
+		nodeless:             nodeless.NewTimes(d.Metrics),
 		shards:               d.Shards,
 		groups:               d.Groups,
 		notices:              d.Notices,

@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/operator/internal/nodeless"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -82,8 +83,8 @@ func TestInstanceWithoutANode(t *testing.T) {
 	h := newNodelessHarness(t)
 	h.run("i1", "i2")
 	h.join("i1")
-	assert.Equal(t, nodelessAfter, h.expectMissing(""))
-	h.Advance(nodelessAfter - time.Second)
+	assert.Equal(t, nodeless.After, h.expectMissing(""))
+	h.Advance(nodeless.After - time.Second)
 	assert.Equal(t, time.Second, h.expectMissing(""))
 	h.ExpectEvents()
 	h.Advance(time.Second)
@@ -100,7 +101,7 @@ func TestInstanceWithoutANode(t *testing.T) {
 		require.NoError(t, h.Informers.Nodes.GetStore().Delete(h.join(id)))
 	}
 	h.expectMissing("")
-	h.Advance(nodelessAfter)
+	h.Advance(nodeless.After)
 	h.expectMissing(missingText("i1") + "; " + missingText("i2"))
 	h.run("i1")
 	h.expectMissing(missingText("i1"))
@@ -123,7 +124,7 @@ func TestNodesThatAreNotKnownAreNotMissing(t *testing.T) {
 			change(h)
 			for range 3 {
 				h.expectMissing("")
-				h.Advance(nodelessAfter)
+				h.Advance(nodeless.After)
 			}
 		})
 	}
@@ -141,10 +142,10 @@ func TestAnOutageBeginsTheTimeAgain(t *testing.T) {
 	h.controller.NodesReachable = func() bool { return reachable }
 	h.run("i1")
 	h.expectMissing("")
-	h.Advance(nodelessAfter - time.Second)
+	h.Advance(nodeless.After - time.Second)
 	reachable = false
 	h.expectMissing("")
 	reachable = true
 	h.Advance(time.Second)
-	assert.Equal(t, nodelessAfter, h.expectMissing(""))
+	assert.Equal(t, nodeless.After, h.expectMissing(""))
 }

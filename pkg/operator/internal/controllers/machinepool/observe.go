@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/nodeless"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -50,7 +51,7 @@ type observation struct {
 	// mayMove is set when the last move for a shortfall is long enough ago.
 	mayMove bool
 	// nodeless are the instances that run without a Node.
-	nodeless nodeless
+	nodeless nodeless.Found
 	// shortfallWait is when a shortfall becomes due, zero for never.
 	shortfallWait time.Duration
 }
@@ -284,13 +285,13 @@ func (s *shardState) stock() distribute.Stock {
 
 // observeNodeless returns the instances of a pool that run without a Node. Nothing is known while
 // the cache of Nodes may lack some.
-func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []shardState) nodeless {
+func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []shardState) nodeless.Found {
 	key := cache.MetaObjectToName(pool)
 	if !c.nodesSynced() || c.NodesReachable != nil && !c.NodesReachable() {
-		c.nodeless.forget(key)
-		return nodeless{}
+		c.nodeless.Forget(key)
+		return nodeless.Found{}
 	}
-	var without []nodelessInstance
+	var without []nodeless.Instance
 	for _, s := range shards {
 		// An instance whose shard is not connected may have ended.
 		if s.reported == nil || !s.reachable || !s.synced {
@@ -298,11 +299,11 @@ func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []
 		}
 		for _, i := range s.reported.Instances {
 			if i.State == shard.InstanceRunning && i.ProviderID != "" && !s.draining.Has(i.ID) && len(c.nodes.WithProviderID(i.ProviderID)) == 0 {
-				without = append(without, nodelessInstance{ID: i.ID, Shard: s.id, ProviderID: i.ProviderID})
+				without = append(without, nodeless.Instance{ID: i.ID, Shard: s.id, ProviderID: i.ProviderID})
 			}
 		}
 	}
-	return c.nodeless.observe(key, pool.UID, without, c.clock.Now())
+	return c.nodeless.Observe(key, pool.UID, without, c.clock.Now())
 }
 
 // shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard

@@ -57,7 +57,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	capacity := capacityAvailable(pool, observed, d)
 	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
 	var missing *problem
-	if late := observed.nodeless.message(); late != "" {
+	if late := observed.nodeless.Message(); late != "" {
 		missing = &problem{v1beta1.ReasonNodeMissing, late}
 	}
 	switch {

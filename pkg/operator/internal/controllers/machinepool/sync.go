@@ -34,7 +34,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if pool == nil {
 		c.staleReads.Reset(key)
 		c.scaleDowns.drop(key)
-		c.nodeless.forget(key)
+		c.nodeless.Forget(key)
 		c.shortfalls.remove(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package machinepool
+// Package nodeless finds the instances of pools that run for long without a Node.
+package nodeless
 
 import (
 	"fmt"
@@ -16,30 +17,30 @@ import (
 )
 
 const (
-	// nodelessAfter is how long an instance runs without a Node before that is a problem: a kubelet
+	// After is how long an instance runs without a Node before that is a problem: a kubelet
 	// registers within seconds.
-	nodelessAfter = 5 * time.Minute
-	// maxListedNodeless is the number of instances that a message names.
-	maxListedNodeless = 3
+	After = 5 * time.Minute
+	// maxListed is the number of instances that a message names.
+	maxListed = 3
 )
 
-// nodelessInstance is an instance that runs without a Node.
-type nodelessInstance struct{ ID, Shard, ProviderID string }
+// Instance is an instance that runs without a Node.
+type Instance struct{ ID, Shard, ProviderID string }
 
-// nodeless is what is known of the instances of a pool that run without a Node.
-type nodeless struct {
+// Found is what is known of the instances of a pool that run without a Node.
+type Found struct {
 	// Known is false while the Nodes are not known.
 	Known bool
 	// Late are the instances that have no Node for long, in the order of their ids.
-	Late []nodelessInstance
+	Late []Instance
 	// Wait is when another instance will be late, zero for never.
 	Wait time.Duration
 }
 
-// message says which instances are late, "" if all have a Node or are not late yet.
-func (f nodeless) message() string {
+// Message says which instances are late, "" if all have a Node or are not late yet.
+func (f Found) Message() string {
 	var named []string
-	for _, i := range f.Late[:min(len(f.Late), maxListedNodeless)] {
+	for _, i := range f.Late[:min(len(f.Late), maxListed)] {
 		named = append(named, fmt.Sprintf("instance %s on shard %s has no Node with the provider id %q", i.ID, i.Shard, i.ProviderID))
 	}
 	if more := len(f.Late) - len(named); more > 0 {
@@ -48,55 +49,55 @@ func (f nodeless) message() string {
 	return strings.Join(named, "; ")
 }
 
-// nodelessTimes remembers since when instances run without a Node, and publishes how many are late. It is
+// Times remembers since when instances run without a Node, and publishes how many are late. It is
 // kept in memory only: another process begins again.
-type nodelessTimes struct {
+type Times struct {
 	late *prometheus.GaugeVec
 
 	mu    sync.Mutex
-	pools map[cache.ObjectName]nodelessPool
+	pools map[cache.ObjectName]poolTimes
 }
 
-// nodelessPool has the times by provider id.
-type nodelessPool struct {
+// poolTimes has the times by provider id.
+type poolTimes struct {
 	uid   types.UID
 	since map[string]time.Time
 }
 
-// newNodelessTimes returns empty nodelessTimes, and registers their metric.
-func newNodelessTimes(registry prometheus.Registerer) *nodelessTimes {
-	t := &nodelessTimes{
+// NewTimes returns empty Times, and registers their metric.
+func NewTimes(registry prometheus.Registerer) *Times {
+	t := &Times{
 		late: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nstance_operator_instances_without_node",
-			Help: fmt.Sprintf("Instances that have run without a Node for %s.", nodelessAfter),
+			Help: fmt.Sprintf("Instances that have run without a Node for %s.", After),
 		}, []string{"pool"}),
-		pools: map[cache.ObjectName]nodelessPool{},
+		pools: map[cache.ObjectName]poolTimes{},
 	}
 	registry.MustRegister(t.late)
 	return t
 }
 
-// observe records all instances of a pool that run without a Node at present.
-func (t *nodelessTimes) observe(pool cache.ObjectName, uid types.UID, without []nodelessInstance, now time.Time) nodeless {
+// Observe records all instances of a pool that run without a Node at present.
+func (t *Times) Observe(pool cache.ObjectName, uid types.UID, without []Instance, now time.Time) Found {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before := t.pools[pool]
-	found := nodeless{Known: true}
-	next := nodelessPool{uid: uid, since: make(map[string]time.Time, len(without))}
+	found := Found{Known: true}
+	next := poolTimes{uid: uid, since: make(map[string]time.Time, len(without))}
 	for _, i := range without {
 		since, was := before.since[i.ProviderID]
 		if !was || before.uid != uid {
 			since = now
 		}
 		next.since[i.ProviderID] = since
-		switch left := since.Add(nodelessAfter).Sub(now); {
+		switch left := since.Add(After).Sub(now); {
 		case left <= 0:
 			found.Late = append(found.Late, i)
 		case found.Wait == 0 || left < found.Wait:
 			found.Wait = left
 		}
 	}
-	slices.SortFunc(found.Late, func(a, b nodelessInstance) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(found.Late, func(a, b Instance) int { return strings.Compare(a.ID, b.ID) })
 	if t.pools[pool] = next; len(without) == 0 {
 		delete(t.pools, pool)
 	}
@@ -108,8 +109,8 @@ func (t *nodelessTimes) observe(pool cache.ObjectName, uid types.UID, without []
 	return found
 }
 
-// forget forgets the instances of a pool.
-func (t *nodelessTimes) forget(pool cache.ObjectName) {
+// Forget forgets the instances of a pool.
+func (t *Times) Forget(pool cache.ObjectName) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	delete(t.pools, pool)
