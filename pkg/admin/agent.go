@@ -39,6 +39,7 @@ func (o *agentOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.instance, instanceFlag, "", "id of the instance (required)")
 }
 
+// validate adds the mistakes in the flags, and sets id.
 func (o *agentOptions) validate(wrong *mistakes) {
 	wrong.add(shardFlag, identifier.Validate(o.shard))
 	var err error

@@ -130,23 +130,25 @@ func (l *loans) giveBack(shards []Shard, shares []int32) (moved bool) {
 	return false
 }
 
-// borrowers returns which shards can run instances of others: shards that have not lent any
-// themselves, if a shard has not.
+// borrowers returns which shards can run instances of other shards. A shard that has lent
+// instances itself is a borrower only if there is no other.
 func borrowers(shards []Shard) []bool {
-	all, others := make([]bool, len(shards)), make([]bool, len(shards))
+	fillable, withoutLenders := make([]bool, len(shards)), make([]bool, len(shards))
 	for i := range shards {
-		all[i] = shards[i].fillable()
-		others[i] = all[i] && shards[i].Stock.Lent <= 0
+		fillable[i] = shards[i].fillable()
+		withoutLenders[i] = fillable[i] && shards[i].Stock.Lent <= 0
 	}
-	if slices.Contains(others, true) {
-		return others
+	if slices.Contains(withoutLenders, true) {
+		return withoutLenders
 	}
-	return all
+	return fillable
 }
 
-// growLenders fills the lenders without a shortfall, and then grows the other shards.
+// growLenders adds n instances to the sizes: first to the lenders without a shortfall, until they
+// have their shares. A lender with a shortfall has no capacity: the rest goes to other shards, or if
+// there are none, to all that are not fixed.
 func (l *loans) growLenders(shards []Shard, shares []int32, n int32) {
-	others := make([]bool, len(shards))
+	mayHaveCapacity := make([]bool, len(shards))
 	for i := range shards {
 		lender := shards[i].Stock.Lent > 0
 		if lender && shards[i].fillable() {
@@ -154,10 +156,10 @@ func (l *loans) growLenders(shards []Shard, shares []int32, n int32) {
 			l.sizes[i] += step
 			n -= step
 		}
-		others[i] = shards[i].fillable() || !shards[i].Fixed && !lender
+		mayHaveCapacity[i] = shards[i].fillable() || !shards[i].Fixed && !lender
 	}
-	if slices.Contains(others, true) {
-		growSome(l.sizes, n, others)
+	if slices.Contains(mayHaveCapacity, true) {
+		growSome(l.sizes, n, mayHaveCapacity)
 	} else {
 		growVariable(shards, l.sizes, n)
 	}

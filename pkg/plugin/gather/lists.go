@@ -257,8 +257,8 @@ func hasWorkloadCluster(clusters []v1beta1.NstanceCluster) bool {
 	return false
 }
 
-// node returns a function that reads the Node of a name. No Node has the name of a provider id,
-// which the API server rejects.
+// node returns a function that reads the Node with this name. A user may give a provider id instead:
+// it has slashes, so that it names no Node, and client-go would return an error.
 func (g *Gatherer) node(name string) func(context.Context) objects.Read[corev1.Node] {
 	return func(ctx context.Context) objects.Read[corev1.Node] {
 		if len(content.IsPathSegmentName(name)) > 0 {

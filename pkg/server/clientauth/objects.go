@@ -149,7 +149,8 @@ func (o *objects[T]) begin() int64 {
 	return o.began
 }
 
-// pause waits until minInterval has passed since a time.
+// pause waits until minInterval has passed since a time. It has no context: several callers wait for
+// one read, and minInterval is short.
 func pause(since time.Time) {
 	if !since.IsZero() {
 		time.Sleep(time.Until(since.Add(minInterval)))

@@ -154,7 +154,8 @@ func Adopt(ctx context.Context, store storage.Store, tenant, cluster string) err
 	}
 }
 
-// Release makes the next Kubernetes cluster whose operator calls the owner of a tenant.
+// Release removes the owner of a tenant. The Kubernetes cluster whose operator calls next becomes the
+// owner.
 func Release(ctx context.Context, store storage.Store, tenant string) error {
 	if err := store.Delete(ctx, storage.TenantKey(tenant)); err != nil {
 		return fmt.Errorf("release tenant %q: %w", tenant, err)
