@@ -41,14 +41,25 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before != nil && controllers.PauseChanged(before, after):
 		c.enqueueWithShardGroups(after.Name)
-	case before == nil || before.Generation != after.Generation:
+	case before == nil || changedByUser(before, after):
 		c.queue.AddUrgent(cache.MetaObjectToName(after))
-	case before.ResourceVersion == after.ResourceVersion ||
+	case before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
 		!slices.Equal(before.Finalizers, after.Finalizers) ||
 		!equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) ||
 		!maps.Equal(before.Labels, after.Labels):
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
+}
+
+// changedByUser reports whether a user has deleted a pool or changed its spec. The operator itself
+// writes the provider ids in it, of every pool of a shard that is lost or returns.
+func changedByUser(before, after *v1beta1.NstanceMachinePool) bool {
+	if before.Generation == after.Generation {
+		return false
+	}
+	spec := after.Spec
+	spec.ProviderIDList = before.Spec.ProviderIDList
+	return before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || !equality.Semantic.DeepEqual(before.Spec, spec)
 }
 
 // shardGroupChanged enqueues the pool of a shard group. Instances start one by one,

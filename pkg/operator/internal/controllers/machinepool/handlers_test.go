@@ -220,8 +220,8 @@ func TestRelevantChange(t *testing.T) {
 	}
 }
 
-// One of three shards of 1,000 pools dies, which changes the status of all of them. Pools on the
-// other shards are scaled meanwhile.
+// One of three shards of 1,000 pools dies, which changes the status of all of them, and the provider ids
+// that the operator writes into their specs. Pools on the other shards are scaled meanwhile.
 func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
 	const count, scaled = 1000, 12
 	var objects []runtime.Object
@@ -252,6 +252,12 @@ func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
 		synctest.Wait()
 
 		h.controller.shardChanged("dead")
+		for _, object := range objects[:count] {
+			before := object.(*v1beta1.NstanceMachinePool)
+			after := before.DeepCopy()
+			after.Generation, after.ResourceVersion, after.Spec.ProviderIDList = before.Generation+1, "2", []string{"kwok:///a/1"}
+			h.controller.poolChanged(before, after)
+		}
 		time.Sleep(200 * time.Millisecond)
 		mu.Lock()
 		before := len(synced)
