@@ -165,7 +165,7 @@ func first(keys []string) string {
 const (
 	// changesOverlap is how old the version is at least since which a list requests the changes. An
 	// event, or a reply to UpsertGroup, may arrive after a list that was newer, and the next lists
-	// must revert it. None is later than this.
+	// must revert it. No event or reply is later than this.
 	changesOverlap = time.Minute
 	// wholeListInterval is the longest time between two lists of all groups. They repair what no list
 	// of changes would.
