@@ -113,11 +113,13 @@ const reloadInterval = 2 * time.Second
 // configReloader puts each new configuration in the storage in force. An invalid
 // configuration changes nothing.
 type configReloader struct {
-	storage   storage.Store
-	shard     string
-	providers provider.Registry
-	groups    *groups.Store
-	errors    *grpcapi.Errors
+	storage storage.Store
+	// minWriteInterval is the field of Server.
+	minWriteInterval time.Duration
+	shard            string
+	providers        provider.Registry
+	groups           *groups.Store
+	errors           *grpcapi.Errors
 	// changed is called after a new configuration was put in force.
 	changed func()
 	// rejected is called with the mistakes of the configuration in the storage, and with
@@ -209,6 +211,9 @@ func (r *configReloader) reload(ctx context.Context) error {
 	// since.
 	next, err := source.ParseFor(r.shard, r.providers)
 	if err != nil {
+		return err
+	}
+	if err := source.Reject(next.ValidateElections(r.minWriteInterval)); err != nil {
 		return err
 	}
 	if err := r.groups.Reconfigure(ctx, next); err != nil {

@@ -149,6 +149,32 @@ func TestStartWithARejectedConfiguration(t *testing.T) {
 	}
 }
 
+// TestStartWithAnElectionThatTheStorageForbids: it is rejected like every other mistake, so that a server
+// that starts serves with the previous configuration.
+func TestStartWithAnElectionThatTheStorageForbids(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	valid, err := os.ReadFile(s.ConfigPath())
+	require.NoError(t, err)
+	s.Stop()
+
+	o := sameState(s)
+	o.Authority, o.MinWriteInterval = s.Authority, time.Second
+	s = servertest.Prepare(t, o)
+	const interval = `"shard": {"leader_election": {"interval": "900ms"},`
+	require.NoError(t, os.WriteFile(s.ConfigPath(), []byte(strings.Replace(string(valid), `"shard": {`, interval, 1)), 0o600))
+	s.Launch()
+	s.UntilListening()
+	s.UntilHealthy()
+	_, body := s.Get("/health")
+	const want = `shard.leader_election.interval: Invalid value: "900ms": must be at least 1s`
+	assert.Contains(t, body, want)
+	_, err = s.Operator("default").RefreshConfig(t.Context(), &emptypb.Empty{})
+	assert.ErrorContains(t, err, want)
+	s.WriteConfig(string(valid))
+	_, body = s.Get("/health")
+	assert.Equal(t, "ok", body)
+}
+
 // TestGroupsOfANewerVersion: a server that does not understand the groups does not serve, and
 // reports their version and its own.
 func TestGroupsOfANewerVersion(t *testing.T) {

@@ -71,8 +71,8 @@ type shared struct {
 	// not nil, triggers it during a term.
 	readConfig      func(context.Context) (*config.Config, error)
 	readConfigTicks <-chan time.Time
-	// pollInterval is the field of Server.
-	pollInterval time.Duration
+	// minWriteInterval and pollInterval are the fields of Server.
+	minWriteInterval, pollInterval time.Duration
 	// readAccepted reads the configuration that was in force last, or nil.
 	readAccepted func(context.Context, storage.Store) (*config.Config, error)
 	// rejected is why the configuration in the storage is not in force, nil if it is.
@@ -112,9 +112,6 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := c.Source.Reject(c.ValidateElections(s.MinWriteInterval)); err != nil {
-		return nil, err
-	}
 	logWarnings(klog.FromContext(ctx), c)
 	bind := withHost(c.Shard.Bind, s.Host, c.Shard.LeaderNetwork != nil)
 	advertise, err := s.advertised(&c.Shard, bind, net.InterfaceAddrs)
@@ -122,16 +119,17 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	sh := &shared{
-		shard:           s.Shard,
-		cacheDir:        s.CacheDir,
-		providers:       s.Providers,
-		config:          c,
-		readConfig:      s.readConfig,
-		readConfigTicks: s.ReadConfig,
-		pollInterval:    s.PollInterval,
-		readAccepted:    s.readAccepted,
-		advertise:       advertise,
-		registry:        prometheus.NewRegistry(),
+		shard:            s.Shard,
+		cacheDir:         s.CacheDir,
+		providers:        s.Providers,
+		config:           c,
+		readConfig:       s.readConfig,
+		readConfigTicks:  s.ReadConfig,
+		minWriteInterval: s.MinWriteInterval,
+		pollInterval:     s.PollInterval,
+		readAccepted:     s.readAccepted,
+		advertise:        advertise,
+		registry:         prometheus.NewRegistry(),
 	}
 	sh.inForce.Store(c)
 	sh.setRejected(rejected)

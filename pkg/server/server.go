@@ -64,7 +64,7 @@ type Server struct {
 	// PollInterval is how often the server looks for what administrators change in the storage, if that
 	// is rarer than by default: the configuration every two seconds, the authorities every five.
 	PollInterval time.Duration
-	// ReadConfig triggers reading the configuration. Default: PollInterval.
+	// ReadConfig triggers reading the configuration. Default: a ticker of PollInterval.
 	ReadConfig <-chan time.Time
 }
 
@@ -132,7 +132,14 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 	case err != nil:
 		return nil, err
 	}
-	return source.ParseFor(s.Shard, s.Providers)
+	c, err := source.ParseFor(s.Shard, s.Providers)
+	if err != nil {
+		return nil, err
+	}
+	if err := source.Reject(c.ValidateElections(s.MinWriteInterval)); err != nil {
+		return nil, err
+	}
+	return c, nil
 }
 
 // leaderID identifies this server among the servers of the cluster.
@@ -178,7 +185,7 @@ func Run(ctx context.Context, o Options) error {
 		Providers: registry.Providers,
 
 		MinWriteInterval: backend.MinWriteInterval(o.Storage),
-		PollInterval: backend.PollInterval(o.Storage),
+		PollInterval:     backend.PollInterval(o.Storage),
 		Listen: func(ctx context.Context, address string) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", address)
 		},

@@ -227,12 +227,13 @@ func (t *term) callContext(ctx context.Context) (context.Context, context.Cancel
 // serve serves operators and reconciles groups until ctx is done.
 func (t *term) serve(ctx context.Context) error {
 	reloader := &configReloader{
-		storage:   t.storage,
-		shard:     t.shared.shard,
-		providers: t.shared.providers,
-		groups:    t.groups,
-		errors:    t.failures,
-		rejected:  t.shared.setRejected,
+		storage:          t.storage,
+		minWriteInterval: t.shared.minWriteInterval,
+		shard:            t.shared.shard,
+		providers:        t.shared.providers,
+		groups:           t.groups,
+		errors:           t.failures,
+		rejected:         t.shared.setRejected,
 		changed: func() {
 			t.shared.inForce.Store(t.groups.Config())
 			t.hashes.enqueue()

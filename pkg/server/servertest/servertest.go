@@ -118,6 +118,8 @@ type Options struct {
 	// PollInterval is how often the server looks for changes in the storage. Default: the default of the
 	// server. Without InMemory, the server reads its configuration only when a test requests it.
 	PollInterval time.Duration
+	// MinWriteInterval is the time that the storage needs between two writes of one object.
+	MinWriteInterval time.Duration
 	// InMemory keeps connections in memory, so that the server can run in a bubble of
 	// synctest. It reads its configuration by the clock then.
 	InMemory bool
@@ -228,7 +230,8 @@ func (s *Server) Launch() {
 		Listen:    s.network.listen,
 		Nameless:  s.options.Nameless,
 
-		PollInterval: s.options.PollInterval,
+		MinWriteInterval: s.options.MinWriteInterval,
+		PollInterval:     s.options.PollInterval,
 		GRPCOptions: []grpc.ServerOption{
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),
