@@ -220,8 +220,8 @@ func TestRelevantChange(t *testing.T) {
 	}
 }
 
-// One of three shards of 1,000 pools dies, which changes the status of all of them, and the provider ids
-// that the operator writes into their specs. Pools on the other shards are scaled meanwhile.
+// One of three shards of 1,000 pools dies, which changes the status of all of them. Pools on the
+// other shards are scaled meanwhile.
 func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
 	const count, scaled = 1000, 12
 	var objects []runtime.Object
@@ -252,12 +252,6 @@ func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
 		synctest.Wait()
 
 		h.controller.shardChanged("dead")
-		for _, object := range objects[:count] {
-			before := object.(*v1beta1.NstanceMachinePool)
-			after := before.DeepCopy()
-			after.Generation, after.ResourceVersion, after.Spec.ProviderIDList = before.Generation+1, "2", []string{"kwok:///a/1"}
-			h.controller.poolChanged(before, after)
-		}
 		time.Sleep(200 * time.Millisecond)
 		mu.Lock()
 		before := len(synced)
@@ -279,4 +273,23 @@ func TestScalingDoesNotWaitBehindTheShardThatDied(t *testing.T) {
 			assert.LessOrEqual(t, at, workers+scaled*4/3, "syncs before scaled pool %d", n)
 		}
 	})
+}
+
+// The provider ids that the operator writes into the specs of pools do not stand before what users change.
+func TestChangedByUser(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*v1beta1.NstanceMachinePool)
+		want   bool
+	}{
+		"provider ids": {func(pool *v1beta1.NstanceMachinePool) { pool.Spec.ProviderIDList = []string{"kwok:///a/1"} }, false},
+		"shards":       {func(pool *v1beta1.NstanceMachinePool) { pool.Spec.Shards = []v1beta1.Identifier{"a"} }, true},
+		"deletion":     {func(pool *v1beta1.NstanceMachinePool) { pool.DeletionTimestamp = ptr.To(metav1.Now()) }, true},
+	} {
+		before := newPool("a", "b")
+		after := before.DeepCopy()
+		assert.False(t, changedByUser(before, after), name)
+		test.change(after)
+		after.Generation++
+		assert.Equal(t, test.want, changedByUser(before, after), name)
+	}
 }
