@@ -96,6 +96,7 @@ func TestGroupScaleKeepsEverythingElse(t *testing.T) {
 	candidate := newInstanceID(t)
 	_, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: "workers", Config: &nstancev1.GroupConfig{Size: 1}, RemoveFirst: []string{candidate},
+		Rotation: &nstancev1.RotationGrant{MaxSurge: proto.Int32(2), MaxUnavailable: proto.Int32(0), UpToDate: proto.Int32(0)},
 	})
 	require.NoError(t, err)
 	flags := append(shardFlags(register(t, a), "us-west-2a="+a.Addr), "--shard", "us-west-2a")
@@ -117,6 +118,7 @@ us-west-2a   workers   1        5      0
 		got[group].Etag, want[group].Etag = "", ""
 		// Its instances are being created.
 		got[group].Instances, want[group].Instances = nil, nil
+		got[group].RotationProgress, want[group].RotationProgress = nil, nil
 		if !proto.Equal(got[group], want[group]) {
 			t.Errorf("got  %v\nwant %v", got[group], want[group])
 		}

@@ -102,12 +102,14 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, instance_type, vars, load_balancers and
+// static group has only size, remove_first, rotation, instance_type, vars, load_balancers and
 // drain_timeout_seconds.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
 	RemoveFirst []string `json:"remove_first,omitempty"`
+	// Rotation is the grant of the last change, or nil.
+	Rotation *RotationGrant `json:"rotation,omitempty"`
 	// Revision is the revision of the last change that had a revision, or nil.
 	Revision *Revision `json:"revision,omitempty"`
 	// Declared are the settings of the last declarative change, or nil. The next declarative
@@ -164,6 +166,7 @@ func (s *stored) with(change Change, static bool) *stored {
 	if len(change.RemoveFirst) > 0 {
 		next.RemoveFirst = change.RemoveFirst
 	}
+	next.Rotation = change.Rotation
 	if change.Revision != nil {
 		next.Revision = change.Revision
 	}
@@ -192,6 +195,7 @@ func asDynamic(c *config.Config, group *Group) *stored {
 		Settings:    group.Settings,
 		Size:        group.Size,
 		RemoveFirst: group.RemoveFirst,
+		Rotation:    group.Rotation,
 		Declared:    group.Declared,
 		Revision:    group.Revision,
 		Args:        config.MergeArgs(configured.Args),

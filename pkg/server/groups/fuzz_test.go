@@ -54,6 +54,7 @@ func FuzzUpsert(f *testing.F) {
 	add(&nstancev1.UpsertGroupRequest{Key: "main", Declarative: true, Config: &nstancev1.GroupConfig{Size: -1, InstanceType: "t3.large"}, RemoveFirst: []string{"a", "a"}})
 	add(&nstancev1.UpsertGroupRequest{Key: "../x", Config: &nstancev1.GroupConfig{Template: "bare", Size: 1 << 30, Args: map[string]string{"a": "b"}}})
 	add(&nstancev1.UpsertGroupRequest{Key: "plain", Config: &nstancev1.GroupConfig{Size: 1, Vars: map[string]string{"role": "$(reboot)\x1b"}}, Revision: &nstancev1.Revision{Uid: "u", Generation: 1}})
+	add(&nstancev1.UpsertGroupRequest{Key: "plain", Config: &nstancev1.GroupConfig{Size: 1}, Rotation: &nstancev1.RotationGrant{MaxSurge: proto.Int32(1), UpToDate: proto.Int32(-1), Target: "t"}})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		request := &nstancev1.UpsertGroupRequest{}
 		if proto.Unmarshal(data, request) != nil {
@@ -65,9 +66,13 @@ func FuzzUpsert(f *testing.F) {
 		if r := request.GetRevision(); r != nil {
 			revision = &Revision{UID: r.GetUid(), Generation: r.GetGeneration()}
 		}
+		var rotation *RotationGrant
+		if r := request.GetRotation(); r != nil {
+			rotation = &RotationGrant{MaxSurge: r.GetMaxSurge(), MaxUnavailable: r.GetMaxUnavailable(), UpToDate: r.GetUpToDate(), MaxAgeSeconds: r.GetMaxAgeSeconds(), Target: r.GetTarget()}
+		}
 		group, _, err := open(t, store).Upsert(t.Context(), key, Change{
 			Settings: SettingsOf(config), Declarative: request.GetDeclarative(), Size: config.GetSize(),
-			RemoveFirst: request.GetRemoveFirst(), Args: config.GetArgs(), Revision: revision,
+			RemoveFirst: request.GetRemoveFirst(), Rotation: rotation, Args: config.GetArgs(), Revision: revision,
 		})
 		if err != nil {
 			return
@@ -80,5 +85,6 @@ func FuzzUpsert(f *testing.F) {
 		require.True(t, found)
 		assert.Equal(t, group.Settings, read.Settings)
 		assert.Equal(t, group.Size, read.Size)
+		assert.Equal(t, rotation, read.Rotation)
 	})
 }

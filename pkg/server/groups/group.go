@@ -40,6 +40,8 @@ type Group struct {
 	// RemoveFirst are the deletion candidates that the operator sent: they are
 	// terminated first when there are more than Size. They may not exist.
 	RemoveFirst []string
+	// Rotation is the grant that the operator sent, nil without a grant.
+	Rotation *RotationGrant
 	// Static is true for a group of the configuration.
 	Static bool
 	// Arch is the template's architecture.
@@ -84,7 +86,7 @@ func (g *Group) etagOrEmpty() string {
 // the protocol cannot distinguish a size of 0 from an unset one
 // (docs/protocol.md#groups), so a change of another field must repeat the size,
 // or it scales to zero. RemoveFirst belongs to the size and is always replaced
-// too. Empty other fields leave the group unchanged, and Vars are added key by
+// too, and so is Rotation. Empty other fields leave the group unchanged, and Vars are added key by
 // key. Args are rejected, see validate.
 type Change struct {
 	Settings
@@ -93,6 +95,7 @@ type Change struct {
 	Declarative bool
 	Size        int32
 	RemoveFirst []string
+	Rotation    *RotationGrant
 	Args        map[string]string
 	// Revision is the revision of the object that the change comes from, nil if the client
 	// sends no revision: such a change is never older than another, and keeps the stored
@@ -101,6 +104,52 @@ type Change struct {
 	// Replaces makes an older change accepted if it equals the stored revision or, for a
 	// group without a revision, has the uid of Revision.
 	Replaces *Revision
+}
+
+// RotationGrant bounds the replacement of instances that work and are outdated
+// (docs/server.md#rotation). It is stored with the group: another leader continues within it.
+type RotationGrant struct {
+	// MaxSurge is how many instances there may be above the size.
+	MaxSurge int32 `json:"max_surge"`
+	// MaxUnavailable is how many instances below the size may work.
+	MaxUnavailable int32 `json:"max_unavailable"`
+	// UpToDate is the number of instances that are up to date from which on no replacement is
+	// started.
+	UpToDate int32 `json:"up_to_date"`
+	// NotAfter is when the last replacement may be started, nil for never.
+	NotAfter *time.Time `json:"not_after,omitempty"`
+	// After is a time: once it has passed, instances that were created before are outdated.
+	After *time.Time `json:"after,omitempty"`
+	// MaxAgeSeconds is the age at which an instance is outdated, if the configuration of the
+	// shard has no smaller age. Zero leaves it to the configuration.
+	MaxAgeSeconds int32 `json:"max_age_seconds,omitempty"`
+	// Target is what instances were compared with when the numbers were decided, "" for any
+	// (docs/server.md#rotation).
+	Target string `json:"target,omitempty"`
+}
+
+// validate checks the values of a grant, which may be nil. A grant of 0 and 0 is valid: it replaces
+// nothing.
+func (g *RotationGrant) validate(path *field.Path) field.ErrorList {
+	if g == nil {
+		return nil
+	}
+	var problems field.ErrorList
+	for _, number := range []struct {
+		name  string
+		value int32
+	}{
+		{"max_surge", g.MaxSurge}, {"max_unavailable", g.MaxUnavailable}, {"up_to_date", g.UpToDate},
+		{"max_age_seconds", g.MaxAgeSeconds},
+	} {
+		if number.value < 0 {
+			problems = append(problems, field.Invalid(path.Child(number.name), number.value, "must not be negative"))
+		}
+	}
+	if len(g.Target) > maxIDLength {
+		problems = append(problems, field.TooLong(path.Child("target"), "", maxIDLength))
+	}
+	return problems
 }
 
 // InvalidError rejects a change that is malformed or refers to something

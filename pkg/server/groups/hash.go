@@ -103,8 +103,9 @@ type etagContent struct {
 	Template          string
 	Kind              string
 	Size              int32
-	MinSize           int32    `json:",omitempty"`
-	RemoveFirst       []string `json:",omitempty"`
+	MinSize           int32          `json:",omitempty"`
+	RemoveFirst       []string       `json:",omitempty"`
+	Rotation          *RotationGrant `json:",omitempty"`
 	InstanceType      string
 	SubnetPools       []string
 	Vars              map[string]string
@@ -137,6 +138,7 @@ func (g *Group) etag() (string, error) {
 		Size:              g.Size,
 		MinSize:           g.MinSize,
 		RemoveFirst:       g.RemoveFirst,
+		Rotation:          g.Rotation,
 		InstanceType:      g.InstanceType,
 		SubnetPools:       g.SubnetPools,
 		Vars:              g.Vars,

@@ -23,6 +23,7 @@ var (
 	keyPath         = field.NewPath("key")
 	configPath      = field.NewPath("config")
 	removeFirstPath = field.NewPath("remove_first")
+	rotationPath    = field.NewPath("rotation")
 	revisionPath    = field.NewPath("revision")
 	replacesPath    = field.NewPath("replaces")
 )
@@ -56,6 +57,7 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, fmt.Sprintf("must be at least %d (limits.min_size of the static group)", after.MinSize)))
 	}
 	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
+	problems = append(problems, change.Rotation.validate(rotationPath)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
 	problems = append(problems, validateSettings(c, change, before, after)...)
 	// Arguments are objects, which the protocol's map of strings cannot
@@ -216,6 +218,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
 	}
 	problems = append(problems, validateRemoveFirst(path.Child("remove_first"), override.RemoveFirst)...)
+	problems = append(problems, override.Rotation.validate(path.Child("rotation"))...)
 	problems = append(problems, validateRevision(path.Child("revision"), override.Revision)...)
 	if seconds := override.DrainTimeoutSeconds; seconds < 0 {
 		problems = append(problems, field.Invalid(path.Child("drain_timeout_seconds"), seconds, "must not be negative"))

@@ -304,6 +304,49 @@ func TestRemoveFirstBelongsToTheSize(t *testing.T) {
 	}
 }
 
+// A grant belongs to its request, as deletion candidates do, and survives a restart, a
+// configuration that makes the group dynamic, and nothing else.
+func TestGrantBelongsToTheRequest(t *testing.T) {
+	store := newFaultyStore(t)
+	s := open(t, store)
+	end := time.Date(2026, 3, 1, 4, 0, 0, 0, time.UTC)
+	grant := &RotationGrant{MaxSurge: 0, MaxUnavailable: 2, UpToDate: 0, NotAfter: &end, After: &end, MaxAgeSeconds: 3600, Target: "t"}
+	steps := []struct {
+		name   string
+		change Change
+		writes int
+	}{
+		{"a new group without a grant", Change{Settings: Settings{Template: "worker"}, Size: 3}, 1},
+		{"a grant", Change{Size: 3, Rotation: grant}, 1},
+		{"an equal grant", Change{Size: 3, Rotation: new(*grant)}, 0},
+		{"another grant", Change{Size: 3, Rotation: &RotationGrant{MaxSurge: 1}}, 1},
+		{"an operator that does not send the field", Change{Size: 3}, 1},
+	}
+	for _, step := range steps {
+		before, hash := store.writes, ""
+		if group, found := s.Get(dynamic); found {
+			hash = group.InfraConfigHash
+		}
+		group, changed, err := s.Upsert(t.Context(), dynamic, step.change)
+		require.NoError(t, err)
+		assert.Equal(t, step.change.Rotation, group.Rotation, step.name)
+		assert.Equal(t, step.writes, store.writes-before, step.name)
+		assert.Equal(t, step.writes > 0, changed, step.name)
+		if hash != "" {
+			assert.Equal(t, hash, group.InfraConfigHash, step.name)
+		}
+		wantSame(t, s, store)
+	}
+	// Older servers must be able to read the object.
+	assert.NotContains(t, string(readObject(t, store).Data), "rotation")
+
+	upsert(t, s, plain, Change{Size: 1, Rotation: grant})
+	s = openWith(t, store, newConfigWith(nil))
+	assert.Equal(t, grant, get(t, s, plain).Rotation)
+	_, _, err := s.Upsert(t.Context(), plain, Change{Size: 1, Rotation: &RotationGrant{MaxUnavailable: -1}})
+	require.ErrorContains(t, err, "rotation.max_unavailable: Invalid value: -1: must not be negative")
+}
+
 // TestETagsAreStable checks that a new release does not change the etags of
 // unchanged groups.
 func TestETagsAreStable(t *testing.T) {

@@ -6,6 +6,7 @@ package instance
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,6 +26,7 @@ const (
 	ReasonUnregistered = "unregistered"
 	ReasonSpot         = "spot"
 	ReasonReturned     = "returned"
+	ReasonRotated      = "rotated"
 )
 
 // NextDeletion is an instance that is being deleted, or would be deleted if its group were smaller.
@@ -32,6 +34,28 @@ type NextDeletion struct {
 	ID string
 	// Reason is why it is being deleted or is to be replaced, "" if only the size decides.
 	Reason string
+	// Outdated is why it would be replaced if it works, "" if it is up to date.
+	Outdated string
+}
+
+// RotationProgress counts the managed instances of a group as its rotation does.
+type RotationProgress struct {
+	// Outdated has the numbers of outdated instances that are not being deleted, by reason.
+	Outdated map[string]int
+	// UpToDate is how many instances are up to date, with those that are still to be created.
+	UpToDate int
+	// Above is how many instances exist above the size, with those that are being deleted, and Below
+	// how many fewer instances work than the size.
+	Above, Below int
+	// Target names what the instances are compared with: the counts of two targets say nothing about
+	// each other.
+	Target string
+}
+
+// Equal reports whether two reports are equal.
+func (p RotationProgress) Equal(other RotationProgress) bool {
+	return maps.Equal(p.Outdated, other.Outdated) && p.UpToDate == other.UpToDate &&
+		p.Above == other.Above && p.Below == other.Below && p.Target == other.Target
 }
 
 // Instance is the server's view of an instance: its record, the provider's report, and the

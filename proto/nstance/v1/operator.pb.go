@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -494,7 +494,15 @@ type UpsertGroupRequest struct {
 	Revision *Revision `protobuf:"bytes,1002,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Extension: the reported revision that an administrator has decided to replace by
 	// an older one. For a group that was deleted it has the uid of the caller's object.
-	Replaces      *Revision `protobuf:"bytes,1003,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	Replaces *Revision `protobuf:"bytes,1003,opt,name=replaces,proto3" json:"replaces,omitempty"`
+	// Extension: how far outdated instances may be replaced. It replaces that of an earlier
+	// request; missing means one extra instance at a time, at any time. So do servers that do
+	// not know it.
+	Rotation *RotationGrant `protobuf:"bytes,1004,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// Extension: ids of managed instances to replace as if they were impaired, whatever the
+	// grant says. The list replaces that of an earlier request. Servers that do not know it
+	// ignore it.
+	Replace       []string `protobuf:"bytes,1005,rep,name=replace,proto3" json:"replace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -571,6 +579,123 @@ func (x *UpsertGroupRequest) GetReplaces() *Revision {
 	return nil
 }
 
+func (x *UpsertGroupRequest) GetRotation() *RotationGrant {
+	if x != nil {
+		return x.Rotation
+	}
+	return nil
+}
+
+func (x *UpsertGroupRequest) GetReplace() []string {
+	if x != nil {
+		return x.Replace
+	}
+	return nil
+}
+
+// RotationGrant bounds a rotation: the replacement of instances that work and are outdated.
+// A server rejects a grant without one of the three numbers.
+type RotationGrant struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many instances there may be above the size.
+	MaxSurge *int32 `protobuf:"varint,1,opt,name=max_surge,json=maxSurge,proto3,oneof" json:"max_surge,omitempty"`
+	// How many instances below the size may serve.
+	MaxUnavailable *int32 `protobuf:"varint,2,opt,name=max_unavailable,json=maxUnavailable,proto3,oneof" json:"max_unavailable,omitempty"`
+	// No replacement is started while so many instances are up to date.
+	UpToDate *int32 `protobuf:"varint,3,opt,name=up_to_date,json=upToDate,proto3,oneof" json:"up_to_date,omitempty"`
+	// No replacement is started from then on; unset means never.
+	NotAfter *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// Instances that were created before it are outdated once it has passed.
+	After *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`
+	// The age in seconds at which instances are outdated, if that of the server's
+	// configuration is not earlier; 0 leaves it to the configuration.
+	MaxAgeSeconds int32 `protobuf:"varint,6,opt,name=max_age_seconds,json=maxAgeSeconds,proto3" json:"max_age_seconds,omitempty"`
+	// RotationProgress.target for which the numbers were decided. While the group has another
+	// one, no replacement is started. Empty means any.
+	Target        string `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotationGrant) Reset() {
+	*x = RotationGrant{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotationGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotationGrant) ProtoMessage() {}
+
+func (x *RotationGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotationGrant.ProtoReflect.Descriptor instead.
+func (*RotationGrant) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *RotationGrant) GetMaxSurge() int32 {
+	if x != nil && x.MaxSurge != nil {
+		return *x.MaxSurge
+	}
+	return 0
+}
+
+func (x *RotationGrant) GetMaxUnavailable() int32 {
+	if x != nil && x.MaxUnavailable != nil {
+		return *x.MaxUnavailable
+	}
+	return 0
+}
+
+func (x *RotationGrant) GetUpToDate() int32 {
+	if x != nil && x.UpToDate != nil {
+		return *x.UpToDate
+	}
+	return 0
+}
+
+func (x *RotationGrant) GetNotAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NotAfter
+	}
+	return nil
+}
+
+func (x *RotationGrant) GetAfter() *timestamppb.Timestamp {
+	if x != nil {
+		return x.After
+	}
+	return nil
+}
+
+func (x *RotationGrant) GetMaxAgeSeconds() int32 {
+	if x != nil {
+		return x.MaxAgeSeconds
+	}
+	return 0
+}
+
+func (x *RotationGrant) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
 // Revision identifies a state of a caller's object that groups are configured from,
 // such as a Kubernetes object.
 type Revision struct {
@@ -585,7 +710,7 @@ type Revision struct {
 
 func (x *Revision) Reset() {
 	*x = Revision{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -597,7 +722,7 @@ func (x *Revision) String() string {
 func (*Revision) ProtoMessage() {}
 
 func (x *Revision) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -610,7 +735,7 @@ func (x *Revision) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revision.ProtoReflect.Descriptor instead.
 func (*Revision) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Revision) GetUid() string {
@@ -653,7 +778,7 @@ type GroupConfig struct {
 
 func (x *GroupConfig) Reset() {
 	*x = GroupConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +790,7 @@ func (x *GroupConfig) String() string {
 func (*GroupConfig) ProtoMessage() {}
 
 func (x *GroupConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +803,7 @@ func (x *GroupConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupConfig.ProtoReflect.Descriptor instead.
 func (*GroupConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GroupConfig) GetTemplate() string {
@@ -754,7 +879,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +891,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +904,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupStatus {
@@ -851,6 +976,13 @@ type GroupStatus struct {
 	// Extension: instances that the provider has no capacity or quota for. Missing when
 	// there are none, and from servers that do not know it.
 	Shortfall *Shortfall `protobuf:"bytes,1006,opt,name=shortfall,proto3" json:"shortfall,omitempty"`
+	// Extension: the grant of the last UpsertGroup, as sent; missing without one.
+	Rotation *RotationGrant `protobuf:"bytes,1007,opt,name=rotation,proto3" json:"rotation,omitempty"`
+	// Extension: the instances to replace of the last UpsertGroup, as sent.
+	Replace []string `protobuf:"bytes,1008,rep,name=replace,proto3" json:"replace,omitempty"`
+	// Extension: the progress of a rotation. Missing while it is not known, and from servers
+	// that do not know grants.
+	RotationProgress *RotationProgress `protobuf:"bytes,1009,opt,name=rotation_progress,json=rotationProgress,proto3" json:"rotation_progress,omitempty"`
 	// Extension: the first 100 instances of provider_ids in the order in which surplus
 	// instances are deleted. Missing while the order is not known, and from servers that do
 	// not know it.
@@ -873,7 +1005,7 @@ type GroupStatus struct {
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1017,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1030,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GroupStatus) GetKey() string {
@@ -1027,6 +1159,27 @@ func (x *GroupStatus) GetShortfall() *Shortfall {
 	return nil
 }
 
+func (x *GroupStatus) GetRotation() *RotationGrant {
+	if x != nil {
+		return x.Rotation
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetReplace() []string {
+	if x != nil {
+		return x.Replace
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetRotationProgress() *RotationProgress {
+	if x != nil {
+		return x.RotationProgress
+	}
+	return nil
+}
+
 func (x *GroupStatus) GetDeletionOrder() []*NextDeletion {
 	if x != nil {
 		return x.DeletionOrder
@@ -1062,6 +1215,101 @@ func (x *GroupStatus) GetDrainTimeoutSeconds() int32 {
 	return 0
 }
 
+// RotationProgress counts the managed instances of a group as a grant does. It is present even
+// if nothing is outdated.
+type RotationProgress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of outdated instances that are not being deleted, by the reason for which they are
+	// to be replaced, as in InstanceEvent.
+	Outdated map[string]int32 `protobuf:"bytes,1,rep,name=outdated,proto3" json:"outdated,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Number of instances that are up to date, with those that are being created or missing.
+	UpToDate int32 `protobuf:"varint,2,opt,name=up_to_date,json=upToDate,proto3" json:"up_to_date,omitempty"`
+	// Number of instances above the size, with those that are being deleted.
+	Above int32 `protobuf:"varint,3,opt,name=above,proto3" json:"above,omitempty"`
+	// Number of instances by which fewer work than the size.
+	Below int32 `protobuf:"varint,4,opt,name=below,proto3" json:"below,omitempty"`
+	// What instances are compared with, as a text of the server's choice: it is another one when
+	// the configuration is, and when RotationGrant.after passes.
+	Target string `protobuf:"bytes,5,opt,name=target,proto3" json:"target,omitempty"`
+	// When the first outdated instance reaches the forced age of the server's configuration:
+	// from then on no grant bounds its replacement. Missing if none does.
+	ForcedAt      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=forced_at,json=forcedAt,proto3" json:"forced_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RotationProgress) Reset() {
+	*x = RotationProgress{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RotationProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RotationProgress) ProtoMessage() {}
+
+func (x *RotationProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RotationProgress.ProtoReflect.Descriptor instead.
+func (*RotationProgress) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RotationProgress) GetOutdated() map[string]int32 {
+	if x != nil {
+		return x.Outdated
+	}
+	return nil
+}
+
+func (x *RotationProgress) GetUpToDate() int32 {
+	if x != nil {
+		return x.UpToDate
+	}
+	return 0
+}
+
+func (x *RotationProgress) GetAbove() int32 {
+	if x != nil {
+		return x.Above
+	}
+	return 0
+}
+
+func (x *RotationProgress) GetBelow() int32 {
+	if x != nil {
+		return x.Below
+	}
+	return 0
+}
+
+func (x *RotationProgress) GetTarget() string {
+	if x != nil {
+		return x.Target
+	}
+	return ""
+}
+
+func (x *RotationProgress) GetForcedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ForcedAt
+	}
+	return nil
+}
+
 // NextDeletion is an instance that is being deleted, or would be deleted if the group had a
 // smaller size.
 type NextDeletion struct {
@@ -1076,7 +1324,7 @@ type NextDeletion struct {
 
 func (x *NextDeletion) Reset() {
 	*x = NextDeletion{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1088,7 +1336,7 @@ func (x *NextDeletion) String() string {
 func (*NextDeletion) ProtoMessage() {}
 
 func (x *NextDeletion) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1101,7 +1349,7 @@ func (x *NextDeletion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NextDeletion.ProtoReflect.Descriptor instead.
 func (*NextDeletion) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NextDeletion) GetInstanceId() string {
@@ -1129,7 +1377,7 @@ type GroupLimits struct {
 
 func (x *GroupLimits) Reset() {
 	*x = GroupLimits{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1141,7 +1389,7 @@ func (x *GroupLimits) String() string {
 func (*GroupLimits) ProtoMessage() {}
 
 func (x *GroupLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1154,7 +1402,7 @@ func (x *GroupLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupLimits.ProtoReflect.Descriptor instead.
 func (*GroupLimits) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GroupLimits) GetMinSize() int32 {
@@ -1178,7 +1426,7 @@ type Shortfall struct {
 
 func (x *Shortfall) Reset() {
 	*x = Shortfall{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1190,7 +1438,7 @@ func (x *Shortfall) String() string {
 func (*Shortfall) ProtoMessage() {}
 
 func (x *Shortfall) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1203,7 +1451,7 @@ func (x *Shortfall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Shortfall.ProtoReflect.Descriptor instead.
 func (*Shortfall) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Shortfall) GetMissing() int32 {
@@ -1232,7 +1480,7 @@ type ManagedInstances struct {
 
 func (x *ManagedInstances) Reset() {
 	*x = ManagedInstances{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1244,7 +1492,7 @@ func (x *ManagedInstances) String() string {
 func (*ManagedInstances) ProtoMessage() {}
 
 func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1257,7 +1505,7 @@ func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstances.ProtoReflect.Descriptor instead.
 func (*ManagedInstances) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ManagedInstances) GetInstances() []*ManagedInstance {
@@ -1273,15 +1521,18 @@ type ManagedInstance struct {
 	// Empty until the provider has assigned one.
 	ProviderId string `protobuf:"bytes,2,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
 	// As in InstanceStatusResponse.
-	Status        string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Status    string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Extension: why the instance is to be replaced although it works, as in InstanceEvent;
+	// empty if it is up to date, and from servers that do not know it.
+	Outdated      string `protobuf:"bytes,1002,opt,name=outdated,proto3" json:"outdated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ManagedInstance) Reset() {
 	*x = ManagedInstance{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1544,7 @@ func (x *ManagedInstance) String() string {
 func (*ManagedInstance) ProtoMessage() {}
 
 func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1557,7 @@ func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstance.ProtoReflect.Descriptor instead.
 func (*ManagedInstance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ManagedInstance) GetId() string {
@@ -1337,6 +1588,13 @@ func (x *ManagedInstance) GetCreatedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *ManagedInstance) GetOutdated() string {
+	if x != nil {
+		return x.Outdated
+	}
+	return ""
+}
+
 // GroupSettings is a GroupConfig without size and args.
 type GroupSettings struct {
 	state               protoimpl.MessageState `protogen:"open.v1"`
@@ -1352,7 +1610,7 @@ type GroupSettings struct {
 
 func (x *GroupSettings) Reset() {
 	*x = GroupSettings{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1364,7 +1622,7 @@ func (x *GroupSettings) String() string {
 func (*GroupSettings) ProtoMessage() {}
 
 func (x *GroupSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1377,7 +1635,7 @@ func (x *GroupSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSettings.ProtoReflect.Descriptor instead.
 func (*GroupSettings) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *GroupSettings) GetTemplate() string {
@@ -1438,7 +1696,7 @@ type NodeShape struct {
 
 func (x *NodeShape) Reset() {
 	*x = NodeShape{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1450,7 +1708,7 @@ func (x *NodeShape) String() string {
 func (*NodeShape) ProtoMessage() {}
 
 func (x *NodeShape) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1463,7 +1721,7 @@ func (x *NodeShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
 func (*NodeShape) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *NodeShape) GetArchitecture() string {
@@ -1513,7 +1771,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1525,7 +1783,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1538,7 +1796,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *NodeTaint) GetKey() string {
@@ -1574,7 +1832,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1586,7 +1844,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1599,7 +1857,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1631,7 +1889,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1643,7 +1901,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1656,7 +1914,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1697,7 +1955,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1709,7 +1967,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1722,7 +1980,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -1777,7 +2035,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1789,7 +2047,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1802,7 +2060,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1828,7 +2086,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1840,7 +2098,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1853,7 +2111,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1873,7 +2131,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1885,7 +2143,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1898,7 +2156,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1917,7 +2175,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1929,7 +2187,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1942,7 +2200,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1972,7 +2230,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1984,7 +2242,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1997,7 +2255,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -2058,7 +2316,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2328,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2341,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -2104,7 +2362,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2116,7 +2374,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2387,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2170,7 +2428,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2182,7 +2440,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2195,7 +2453,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -2274,7 +2532,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2286,7 +2544,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2557,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -2341,7 +2599,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2353,7 +2611,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2366,7 +2624,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -2401,7 +2659,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2671,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2684,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -2460,7 +2718,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2472,7 +2730,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2485,7 +2743,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -2513,7 +2771,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2783,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2796,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2571,7 +2829,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2841,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2854,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2617,7 +2875,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2629,7 +2887,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2900,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2677,7 +2935,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2689,7 +2947,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2702,7 +2960,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -2748,14 +3006,29 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15RefreshConfigResponse\x12\x18\n" +
 	"\aupdated\x18\x01 \x01(\bR\aupdated\x12\x1b\n" +
 	"\tprev_etag\x18\x02 \x01(\tR\bprevEtag\x12\x12\n" +
-	"\x04etag\x18\x03 \x01(\tR\x04etag\"\x84\x02\n" +
+	"\x04etag\x18\x03 \x01(\tR\x04etag\"\xd7\x02\n" +
 	"\x12UpsertGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x06config\x18\x02 \x01(\v2\x17.nstance.v1.GroupConfigR\x06config\x12\"\n" +
 	"\fremove_first\x18\xe8\a \x03(\tR\vremoveFirst\x12!\n" +
 	"\vdeclarative\x18\xe9\a \x01(\bR\vdeclarative\x121\n" +
 	"\brevision\x18\xea\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x121\n" +
-	"\breplaces\x18\xeb\a \x01(\v2\x14.nstance.v1.RevisionR\breplaces\"<\n" +
+	"\breplaces\x18\xeb\a \x01(\v2\x14.nstance.v1.RevisionR\breplaces\x126\n" +
+	"\brotation\x18\xec\a \x01(\v2\x19.nstance.v1.RotationGrantR\brotation\x12\x19\n" +
+	"\areplace\x18\xed\a \x03(\tR\areplace\"\xde\x02\n" +
+	"\rRotationGrant\x12 \n" +
+	"\tmax_surge\x18\x01 \x01(\x05H\x00R\bmaxSurge\x88\x01\x01\x12,\n" +
+	"\x0fmax_unavailable\x18\x02 \x01(\x05H\x01R\x0emaxUnavailable\x88\x01\x01\x12!\n" +
+	"\n" +
+	"up_to_date\x18\x03 \x01(\x05H\x02R\bupToDate\x88\x01\x01\x127\n" +
+	"\tnot_after\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x120\n" +
+	"\x05after\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05after\x12&\n" +
+	"\x0fmax_age_seconds\x18\x06 \x01(\x05R\rmaxAgeSeconds\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06targetB\f\n" +
+	"\n" +
+	"_max_surgeB\x12\n" +
+	"\x10_max_unavailableB\r\n" +
+	"\v_up_to_date\"<\n" +
 	"\bRevision\x12\x10\n" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
@@ -2780,7 +3053,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12\x19\n" +
 	"\aversion\x18\xe8\a \x01(\tR\aversion\x12\x19\n" +
 	"\achanges\x18\xe9\a \x01(\bR\achanges\x12\x19\n" +
-	"\aremoved\x18\xea\a \x03(\tR\aremoved\"\xcf\a\n" +
+	"\aremoved\x18\xea\a \x03(\tR\aremoved\"\xee\b\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2801,7 +3074,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x126\n" +
 	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x121\n" +
 	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x124\n" +
-	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x12@\n" +
+	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x126\n" +
+	"\brotation\x18\xef\a \x01(\v2\x19.nstance.v1.RotationGrantR\brotation\x12\x19\n" +
+	"\areplace\x18\xf0\a \x03(\tR\areplace\x12J\n" +
+	"\x11rotation_progress\x18\xf1\a \x01(\v2\x1c.nstance.v1.RotationProgressR\x10rotationProgress\x12@\n" +
 	"\x0edeletion_order\x18\xf2\a \x03(\v2\x18.nstance.v1.NextDeletionR\rdeletionOrder\x120\n" +
 	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x12&\n" +
 	"\x0eknown_settings\x18\xf4\a \x01(\x05R\rknownSettings\x12&\n" +
@@ -2809,7 +3085,18 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"G\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x02\n" +
+	"\x10RotationProgress\x12F\n" +
+	"\boutdated\x18\x01 \x03(\v2*.nstance.v1.RotationProgress.OutdatedEntryR\boutdated\x12\x1c\n" +
+	"\n" +
+	"up_to_date\x18\x02 \x01(\x05R\bupToDate\x12\x14\n" +
+	"\x05above\x18\x03 \x01(\x05R\x05above\x12\x14\n" +
+	"\x05below\x18\x04 \x01(\x05R\x05below\x12\x16\n" +
+	"\x06target\x18\x05 \x01(\tR\x06target\x127\n" +
+	"\tforced_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bforcedAt\x1a;\n" +
+	"\rOutdatedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x05R\x05value:\x028\x01\"G\n" +
 	"\fNextDeletion\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x16\n" +
@@ -2820,14 +3107,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\amissing\x18\x01 \x01(\x05R\amissing\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"M\n" +
 	"\x10ManagedInstances\x129\n" +
-	"\tinstances\x18\x01 \x03(\v2\x1b.nstance.v1.ManagedInstanceR\tinstances\"\x95\x01\n" +
+	"\tinstances\x18\x01 \x03(\v2\x1b.nstance.v1.ManagedInstanceR\tinstances\"\xb2\x01\n" +
 	"\x0fManagedInstance\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vprovider_id\x18\x02 \x01(\tR\n" +
 	"providerId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
 	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xb9\x02\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1b\n" +
+	"\boutdated\x18\xea\a \x01(\tR\boutdated\"\xb9\x02\n" +
 	"\rGroupSettings\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
@@ -3005,7 +3293,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -3016,128 +3304,138 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ConfigStatusResponse)(nil),     // 6: nstance.v1.ConfigStatusResponse
 	(*RefreshConfigResponse)(nil),    // 7: nstance.v1.RefreshConfigResponse
 	(*UpsertGroupRequest)(nil),       // 8: nstance.v1.UpsertGroupRequest
-	(*Revision)(nil),                 // 9: nstance.v1.Revision
-	(*GroupConfig)(nil),              // 10: nstance.v1.GroupConfig
-	(*ListGroupsResponse)(nil),       // 11: nstance.v1.ListGroupsResponse
-	(*GroupStatus)(nil),              // 12: nstance.v1.GroupStatus
-	(*NextDeletion)(nil),             // 13: nstance.v1.NextDeletion
-	(*GroupLimits)(nil),              // 14: nstance.v1.GroupLimits
-	(*Shortfall)(nil),                // 15: nstance.v1.Shortfall
-	(*ManagedInstances)(nil),         // 16: nstance.v1.ManagedInstances
-	(*ManagedInstance)(nil),          // 17: nstance.v1.ManagedInstance
-	(*GroupSettings)(nil),            // 18: nstance.v1.GroupSettings
-	(*NodeShape)(nil),                // 19: nstance.v1.NodeShape
-	(*NodeTaint)(nil),                // 20: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 21: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 22: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 23: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 24: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 25: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 26: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 27: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 28: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 29: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 30: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 31: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 32: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 33: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 34: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 35: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 36: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 37: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 38: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 39: nstance.v1.ListenerActivity
-	nil,                              // 40: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 41: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 42: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 43: nstance.v1.GroupSettings.VarsEntry
-	nil,                              // 44: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 45: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 46: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 48: google.protobuf.Empty
+	(*RotationGrant)(nil),            // 9: nstance.v1.RotationGrant
+	(*Revision)(nil),                 // 10: nstance.v1.Revision
+	(*GroupConfig)(nil),              // 11: nstance.v1.GroupConfig
+	(*ListGroupsResponse)(nil),       // 12: nstance.v1.ListGroupsResponse
+	(*GroupStatus)(nil),              // 13: nstance.v1.GroupStatus
+	(*RotationProgress)(nil),         // 14: nstance.v1.RotationProgress
+	(*NextDeletion)(nil),             // 15: nstance.v1.NextDeletion
+	(*GroupLimits)(nil),              // 16: nstance.v1.GroupLimits
+	(*Shortfall)(nil),                // 17: nstance.v1.Shortfall
+	(*ManagedInstances)(nil),         // 18: nstance.v1.ManagedInstances
+	(*ManagedInstance)(nil),          // 19: nstance.v1.ManagedInstance
+	(*GroupSettings)(nil),            // 20: nstance.v1.GroupSettings
+	(*NodeShape)(nil),                // 21: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 22: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 23: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 24: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 25: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 26: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 27: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 28: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 29: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 30: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 31: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 32: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 33: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 34: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 35: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 36: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 37: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 38: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 39: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 40: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 41: nstance.v1.ListenerActivity
+	nil,                              // 42: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 43: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 44: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 45: nstance.v1.RotationProgress.OutdatedEntry
+	nil,                              // 46: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 47: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 48: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 49: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 50: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 51: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	47, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	47, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
-	10, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
-	9,  // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
-	9,  // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
-	40, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	41, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
-	12, // 7: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	42, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	16, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	19, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	18, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
-	9,  // 12: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
-	15, // 13: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
-	13, // 14: nstance.v1.GroupStatus.deletion_order:type_name -> nstance.v1.NextDeletion
-	14, // 15: nstance.v1.GroupStatus.limits:type_name -> nstance.v1.GroupLimits
-	17, // 16: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	47, // 17: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	43, // 18: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
-	44, // 19: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	45, // 20: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	20, // 21: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	9,  // 22: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
-	23, // 23: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	46, // 24: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	47, // 25: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	47, // 26: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	47, // 27: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 28: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	12, // 29: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	47, // 30: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	47, // 31: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	47, // 32: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	47, // 33: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 34: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 35: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	47, // 36: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 37: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 38: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 39: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	47, // 40: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	39, // 41: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	47, // 42: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 43: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	48, // 44: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	48, // 45: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	48, // 46: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 47: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	21, // 48: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	22, // 49: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	25, // 50: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	27, // 51: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	29, // 52: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	33, // 53: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	35, // 54: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	37, // 55: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	48, // 56: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	48, // 57: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	48, // 58: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 59: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 60: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 61: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	11, // 62: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 63: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	48, // 64: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	24, // 65: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	26, // 66: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	28, // 67: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	48, // 68: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	34, // 69: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	36, // 70: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	38, // 71: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	30, // 72: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	31, // 73: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	32, // 74: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	59, // [59:75] is the sub-list for method output_type
-	43, // [43:59] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	50, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	50, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	11, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
+	10, // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
+	10, // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
+	9,  // 5: nstance.v1.UpsertGroupRequest.rotation:type_name -> nstance.v1.RotationGrant
+	50, // 6: nstance.v1.RotationGrant.not_after:type_name -> google.protobuf.Timestamp
+	50, // 7: nstance.v1.RotationGrant.after:type_name -> google.protobuf.Timestamp
+	42, // 8: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	43, // 9: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	13, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
+	44, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	18, // 12: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	21, // 13: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	20, // 14: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	10, // 15: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
+	17, // 16: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
+	9,  // 17: nstance.v1.GroupStatus.rotation:type_name -> nstance.v1.RotationGrant
+	14, // 18: nstance.v1.GroupStatus.rotation_progress:type_name -> nstance.v1.RotationProgress
+	15, // 19: nstance.v1.GroupStatus.deletion_order:type_name -> nstance.v1.NextDeletion
+	16, // 20: nstance.v1.GroupStatus.limits:type_name -> nstance.v1.GroupLimits
+	45, // 21: nstance.v1.RotationProgress.outdated:type_name -> nstance.v1.RotationProgress.OutdatedEntry
+	50, // 22: nstance.v1.RotationProgress.forced_at:type_name -> google.protobuf.Timestamp
+	19, // 23: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	50, // 24: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	46, // 25: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	47, // 26: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	48, // 27: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	22, // 28: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	10, // 29: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
+	25, // 30: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	49, // 31: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	50, // 32: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	50, // 33: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	50, // 34: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 35: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	13, // 36: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	50, // 37: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	50, // 38: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	50, // 39: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	50, // 40: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 41: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 42: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	50, // 43: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 44: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 45: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 46: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	50, // 47: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	41, // 48: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	50, // 49: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 50: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	51, // 51: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	51, // 52: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	51, // 53: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 54: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	23, // 55: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	24, // 56: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	27, // 57: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	29, // 58: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	31, // 59: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	35, // 60: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	37, // 61: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	39, // 62: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	51, // 63: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	51, // 64: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	51, // 65: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 66: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 67: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 68: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	12, // 69: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	13, // 70: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	51, // 71: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	26, // 72: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	28, // 73: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	30, // 74: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	51, // 75: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	36, // 76: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	38, // 77: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	40, // 78: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	32, // 79: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	33, // 80: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	34, // 81: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	66, // [66:82] is the sub-list for method output_type
+	50, // [50:66] is the sub-list for method input_type
+	50, // [50:50] is the sub-list for extension type_name
+	50, // [50:50] is the sub-list for extension extendee
+	0,  // [0:50] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -3145,19 +3443,20 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[5].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[32].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[34].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[35].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[36].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[37].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   43,
+			NumMessages:   46,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

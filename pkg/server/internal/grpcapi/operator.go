@@ -81,11 +81,16 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if wanted == nil {
 		return nil, status.Errorf(codes.InvalidArgument, "group %s: config: Required value", key)
 	}
+	rotation, err := rotationFrom(request.GetRotation())
+	if err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "group %s: %v", key, err)
+	}
 	group, changed, err := s.Store.Upsert(ctx, key, groups.Change{
 		Settings:    groups.SettingsOf(wanted),
 		Declarative: request.GetDeclarative(),
 		Size:        wanted.GetSize(),
 		RemoveFirst: request.GetRemoveFirst(),
+		Rotation:    rotation,
 		Args:        wanted.GetArgs(),
 		Revision:    revisionFrom(request.GetRevision()),
 		Replaces:    revisionFrom(request.GetReplaces()),

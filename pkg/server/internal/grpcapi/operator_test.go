@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -42,8 +43,9 @@ func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "m7i.large",
 		Subnets: []string{"default"}, Vars: map[string]string{"a": "b"}, Declared: &nstancev1.GroupSettings{}, Etag: got.Etag,
 		KnownSettings: 1022, Revision: &nstancev1.Revision{},
+		RotationProgress: &nstancev1.RotationProgress{UpToDate: 3, Below: 3, Target: got.GetRotationProgress().GetTarget()},
 	}
-	if !proto.Equal(got, want) || got.Etag == "" {
+	if !proto.Equal(got, want) || got.Etag == "" || got.RotationProgress.Target == "" {
 		t.Errorf("got  %v\nwant %v", got, want)
 	}
 	listed, err := operator.ListGroups(t.Context(), &emptypb.Empty{})
@@ -107,6 +109,51 @@ func TestStatusCodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A grant is stored as it was sent, is reported, and is removed by a request without a grant. A
+// number that is left out is no zero.
+func TestOperatorsSendGrants(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{})
+	operator := server.Operator("default")
+	send := func(grant *nstancev1.RotationGrant) (*nstancev1.GroupStatus, error) {
+		return operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+			Key: "workers", Config: &nstancev1.GroupConfig{Template: "worker", Size: 2}, Rotation: grant,
+		})
+	}
+	none, err := send(nil)
+	require.NoError(t, err)
+	assert.Nil(t, none.GetRotation())
+	assert.NotNil(t, none.GetRotationProgress(), "this tells operators that grants are known")
+	now := timestamppb.Now()
+	full := &nstancev1.RotationGrant{
+		MaxSurge: proto.Int32(0), MaxUnavailable: proto.Int32(2), UpToDate: proto.Int32(0), NotAfter: now, After: now, MaxAgeSeconds: 3600, Target: "t",
+	}
+	got, err := send(full)
+	require.NoError(t, err)
+	assert.True(t, proto.Equal(full, got.GetRotation()), "got %v", got.GetRotation())
+	assert.NotEqual(t, none.GetEtag(), got.GetEtag())
+	for _, incomplete := range []*nstancev1.RotationGrant{
+		{}, {MaxSurge: proto.Int32(1), MaxUnavailable: proto.Int32(0)}, {MaxSurge: proto.Int32(1), UpToDate: proto.Int32(0)},
+		{MaxUnavailable: proto.Int32(1), UpToDate: proto.Int32(0)},
+	} {
+		_, err = send(incomplete)
+		wantCode(t, "an incomplete grant", err, codes.InvalidArgument)
+	}
+	_, err = send(&nstancev1.RotationGrant{MaxSurge: proto.Int32(-1), MaxUnavailable: proto.Int32(0), UpToDate: proto.Int32(0)})
+	wantCode(t, "a negative surge", err, codes.InvalidArgument)
+	invalid := proto.CloneOf(full)
+	invalid.NotAfter = &timestamppb.Timestamp{Seconds: 1 << 60}
+	_, err = send(invalid)
+	wantCode(t, "a time that cannot be stored", err, codes.InvalidArgument)
+	invalid = proto.CloneOf(full)
+	invalid.Target = strings.Repeat("t", 65)
+	_, err = send(invalid)
+	wantCode(t, "a long target", err, codes.InvalidArgument)
+	got, err = send(nil)
+	require.NoError(t, err)
+	assert.Nil(t, got.GetRotation())
+	assert.Equal(t, none.GetEtag(), got.GetEtag())
 }
 
 // TestOperatorsSetTheDrainTimeout: instances drain for as long as the operator has set, also those of

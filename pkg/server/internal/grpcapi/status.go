@@ -4,8 +4,10 @@
 package grpcapi
 
 import (
+	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -37,6 +39,7 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 		IsStatic:    group.Static,
 		Etag:        group.ETag,
 		RemoveFirst: group.RemoveFirst,
+		Rotation:    newRotation(group.Rotation),
 		Node:        newNodeShape(node),
 	}
 	if group.MinSize > 0 {
@@ -60,6 +63,7 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 	status.Key, status.Tenant = key.Group, key.Tenant
 	status.Deleting = true
 	status.Size, status.RemoveFirst, status.DeletionOrder, status.Declared = 0, nil, nil, &nstancev1.GroupSettings{}
+	status.Rotation, status.RotationProgress = nil, nil
 	setRevision(status, nil)
 	setInstances(status, instances)
 	return status
@@ -102,6 +106,86 @@ func setRevision(status *nstancev1.GroupStatus, revision *groups.Revision) {
 	status.Revision = &nstancev1.Revision{}
 	if revision != nil {
 		status.Revision.Uid, status.Revision.Generation = revision.UID, revision.Generation
+	}
+}
+
+// rotationFrom returns nil for a client that sends no grant. Each number of a grant is required:
+// zero means that nothing may be done, and must not come from a client that has forgotten it.
+func rotationFrom(message *nstancev1.RotationGrant) (*groups.RotationGrant, error) {
+	if message == nil {
+		return nil, nil
+	}
+	if message.MaxSurge == nil || message.MaxUnavailable == nil || message.UpToDate == nil {
+		return nil, errors.New("rotation: max_surge, max_unavailable and up_to_date are required")
+	}
+	for _, timestamp := range []*timestamppb.Timestamp{message.GetNotAfter(), message.GetAfter()} {
+		if timestamp != nil && !timestamp.IsValid() {
+			return nil, errors.New("rotation: not_after and after must be times from the year 1 to 9999")
+		}
+	}
+	return &groups.RotationGrant{
+		MaxSurge:       message.GetMaxSurge(),
+		MaxUnavailable: message.GetMaxUnavailable(),
+		UpToDate:       message.GetUpToDate(),
+		NotAfter:       timeFrom(message.GetNotAfter()),
+		After:          timeFrom(message.GetAfter()),
+		MaxAgeSeconds:  message.GetMaxAgeSeconds(),
+		Target:         message.GetTarget(),
+	}, nil
+}
+
+// timeFrom returns nil for a missing timestamp.
+func timeFrom(timestamp *timestamppb.Timestamp) *time.Time {
+	if timestamp == nil {
+		return nil
+	}
+	t := timestamp.AsTime()
+	return &t
+}
+
+// newTimestamp is the reverse of timeFrom.
+func newTimestamp(t *time.Time) *timestamppb.Timestamp {
+	if t == nil {
+		return nil
+	}
+	return timestamppb.New(*t)
+}
+
+// newRotation returns the message of a grant, nil without a grant.
+func newRotation(grant *groups.RotationGrant) *nstancev1.RotationGrant {
+	if grant == nil {
+		return nil
+	}
+	return &nstancev1.RotationGrant{
+		MaxSurge:       &grant.MaxSurge,
+		MaxUnavailable: &grant.MaxUnavailable,
+		UpToDate:       &grant.UpToDate,
+		NotAfter:       newTimestamp(grant.NotAfter),
+		After:          newTimestamp(grant.After),
+		MaxAgeSeconds:  grant.MaxAgeSeconds,
+		Target:         grant.Target,
+	}
+}
+
+// setProgress reports the progress of a rotation, and which of the reported instances are
+// outdated.
+func setProgress(status *nstancev1.GroupStatus, progress instance.RotationProgress, order []instance.NextDeletion) {
+	status.RotationProgress = &nstancev1.RotationProgress{
+		UpToDate: int32(progress.UpToDate), Above: int32(progress.Above), Below: int32(progress.Below),
+		Target: progress.Target,
+	}
+	for reason, count := range progress.Outdated {
+		if status.RotationProgress.Outdated == nil {
+			status.RotationProgress.Outdated = map[string]int32{}
+		}
+		status.RotationProgress.Outdated[reason] = int32(count)
+	}
+	outdated := make(map[string]string, len(order))
+	for _, next := range order {
+		outdated[next.ID] = next.Outdated
+	}
+	for _, listed := range status.Instances.Instances {
+		listed.Outdated = outdated[listed.Id]
 	}
 }
 

@@ -630,13 +630,14 @@ func TestInstancesThatStartOneByOneShareStatuses(t *testing.T) {
 // reversed orders instances by their ids, the last one first.
 type reversed struct{}
 
-func (reversed) Of(_ *groups.Group, instances []instance.Instance) []instance.NextDeletion {
+func (reversed) Of(_ *groups.Group, instances []instance.Instance) ([]instance.NextDeletion, instance.RotationProgress) {
 	var order []instance.NextDeletion
 	for n := range instances {
 		order = append(order, instance.NextDeletion{ID: instances[n].ID, Reason: "expired"})
 	}
 	slices.Reverse(order)
-	return order
+	order[0].Outdated = "rotated"
+	return order, instance.RotationProgress{Outdated: map[string]int{"rotated": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "t"}
 }
 
 // Operators get the beginning of the order of the instances that run, and no order of a group that is
@@ -662,6 +663,15 @@ func TestDeletionOrder(t *testing.T) {
 		return ids
 	}
 	assert.Equal(t, []string{"i002", "i000"}, order())
+	status := c.list("default")[0]
+	assert.EqualValues(t, 1, status.GetRotationProgress().GetOutdated()["rotated"])
+	assert.EqualValues(t, 2, status.GetRotationProgress().GetUpToDate())
+	assert.EqualValues(t, 3, status.GetRotationProgress().GetAbove())
+	assert.EqualValues(t, 4, status.GetRotationProgress().GetBelow())
+	assert.Equal(t, "t", status.GetRotationProgress().GetTarget())
+	for _, listed := range status.GetInstances().GetInstances() {
+		assert.Equal(t, listed.GetId() == "i002", listed.GetOutdated() == "rotated", "%s is outdated: %q", listed.GetId(), listed.GetOutdated())
+	}
 	s.hides = true
 	assert.Empty(t, order())
 	s.hides = false

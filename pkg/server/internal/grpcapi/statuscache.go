@@ -49,9 +49,9 @@ type Shortfalls interface {
 }
 
 // DeletionOrders returns the managed instances of a group in the order in which they are deleted
-// if the group gets smaller.
+// if the group gets smaller, and the progress of its rotation.
 type DeletionOrders interface {
-	Of(group *groups.Group, instances []instance.Instance) []instance.NextDeletion
+	Of(group *groups.Group, instances []instance.Instance) ([]instance.NextDeletion, instance.RotationProgress)
 }
 
 // groupWatcher queues the groups of a tenant that changed, by key, each with its
@@ -329,7 +329,9 @@ func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instanc
 		return status
 	}
 	if c.orders != nil {
-		setDeletionOrder(status, c.orders.Of(group, instances), instances)
+		order, progress := c.orders.Of(group, instances)
+		setDeletionOrder(status, order, instances)
+		setProgress(status, progress, order)
 	}
 	return status
 }

@@ -87,19 +87,24 @@ func TestAgeChangesTheDeletionOrder(t *testing.T) {
 			instances[n] = instance.Instance{Record: instance.Record{ID: id, CreatedAt: time.Now()}, State: instance.Running, Known: true}
 		}
 		assert.False(t, orders.outdated(group, instances, time.Now()), "nobody knows the order yet")
-		assert.Equal(t, []instance.NextDeletion{{ID: "i1"}, {ID: "i2"}}, orders.Of(group, instances))
+		assert.Equal(t, []instance.NextDeletion{{ID: "i1"}, {ID: "i2"}}, orderOf(orders, group, instances))
 		assert.False(t, orders.outdated(group, instances, time.Now()))
 		instances[0].CreatedAt = instances[0].CreatedAt.Add(time.Minute)
-		assert.Equal(t, []instance.NextDeletion{{ID: "i2"}, {ID: "i1"}}, orders.Of(group, instances))
+		assert.Equal(t, []instance.NextDeletion{{ID: "i2"}, {ID: "i1"}}, orderOf(orders, group, instances))
 		time.Sleep(time.Hour)
 		assert.True(t, orders.outdated(group, instances, time.Now()))
-		assert.Equal(t, []instance.NextDeletion{{ID: "i2", Reason: instance.ReasonExpired}, {ID: "i1"}}, orders.Of(group, instances))
+		assert.Equal(t, []instance.NextDeletion{{ID: "i2", Reason: instance.ReasonExpired, Outdated: instance.ReasonExpired}, {ID: "i1"}}, orderOf(orders, group, instances))
 		orders.remove(group.Key)
 		assert.False(t, orders.outdated(group, instances, time.Now()))
 		var none *DeletionOrders
 		none.remove(group.Key)
 		assert.False(t, none.outdated(group, instances, time.Now()))
 	})
+}
+
+func orderOf(orders *DeletionOrders, group *groups.Group, instances []instance.Instance) []instance.NextDeletion {
+	order, _ := orders.Of(group, instances)
+	return order
 }
 
 // The deletion of the first instances changes no order, and so costs operators no write.
@@ -109,7 +114,7 @@ func TestTheDeletionOrderStaysWhileItsFirstInstancesAreDeleted(t *testing.T) {
 		want         instance.NextDeletion
 	}{
 		"surplus":  {"hash", instance.ReasonScaleDown, instance.NextDeletion{ID: "i1"}},
-		"replaced": {"older", instance.ReasonConfigDrift, instance.NextDeletion{ID: "i1", Reason: instance.ReasonConfigDrift}},
+		"replaced": {"older", instance.ReasonConfigDrift, instance.NextDeletion{ID: "i1", Reason: instance.ReasonConfigDrift, Outdated: instance.ReasonConfigDrift}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			group := &groups.Group{Key: instance.GroupKey{Tenant: "default", Group: "workers"}, Size: 2, InfraConfigHash: "hash"}
@@ -122,11 +127,11 @@ func TestTheDeletionOrderStaysWhileItsFirstInstancesAreDeleted(t *testing.T) {
 			first := &instances[2]
 			first.InfraConfigHash = test.hash
 			want := []instance.NextDeletion{test.want, {ID: "i2"}, {ID: "i3"}}
-			assert.Equal(t, want, orders.Of(group, instances))
+			assert.Equal(t, want, orderOf(orders, group, instances))
 			first.Drain = &instance.Drain{Reason: test.reason}
-			assert.Equal(t, want, orders.Of(group, instances), "while it drains")
+			assert.Equal(t, want, orderOf(orders, group, instances), "while it drains")
 			first.DeleteReason = test.reason
-			assert.Equal(t, want, orders.Of(group, instances), "while it is terminated")
+			assert.Equal(t, want, orderOf(orders, group, instances), "while it is terminated")
 		})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -48,6 +49,8 @@ type state struct {
 	// keepUnhealthy is true if instances that run and are unhealthy are not replaced.
 	keepUnhealthy bool
 	expiry        config.Expiry
+	// rotation bounds the replacement of outdated instances, nil without a grant.
+	rotation *groups.RotationGrant
 	// registrationTimeout is how long an instance may be unknown to its provider, and how
 	// long the agent of a running instance may take to register. Zero means forever.
 	registrationTimeout time.Duration
@@ -120,6 +123,8 @@ type planner struct {
 	// leaving is how many managed instances are being deleted, and unhealthy
 	// how many of them need a replacement because they are unhealthy.
 	leaving, unhealthy int
+	// rotating is how many of leaving are being deleted because they are outdated.
+	rotating int
 	// failed is true if a managed instance is given up because its agent has not registered.
 	// The next plan decides when the next instance may be created.
 	failed bool
@@ -153,6 +158,9 @@ func newPlanner(s state, now time.Time) *planner {
 		case leaving:
 			if !p.stuck[i.ID] {
 				p.leaving++
+				if isRotated(deletedFor(i)) {
+					p.rotating++
+				}
 			}
 			if p.removeFirst[i.ID] {
 				p.replaced = p.replaced || isReplaced(i)
@@ -256,6 +264,9 @@ func (p *planner) startDeletion(i *instance.Instance, reason string) {
 		return
 	}
 	p.leaving++
+	if isRotated(reason) {
+		p.rotating++
+	}
 	if immediate || isNoticed(i) || reason == instance.ReasonScaleDown || reason == instance.ReasonReturned {
 		p.total--
 	}
@@ -349,6 +360,10 @@ func (p *planner) nextDeadline() time.Time {
 	for _, i := range p.staying {
 		age(i, p.expiry.EligibleAge)
 		age(i, p.expiry.ForcedAge)
+		age(i, p.maxAge())
+	}
+	if after := p.grant().After; after != nil {
+		at(*after)
 	}
 	for _, i := range p.onDemand {
 		age(i, p.expiry.OnDemandAge)

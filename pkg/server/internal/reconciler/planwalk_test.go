@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -20,10 +21,21 @@ import (
 // out completely or in part. From time to time it makes no further changes, and
 // then the group must reach its desired state.
 func TestPlansOfRandomWalk(t *testing.T) {
+	walk(t, func(*world, uint64) {})
+}
+
+// TestPlansOfRandomWalkWithGrants also changes the grant of the rotation.
+func TestPlansOfRandomWalkWithGrants(t *testing.T) {
+	walk(t, func(w *world, seed uint64) { w.grants = rand.New(rand.NewPCG(seed, 3)) })
+}
+
+func walk(t *testing.T, prepare func(*world, uint64)) {
+	t.Helper()
 	for _, seed := range tier.Seeds(t, tier.Pick(60, 300)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(seed)
+			prepare(w, seed)
 			if seed%2 == 1 {
 				w.agents = map[string]instance.Agent{}
 			}
@@ -32,7 +44,7 @@ func TestPlansOfRandomWalk(t *testing.T) {
 				s := w.observe()
 				actions, next := plan(s, w.now)
 				if err := check(s, actions, w.now); err != nil {
-					t.Fatalf("step %d: %v\nplan %v\nsize %d, instances %s", step, err, actions, s.size, describe(s.instances))
+					t.Fatalf("step %d: %v\nplan %v\nsize %d, grant %+v, instances %s", step, err, actions, s.size, s.rotation, describe(s.instances))
 				}
 				if !next.IsZero() && !next.After(w.now) {
 					t.Fatalf("step %d: next at %v, which is not after %v", step, next, w.now)
@@ -59,6 +71,7 @@ func TestPlansOfRandomWalk(t *testing.T) {
 // accepts all requests and no instance fails or expires.
 func (w *world) rest() error {
 	w.rejecting, w.expiry = false, config.Expiry{}
+	w.grantAll()
 	for id := range w.vms {
 		w.become(id, instance.Running)
 	}
@@ -150,6 +163,9 @@ func (w *world) settled(s state, onDemand map[string]bool, round int) error {
 			if i.InfraConfigHash != s.infraConfigHash {
 				return fmt.Errorf("%s is not rotated", i.ID)
 			}
+			if s.rotation != nil && s.rotation.After != nil && i.CreatedAt.Before(*s.rotation.After) {
+				return fmt.Errorf("%s was created before %v", i.ID, s.rotation.After)
+			}
 		}
 	}
 	if managed != s.size {
@@ -186,6 +202,8 @@ type planChecker struct {
 	terminated, leaving map[string]bool
 	// surplus are the leaving instances that this plan deletes without a replacement.
 	surplus map[string]bool
+	// rotating are the leaving instances that are deleted because they are outdated.
+	rotating map[string]bool
 	// youngest is true when the youngest healthy instances are to be deleted.
 	youngest bool
 	created  int
@@ -195,7 +213,7 @@ type planChecker struct {
 
 // check returns an error if a plan violates a rule.
 func check(s state, actions []action, now time.Time) error {
-	c := &planChecker{state: s, now: now, byID: map[string]*instance.Instance{}, terminated: map[string]bool{}, leaving: map[string]bool{}, surplus: map[string]bool{}}
+	c := &planChecker{state: s, now: now, byID: map[string]*instance.Instance{}, terminated: map[string]bool{}, leaving: map[string]bool{}, surplus: map[string]bool{}, rotating: map[string]bool{}}
 	for n := range s.instances {
 		i := &s.instances[n]
 		c.byID[i.ID] = i
@@ -207,6 +225,7 @@ func check(s state, actions []action, now time.Time) error {
 		if i.Drain != nil {
 			why = i.Drain.Reason
 		}
+		c.rotating[i.ID] = outdatedReason(why) && !i.OnDemand
 		leaving := c.leaving[i.ID] || c.continues(i)
 		replaced := leaving && why != instance.ReasonScaleDown || !leaving && !c.healthy(i)
 		c.youngest = c.youngest || s.replaced || replaced && !i.OnDemand && s.removeFirst[i.ID]
@@ -265,13 +284,11 @@ func (c *planChecker) rankOf(a action, i *instance.Instance) int {
 		return 1
 	case a.verb == create && a.reason == reasonScaleUp:
 		return 7
-	case a.verb == create && a.reason == instance.ReasonConfigDrift && c.anyAbandoned():
+	case a.verb == create && a.reason == instance.ReasonConfigDrift && c.anyAbandoned() && c.rank < 5:
 		return 4
-	case a.verb == create && a.reason == instance.ReasonConfigDrift:
-		return 5
-	case a.verb == create && a.reason == instance.ReasonExpired && c.overdue() > 0:
+	case a.verb == create && a.reason == instance.ReasonExpired && c.staying()-c.size < c.overdue() && c.rank <= 3:
 		return 3
-	case a.verb == create && a.reason == instance.ReasonExpired:
+	case a.verb == create && outdatedReason(a.reason):
 		return 5
 	case a.verb == create:
 		return 4
@@ -287,6 +304,8 @@ func (c *planChecker) rankOf(a action, i *instance.Instance) int {
 	case i.Down() && c.staying() <= c.size+c.created:
 		// It is not a surplus instance: it is replaced.
 		return 4
+	case c.staying() <= c.size && c.rank > 2 && !i.Down():
+		return 5
 	default:
 		return 2
 	}
@@ -327,6 +346,7 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 	continuing := c.continues(i)
 	c.leaving[a.id] = true
 	c.surplus[a.id] = a.reason == instance.ReasonScaleDown
+	c.rotating[a.id] = outdatedReason(a.reason) && !i.OnDemand
 	c.terminated[a.id] = c.terminated[a.id] || a.verb == terminate
 	switch {
 	case continuing:
@@ -339,10 +359,16 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 	case i.Down() || i.Agent.Notice != nil || c.abandoned(i):
 		return nil
 	}
-	// Only a surplus instance may be deleted, and only when all the others
-	// exist.
+	// Only a surplus instance may be deleted, and only when all the others exist, unless the grant
+	// of a rotation allows that some do not.
+	least := c.size
+	if c.replaceable(i) && c.grantsNow() && (c.createAfter.IsZero() || c.staying() < c.size) {
+		least -= int(c.granted().MaxUnavailable)
+	}
 	if c.staying() < c.size {
-		return fmt.Errorf("leaves %d of %d", c.staying(), c.size)
+		if err := c.checkRotation(a, i); err != nil {
+			return fmt.Errorf("leaves %d of %d: %w", c.staying(), c.size, err)
+		}
 	}
 	existing := 0
 	for _, other := range c.byID {
@@ -350,8 +376,11 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 			existing++
 		}
 	}
-	if exists(i) && existing < c.size {
-		return fmt.Errorf("leaves %d of %d existing ones", existing, c.size)
+	if exists(i) && existing < least {
+		return fmt.Errorf("leaves %d of %d existing ones, want %d", existing, c.size, least)
+	}
+	if c.staying() < c.size {
+		return nil
 	}
 	return c.checkDeletionOrder(a, i)
 }
@@ -400,8 +429,7 @@ func (c *planChecker) hasNoProblem(i *instance.Instance) bool { return c.healthy
 
 // healthy reports whether an instance needs no replacement.
 func (c *planChecker) healthy(i *instance.Instance) bool {
-	return !i.Down() && i.State != instance.Impaired && (c.infraConfigHash == "" || i.InfraConfigHash == c.infraConfigHash) &&
-		!c.reached(i, c.expiry.ForcedAge) && !c.reached(i, c.expiry.EligibleAge)
+	return !i.Down() && i.State != instance.Impaired && !c.outdated(i)
 }
 
 func (c *planChecker) checkCreation(a action) error {
@@ -421,7 +449,7 @@ func (c *planChecker) checkCreation(a action) error {
 	if err := c.checkDelay(); err != nil {
 		return err
 	}
-	forced := a.reason == instance.ReasonExpired && c.overdue() > 0
+	forced := c.rank == 3
 	if a.reason == instance.ReasonSpot {
 		// It replaces an instance that its provider terminates, even while others drain.
 		if c.staying() >= c.size {
@@ -430,9 +458,10 @@ func (c *planChecker) checkCreation(a action) error {
 		c.created++
 		return nil
 	}
-	limit := c.size
+	surge := max(1, int(c.granted().MaxSurge))
+	limit := c.size + surge - 1
 	if a.reason == instance.ReasonUnhealthy && c.impaired() {
-		limit += max(1, c.size/10) - 1
+		limit = max(limit, c.size+max(1, c.size/10)-1)
 	}
 	if total > limit && !forced {
 		return fmt.Errorf("there are %d of %d already", total, c.size)
@@ -440,12 +469,22 @@ func (c *planChecker) checkCreation(a action) error {
 	if forced && c.staying()-c.size >= c.overdue() {
 		return fmt.Errorf("all that are overdue are replaced")
 	}
-	optional := a.reason == instance.ReasonConfigDrift && !c.anyAbandoned() || a.reason == instance.ReasonExpired && !forced
-	if optional && !stable {
+	optional := c.rank == 5
+	if optional && c.rotation == nil && !stable {
 		return fmt.Errorf("the group is not stable")
 	}
-	if optional && c.staying() != c.size {
+	if optional && c.rotation == nil && c.staying() != c.size {
 		return fmt.Errorf("%d of %d stay", c.staying(), c.size)
+	}
+	if optional && total >= c.size+int(c.granted().MaxSurge) {
+		return fmt.Errorf("the surge of the grant is used")
+	}
+	if optional {
+		c.created++
+		return c.checkRotation(a, nil)
+	}
+	if kept := c.staying() + c.leavingForRotation(); a.reason == reasonScaleUp && c.granted().MaxSurge == 0 && c.granted().MaxUnavailable > 0 && kept >= c.size {
+		return fmt.Errorf("%d of %d exist, and the grant has no surge", kept, c.size)
 	}
 	if a.reason == reasonScaleUp && c.staying() >= c.size {
 		return fmt.Errorf("%d of %d stay", c.staying(), c.size)

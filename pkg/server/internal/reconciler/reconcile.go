@@ -45,7 +45,7 @@ type reconciliation struct {
 type outcome struct {
 	// acted is true when an action was done or tried.
 	acted bool
-	// reordered is true when the deletion order has changed by the age of an instance.
+	// reordered is true when the deletion order or the progress of a rotation has changed with the time.
 	reordered bool
 	// more is true when there may be another action at once.
 	more bool
@@ -172,6 +172,7 @@ func (r *reconciliation) observe() state {
 		drainTimeout:        group.DrainTimeout,
 		keepUnhealthy:       group.KeepUnhealthy,
 		expiry:              r.config.Shard.Expiry,
+		rotation:            group.Rotation,
 		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
 		instances:           instances,
 		attempted:           map[string]time.Time{},

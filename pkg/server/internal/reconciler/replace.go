@@ -63,8 +63,9 @@ func (p *planner) replaceNoticed() {
 }
 
 // replaceDown terminates the instances on which nothing runs or will run, and creates
-// replacements as far as size + 1 allows.
+// replacements as far as the size and the surge allow. A surplus instance is a replacement already.
 func (p *planner) replaceDown() {
+	present := p.present()
 	// Terminating an instance that is down needs no drain and makes room at
 	// once. Without room, scaling up creates its replacement next.
 	p.staying = slices.DeleteFunc(p.staying, func(i *instance.Instance) bool {
@@ -72,30 +73,13 @@ func (p *planner) replaceDown() {
 		if problem != down && problem != abandoned {
 			return false
 		}
-		if p.total <= p.size {
+		if p.total < p.size+p.surge() && present <= p.size {
 			p.create(problem.reason())
 		}
+		present--
 		p.startDeletion(i, problem.reason())
 		return true
 	})
-}
-
-// rotate creates a replacement for one instance that is outdated but healthy,
-// if the group is otherwise stable and all of its agents report.
-func (p *planner) rotate() {
-	if p.leaving > 0 || p.present() != p.size || len(p.absent) > 0 {
-		return
-	}
-	worst := noProblem
-	for _, i := range p.staying {
-		if i.State != instance.Running || i.Agent.State == instance.AgentUnknown {
-			return
-		}
-		worst = min(worst, p.problemOf(i))
-	}
-	if worst == drifted || worst == eligible {
-		p.create(worst.reason())
-	}
 }
 
 // count returns how many staying instances have this problem.
@@ -149,11 +133,17 @@ func isDeletedAsUnhealthy(i *instance.Instance) bool {
 // isReplaced reports whether an instance that is being or was deleted has a replacement. Only
 // surplus instances have no replacement; a returned instance is surplus too.
 func isReplaced(i *instance.Instance) bool {
-	reason := i.DeleteReason
-	if i.Drain != nil {
-		reason = i.Drain.Reason
-	}
+	reason := deletedFor(i)
 	return reason != instance.ReasonScaleDown && reason != instance.ReasonReturned
+}
+
+// deletedFor returns why an instance is being or was deleted: the first reason, for which it
+// drains.
+func deletedFor(i *instance.Instance) string {
+	if i.Drain != nil {
+		return i.Drain.Reason
+	}
+	return i.DeleteReason
 }
 
 // oldestFirst orders instances by age, then by id.
@@ -180,6 +170,8 @@ const (
 	impaired
 	// drifted: it was created with another configuration.
 	drifted
+	// rotated: it was created before the time after which an operator wants other instances.
+	rotated
 	// eligible: it has reached the eligible age.
 	eligible
 	// uncreated: it does not exist at the provider yet, its agent is still awaited, or it has
@@ -201,8 +193,7 @@ func (p *planner) surplusProblemOf(i *instance.Instance) problem {
 
 // problemOf returns the worst problem of an instance.
 func (p *planner) problemOf(i *instance.Instance) problem {
-	// The configuration of an instance without a hash is unknown.
-	outdated := p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
+	outdated := p.hasDrifted(i)
 	switch {
 	case p.restarting[i.ID]:
 		return uncreated
@@ -216,13 +207,21 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 		return impaired
 	case outdated:
 		return drifted
-	case p.reachedAge(i, p.expiry.EligibleAge):
+	case p.replacementRequested(i):
+		return rotated
+	case p.reachedAge(i, p.expiry.EligibleAge) || p.reachedAge(i, p.maxAge()):
 		return eligible
 	case isUncreated(i) || isComingUp(i):
 		return uncreated
 	default:
 		return noProblem
 	}
+}
+
+// hasDrifted reports whether an instance was created with another configuration. The
+// configuration of an instance without a hash is unknown.
+func (p *planner) hasDrifted(i *instance.Instance) bool {
+	return p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
 }
 
 // reason returns the reason for deleting an instance with this problem.
@@ -234,6 +233,8 @@ func (p problem) reason() string {
 		return instance.ReasonExpired
 	case drifted, abandoned:
 		return instance.ReasonConfigDrift
+	case rotated:
+		return instance.ReasonRotated
 	default:
 		return instance.ReasonScaleDown
 	}

@@ -69,7 +69,7 @@ func (p *planner) scaleDown() {
 			// Healthy instances wait until an unhealthy one has a running
 			// replacement (docs/server.md#reconciliation).
 			staying = append(staying, i)
-		case isAlive(i) && (waiting || others < p.size):
+		case isAlive(i) && (waiting || others < p.size-p.unavailable(problem)):
 			// Its replacement has not been created yet, or its agent has not
 			// reported.
 			waiting = true
@@ -127,7 +127,7 @@ func deletionOrder(s state, now time.Time) []instance.NextDeletion {
 	slices.SortFunc(others, p.compareProblems)
 	order := make([]instance.NextDeletion, 0, len(leaving)+len(others))
 	for _, i := range slices.Concat(leaving, others) {
-		order = append(order, instance.NextDeletion{ID: i.ID, Reason: p.deletionReason(i)})
+		order = append(order, instance.NextDeletion{ID: i.ID, Reason: p.deletionReason(i), Outdated: p.outdatedReason(i)})
 	}
 	return order
 }
@@ -159,32 +159,43 @@ type DeletionOrders struct {
 	Expiry func() config.Expiry
 
 	mu sync.Mutex
-	// last has the orders that Of has returned.
-	last map[instance.GroupKey][]instance.NextDeletion
+	// last has what Of has returned.
+	last map[instance.GroupKey]deletions
+}
+
+// deletions is what operators get about the deletions of a group.
+type deletions struct {
+	order    []instance.NextDeletion
+	progress instance.RotationProgress
+}
+
+func (d deletions) equal(other deletions) bool {
+	return slices.Equal(d.order, other.order) && d.progress.Equal(other.progress)
 }
 
 // Of returns the managed instances of a group in the order in which they are deleted if the group
-// gets smaller.
-func (o *DeletionOrders) Of(group *groups.Group, instances []instance.Instance) []instance.NextDeletion {
-	order := o.compute(group, instances, time.Now())
+// gets smaller, and the progress of its rotation.
+func (o *DeletionOrders) Of(group *groups.Group, instances []instance.Instance) ([]instance.NextDeletion, instance.RotationProgress) {
+	computed := o.compute(group, instances, time.Now())
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.last == nil {
-		o.last = map[instance.GroupKey][]instance.NextDeletion{}
+		o.last = map[instance.GroupKey]deletions{}
 	}
-	o.last[group.Key] = order
-	return order
+	o.last[group.Key] = computed
+	return computed.order, computed.progress
 }
 
-func (o *DeletionOrders) compute(group *groups.Group, instances []instance.Instance, now time.Time) []instance.NextDeletion {
-	return deletionOrder(state{
+func (o *DeletionOrders) compute(group *groups.Group, instances []instance.Instance, now time.Time) deletions {
+	s := state{
 		size: int(group.Size), infraConfigHash: group.InfraConfigHash, keepUnhealthy: group.KeepUnhealthy,
-		expiry: o.Expiry(), instances: instances,
-	}, now)
+		expiry: o.Expiry(), instances: instances, rotation: group.Rotation,
+	}
+	return deletions{deletionOrder(s, now), rotationProgress(s, now)}
 }
 
-// outdated reports whether Of has returned another order of a group, because its instances have
-// aged since.
+// outdated reports whether Of would return something else about a group, because time has passed
+// since.
 func (o *DeletionOrders) outdated(group *groups.Group, instances []instance.Instance, now time.Time) bool {
 	if o == nil {
 		return false
@@ -192,7 +203,7 @@ func (o *DeletionOrders) outdated(group *groups.Group, instances []instance.Inst
 	o.mu.Lock()
 	last, found := o.last[group.Key]
 	o.mu.Unlock()
-	return found && !slices.Equal(last, o.compute(group, instances, now))
+	return found && !last.equal(o.compute(group, instances, now))
 }
 
 // remove removes the order of a group that no longer exists.
@@ -206,10 +217,15 @@ func (o *DeletionOrders) remove(key instance.GroupKey) {
 }
 
 // scaleUp creates missing instances. Instances that drain and are replaced still count, so
-// that only surplus instances exceed size + 1. One plan creates at most one instance more
-// than one reconciliation can, so that another reconciliation follows.
+// that only surplus instances exceed size + surge. If a grant allows no surge, an instance that
+// leaves for a rotation keeps its place until it is gone: there may be no room for its replacement
+// before. One plan creates at most one instance more than one reconciliation can, so that another
+// reconciliation follows.
 func (p *planner) scaleUp() {
-	missing := min(p.size-p.present()-p.created, p.size+1-p.total)
+	missing := min(p.size-p.present()-p.created, p.size+p.surge()-p.total)
+	if grant := p.grant(); grant.MaxSurge == 0 && grant.MaxUnavailable > 0 {
+		missing = min(missing, p.size-p.present()-p.created-p.rotating)
+	}
 	for range min(missing, maxCreations+1) {
 		p.create(reasonScaleUp)
 	}

@@ -34,6 +34,8 @@ type world struct {
 	agents map[string]instance.Agent
 	// balancers decides which instances that drain are targets of load balancers.
 	balancers *rand.Rand
+	// grants decides about the grant of the rotation. It is nil if the operator sends no grants.
+	grants *rand.Rand
 }
 
 func newWorld(seed uint64) *world {
@@ -159,6 +161,7 @@ func (w *world) any() (*instance.Instance, bool) {
 
 // disturb makes one change that is not caused by a plan.
 func (w *world) disturb() {
+	w.changeGrant()
 	i, found := w.any()
 	if found && w.agents != nil && w.random.IntN(3) == 0 {
 		w.disturbAgent(i)
