@@ -52,6 +52,7 @@ never ./pkg/operator/shard/... '^k8s\.io/(api|client-go)(/|$)'
 never ./pkg/operator/shard/... "^$module/pkg/(apis|generated|base/capi|operator/internal)(/|\$)"
 # Pure functions.
 never ./pkg/base/distribute "^$module/"
+never ./pkg/base/rotation "^$module/"
 never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
 never ./pkg/base/providerid "^$module/"
 never ./pkg/base/identifier "^$module/"
