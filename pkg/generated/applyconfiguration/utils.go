@@ -85,6 +85,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NstanceShardGroupSpecApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceShardGroupStatus"):
 		return &infrastructurev1beta1.NstanceShardGroupStatusApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("RotationGrant"):
+		return &infrastructurev1beta1.RotationGrantApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("RotationPolicy"):
+		return &infrastructurev1beta1.RotationPolicyApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ScaleDownGuards"):
 		return &infrastructurev1beta1.ScaleDownGuardsApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShardsSummary"):
@@ -93,6 +97,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.ShortfallSettingsApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("TemplateMetadata"):
 		return &infrastructurev1beta1.TemplateMetadataApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("TimeWindow"):
+		return &infrastructurev1beta1.TimeWindowApplyConfiguration{}
 
 		// Group=marekvs.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Affinity"):

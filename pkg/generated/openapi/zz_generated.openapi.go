@@ -113,10 +113,13 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupList":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupList(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant":                    schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy":                   schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TimeWindow":                       schema_pkg_apis_infrastructure_v1beta1_TimeWindow(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity":                               schema_pkg_apis_marekvs_v1alpha1_Affinity(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource":                          schema_pkg_apis_marekvs_v1alpha1_EnvFromSource(ref),
@@ -4035,6 +4038,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"),
 						},
 					},
+					"rotation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "rotation decides how outdated instances are replaced. Without it each shard replaces one instance at a time, at any time, with one instance above its size.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy"),
+						},
+					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
@@ -4073,7 +4082,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
 	}
 }
 
@@ -4094,7 +4103,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, RollingOut, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4866,6 +4875,32 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 					},
+					"rotation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "rotation is how far the shard may replace outdated instances now. It is set if the pool has a policy for its rotation.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant"),
+						},
+					},
+					"replace": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "replace are the ids of the instances that the shard is to replace whatever rotation allows, because their Nodes have the annotation nstance.dev/remediate-instance.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard group with Retain is deleted without deleting the group on the shard.",
@@ -4896,7 +4931,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant"},
 	}
 }
 
@@ -5052,6 +5087,193 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RotationGrant is how far a shard may replace outdated instances now.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"maxSurge": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxSurge is how many instances the shard may have above its size.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"maxUnavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxUnavailable is how many instances below its size may work.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"upToDate": {
+						SchemaProps: spec.SchemaProps{
+							Description: "upToDate is the number of instances that are up to date from which on no replacement is started.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"notAfter": {
+						SchemaProps: spec.SchemaProps{
+							Description: "notAfter is when the last replacement may be started. An unset field means that it may be started at any time.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"after": {
+						SchemaProps: spec.SchemaProps{
+							Description: "after is a time. Once it has passed, instances that were created before are outdated.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"maxAgeSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxAgeSeconds is the age at which an instance is outdated, in seconds. An unset field means the age of the configuration of the shard.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"target": {
+						SchemaProps: spec.SchemaProps{
+							Description: "target is what the shard compared instances with when upToDate was decided. While it compares them with something else, it starts no replacement. An unset field means anything.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"maxSurge", "maxUnavailable", "upToDate"},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RotationPolicy decides how the outdated instances of a pool are replaced: those of another configuration, of a certain age, or from before a time (docs/reference.md#rotation).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"maxSurge": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxSurge is how many instances the pool may have above its replicas, as a number or as a percentage of the replicas, which is rounded up. An unset field means 1.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"maxUnavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxUnavailable is how many instances fewer than the replicas may work, as a number or as a percentage of the replicas, which is rounded down, and is at least 1 if maxSurge is 0. An unset field means 0. With maxSurge 0 an instance is deleted before its replacement is created, so that no room for another one is needed.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"order": {
+						SchemaProps: spec.SchemaProps{
+							Description: "order is Together or ShardByShard. Together, which an unset field means: the shards are rotated at the same time. ShardByShard: a shard begins when those before it in spec.shards have finished.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"canary": {
+						SchemaProps: spec.SchemaProps{
+							Description: "canary is how many instances of the first shard are replaced before all others. An unset field means none.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"bakeSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "bakeSeconds is for how long the Nodes of new instances must be Ready after the canary, and before the next shard of ShardByShard, in seconds. 0 and an unset field mean that they must be Ready.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"minReadySeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "minReadySeconds is for how long the Node of every new instance must be Ready before more are replaced, in seconds. 0 and an unset field mean that it must be Ready.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"progressDeadlineSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "progressDeadlineSeconds is how long after its creation a new instance may have no Ready Node before the rotation stops, in seconds. An unset field means 1800. 0 means that no Nodes are looked at, for instances that are no Nodes: an instance is ready when it runs.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pauseWhile": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pauseWhile are states of the pool in which no replacement is started. An unset field or an empty list is no state.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"windows": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "windows are the times at which replacements may be started. An unset field or an empty list means always. What has begun when a window closes is finished.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TimeWindow"),
+									},
+								},
+							},
+						},
+					},
+					"paused": {
+						SchemaProps: spec.SchemaProps{
+							Description: "paused starts no further replacement. What has begun is finished.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"after": {
+						SchemaProps: spec.SchemaProps{
+							Description: "after is a time. Once it has passed, all instances that were created before are outdated. Removing it, or an earlier time, replaces no instance.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"maxAgeSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxAgeSeconds is the age at which an instance is outdated, in seconds. The configuration of a shard may have a smaller age. An unset field means the age of the configuration.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Time{}.OpenAPIModelName(), intstr.IntOrString{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TimeWindow"},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5201,6 +5423,41 @@ func schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref common.Referenc
 						},
 					},
 				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_TimeWindow(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "TimeWindow is a time that comes again and again.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"schedule": {
+						SchemaProps: spec.SchemaProps{
+							Description: "schedule is when the window opens: minute, hour, day of the month, month and day of the week, as in a CronJob. A time that the clocks of the time zone skip opens no window.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"durationMinutes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "durationMinutes is for how long the window is open, in minutes.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"timeZone": {
+						SchemaProps: spec.SchemaProps{
+							Description: "timeZone is the time zone of the schedule, such as Europe/Berlin. An unset field means UTC.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"schedule", "durationMinutes"},
 			},
 		},
 	}

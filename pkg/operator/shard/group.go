@@ -54,6 +54,11 @@ type Group struct {
 	DeletionOrder []NextDeletion
 	// RemoveFirst are the deletion candidates that the server stored last.
 	RemoveFirst []string
+	// Rotation is the grant that the server stored last, nil without a grant.
+	Rotation *RotationGrant
+	// Progress is the progress of the rotation. It is nil if the server does not report it: then it
+	// does not know grants either.
+	Progress *RotationProgress
 	// Node is the expected shape of the group's Nodes, nil if the server does not report it.
 	Node *NodeShape
 	// Revision is the revision of the last request that had a revision, empty before such a
@@ -101,6 +106,8 @@ func (g Group) Equal(other Group) bool {
 		slices.Equal(g.Instances, other.Instances) &&
 		slices.Equal(g.DeletionOrder, other.DeletionOrder) &&
 		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
+		g.Rotation.Equal(other.Rotation) &&
+		g.Progress.Equal(other.Progress) &&
 		g.Node.Equal(other.Node) &&
 		equalRevision(g.Revision, other.Revision) &&
 		g.Shortfall == other.Shortfall
@@ -123,6 +130,8 @@ type GroupConfig struct {
 	// RemoveFirst are ids of managed instances that the server deletes first if it has more
 	// than Size. It replaces the list of an earlier call.
 	RemoveFirst []string
+	// Rotation is the grant of the rotation, nil for none. It replaces the grant of an earlier call.
+	Rotation *RotationGrant
 	// Revision is the revision of the configuration's object; it may be nil.
 	Revision *Revision
 	// Replaces is the revision that the server reports, if an administrator has decided to

@@ -54,6 +54,11 @@ type Instance struct {
 	// DeleteAt is the latest time at which a draining instance is deleted. It is zero for
 	// other instances, and if the server does not report it.
 	DeleteAt time.Time
+	// Created is when the instance was created, in seconds since 1970, 0 if the server does not
+	// report it. A time would take three times as much memory.
+	Created int64
+	// Outdated is why the instance is to be replaced although it works, "" if it is up to date.
+	Outdated string
 }
 
 // NodeShape is the expected shape of a group's Nodes before the first Node exists. Fields that

@@ -115,7 +115,7 @@ func Measure(g Group) (Size, error) {
 	m.add("provider id", g.ProviderIDs...)
 	m.add("id in remove_first", g.RemoveFirst...)
 	for _, instance := range g.Instances {
-		m.add("value of an instance", instance.ID, instance.ProviderID, string(instance.State))
+		m.add("value of an instance", instance.ID, instance.ProviderID, string(instance.State), instance.Outdated)
 	}
 	for _, next := range g.DeletionOrder {
 		m.add("value of the deletion order", next.InstanceID, next.Reason)
@@ -129,6 +129,15 @@ func Measure(g Group) (Size, error) {
 		}
 		for _, taint := range node.Taints {
 			m.add("value of the node", taint.Key, taint.Value, taint.Effect)
+		}
+	}
+	if g.Rotation != nil {
+		m.add("target of the grant", g.Rotation.Target)
+	}
+	if g.Progress != nil {
+		m.add("target of the rotation", g.Progress.Target)
+		for reason := range g.Progress.Outdated {
+			m.add("reason of the rotation", reason)
 		}
 	}
 	if g.Revision != nil {

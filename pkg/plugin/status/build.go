@@ -250,7 +250,8 @@ func (b *builder) single(machine *v1beta1.NstanceMachine) Machine {
 // trueIsNotable are the conditions that are worth a line if they are True: what goes on, and
 // problems.
 var trueIsNotable = []string{
-	v1beta1.ConditionPaused, v1beta1.ConditionScalingUp, v1beta1.ConditionScalingDown, v1beta1.ConditionServerDeleted,
+	v1beta1.ConditionPaused, v1beta1.ConditionScalingUp, v1beta1.ConditionScalingDown, v1beta1.ConditionRollingOut,
+	v1beta1.ConditionServerDeleted,
 }
 
 // problems returns the conditions that report a problem or what goes on, Ready first.
@@ -261,7 +262,8 @@ func problems(conditions []metav1.Condition) []Condition {
 		if slices.Contains(trueIsNotable, condition.Type) {
 			good = metav1.ConditionFalse
 		}
-		if condition.Status == good {
+		stopped := condition.Type == v1beta1.ConditionRollingOut && condition.Reason != v1beta1.ReasonNotRollingOut
+		if condition.Status == good && !stopped {
 			continue
 		}
 		found = append(found, Condition{

@@ -5,9 +5,11 @@ package status_test
 
 import (
 	"bytes"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -146,5 +148,24 @@ func TestUnknownNodesAreNotMissing(t *testing.T) {
 				t.Errorf("instance %s: state %s, Node unknown because %q", instance.Name, instance.State, instance.NodeUnknown)
 			}
 		}
+	}
+}
+
+// A rotation is shown while it goes on, and before it if it would not go on.
+func TestRotationsInTheStatus(t *testing.T) {
+	for name, test := range map[string]struct {
+		status metav1.ConditionStatus
+		reason string
+		want   bool
+	}{
+		"nothing is outdated": {metav1.ConditionFalse, v1beta1.ReasonNotRollingOut, false},
+		"it goes on":          {metav1.ConditionTrue, v1beta1.ReasonRollingOut, true},
+		"it waits":            {metav1.ConditionTrue, v1beta1.ReasonOutsideWindow, true},
+		"it would not go on":  {metav1.ConditionFalse, v1beta1.ReasonInvalidSchedule, true},
+	} {
+		s := plugintest.AtRest()
+		plugintest.SetCondition(&s.Pools.Items[0].Status.Conditions, v1beta1.ConditionRollingOut, test.status, test.reason, "")
+		found := slices.ContainsFunc(status.Build(s).Pools[0].Problems, func(c status.Condition) bool { return c.Type == v1beta1.ConditionRollingOut })
+		assert.Equal(t, test.want, found, name)
 	}
 }

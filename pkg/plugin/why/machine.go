@@ -28,6 +28,7 @@ var meanings = map[string]string{
 	scaleDown:      "the group has more instances than its size",
 	configDrift:    "the configuration of the group has changed, and the instance is replaced",
 	"expired":      "the instance is too old, and is replaced",
+	"rotated":      "the instance is from before spec.rotation.after of the pool, and is replaced",
 	"unhealthy":    "the instance is unhealthy, and is replaced",
 	"requested":    "its deletion was requested",
 	"spot":         "the provider has announced that it will terminate the instance",

@@ -3,8 +3,8 @@
 
 package v1beta1
 
-// Condition types. Each is true when all is well, except Paused, ScalingUp, ScalingDown and
-// ServerDeleted, which say what goes on
+// Condition types. Each is true when all is well, except Paused, ScalingUp, ScalingDown,
+// RollingOut and ServerDeleted, which say what goes on
 // (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machinepool#inframachinepool-conditions).
 const (
 	// ConditionReady is on every kind. On a machine it is true while the instance runs. On
@@ -39,6 +39,9 @@ const (
 	// run, or instances are still to be removed. If a guard for scale-downs blocks the next
 	// step, the reason is the reason of the guard, and the message names the instances.
 	ConditionScalingDown = "ScalingDown"
+	// ConditionRollingOut, on a pool with a policy for its rotation, is true while instances are
+	// outdated. If the rotation does not go on, the reason says why.
+	ConditionRollingOut = "RollingOut"
 	// ConditionCapacityAvailable, on a pool, is false while a shard reports that it has no
 	// capacity or quota for an instance, or has lent instances to other shards
 	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
@@ -113,6 +116,18 @@ const (
 	ReasonNotScalingUp = "NotScalingUp"
 	// ReasonNotScalingDown: no shard of the pool runs more instances than it is to run.
 	ReasonNotScalingDown = "NotScalingDown"
+	// ReasonRollingOut and ReasonNotRollingOut: whether instances of the pool are outdated and are
+	// being replaced.
+	ReasonRollingOut    = "RollingOut"
+	ReasonNotRollingOut = "NotRollingOut"
+	// ReasonOutsideWindow: the windows of the rotation are closed; the message has the next opening.
+	ReasonOutsideWindow = "OutsideWindow"
+	// ReasonBaking: new instances are to be ready for some time before others are replaced.
+	ReasonBaking = "Baking"
+	// ReasonRotationFailed: a new instance has no Ready Node in time; the message names it.
+	ReasonRotationFailed = "RotationFailed"
+	// ReasonInvalidSchedule: a window of the rotation cannot be read, so that none is open.
+	ReasonInvalidSchedule = "InvalidSchedule"
 	// ReasonDriftRepeated: another writer changes the group on the shard again and again.
 	ReasonDriftRepeated = "DriftRepeated"
 	// ReasonProviderError: the provider of the shard fails to create or delete

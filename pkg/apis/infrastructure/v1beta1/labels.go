@@ -70,6 +70,12 @@ const (
 // +metadata:on=Nodes,writer=operator,stable
 const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 
+// AnnotationRemediateInstance is on a Node whose instance is to be replaced, with any value: another
+// instance is created first, and then this one is drained and deleted. Without the annotation nothing
+// that has not begun is done (docs/reference.md#replace-an-instance).
+// +metadata:on=Nodes,writer=user,stable
+const AnnotationRemediateInstance = "nstance.dev/remediate-instance"
+
 // Annotations on a Node with AnnotationCordonedFor that repeat the deletion notice of the
 // shard for people and programs that read the Node. The notice precedes them.
 const (

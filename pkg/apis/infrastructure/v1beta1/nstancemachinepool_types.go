@@ -80,6 +80,10 @@ type NstanceMachinePoolSpec struct {
 	// surplus instances at once.
 	// +optional
 	ScaleDown *ScaleDownGuards `json:"scaleDown,omitempty"`
+	// rotation decides how outdated instances are replaced. Without it each shard replaces one
+	// instance at a time, at any time, with one instance above its size.
+	// +optional
+	Rotation *RotationPolicy `json:"rotation,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -144,7 +148,7 @@ const (
 // +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolStatus struct {
 	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
+	// RollingOut, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -76,6 +76,20 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:items:MaxLength=63
 	RemoveFirst []string `json:"removeFirst,omitempty"`
 
+	// rotation is how far the shard may replace outdated instances now. It is set if the pool has a
+	// policy for its rotation.
+	// +optional
+	Rotation *RotationGrant `json:"rotation,omitempty"`
+
+	// replace are the ids of the instances that the shard is to replace whatever rotation allows, because
+	// their Nodes have the annotation nstance.dev/remediate-instance.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	Replace []string `json:"replace,omitempty"`
+
 	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.
 	// +optional

@@ -337,6 +337,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: rotation
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationPolicy
     - name: scaleDown
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ScaleDownGuards
@@ -610,6 +613,15 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: replace
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
+    - name: rotation
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationGrant
     - name: shard
       type:
         scalar: string
@@ -686,6 +698,78 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationGrant
+  map:
+    fields:
+    - name: after
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: maxAgeSeconds
+      type:
+        scalar: numeric
+    - name: maxSurge
+      type:
+        scalar: numeric
+      default: 0
+    - name: maxUnavailable
+      type:
+        scalar: numeric
+      default: 0
+    - name: notAfter
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: target
+      type:
+        scalar: string
+    - name: upToDate
+      type:
+        scalar: numeric
+      default: 0
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationPolicy
+  map:
+    fields:
+    - name: after
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: bakeSeconds
+      type:
+        scalar: numeric
+    - name: canary
+      type:
+        scalar: numeric
+    - name: maxAgeSeconds
+      type:
+        scalar: numeric
+    - name: maxSurge
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: maxUnavailable
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: minReadySeconds
+      type:
+        scalar: numeric
+    - name: order
+      type:
+        scalar: string
+    - name: pauseWhile
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
+    - name: paused
+      type:
+        scalar: boolean
+    - name: progressDeadlineSeconds
+      type:
+        scalar: numeric
+    - name: windows
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.TimeWindow
+          elementRelationship: atomic
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ScaleDownGuards
   map:
     fields:
@@ -735,6 +819,18 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.TimeWindow
+  map:
+    fields:
+    - name: durationMinutes
+      type:
+        scalar: numeric
+    - name: schedule
+      type:
+        scalar: string
+    - name: timeZone
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Affinity
   map:
     fields:

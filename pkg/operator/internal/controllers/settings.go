@@ -64,6 +64,24 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds)
 }
 
+// ShardGrant returns the grant of a shard group as it is sent, nil without a grant.
+func ShardGrant(grant *v1beta1.RotationGrant) *shard.RotationGrant {
+	if grant == nil {
+		return nil
+	}
+	sent := &shard.RotationGrant{
+		MaxSurge: grant.MaxSurge, MaxUnavailable: grant.MaxUnavailable, UpToDate: grant.UpToDate, MaxAgeSeconds: grant.MaxAgeSeconds,
+		Target: grant.Target,
+	}
+	if grant.NotAfter != nil {
+		sent.NotAfter = grant.NotAfter.Time
+	}
+	if grant.After != nil {
+		sent.After = grant.After.Time
+	}
+	return sent
+}
+
 // ReportedDeletionOrder returns status.deletionOrder of a shard group: the order that its server
 // reports, with the provider ids. An entry that the API server would reject ends the list, because
 // a list without it would be another order.

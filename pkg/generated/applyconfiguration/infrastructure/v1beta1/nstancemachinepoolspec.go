@@ -29,6 +29,9 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
 	// surplus instances at once.
 	ScaleDown *ScaleDownGuardsApplyConfiguration `json:"scaleDown,omitempty"`
+	// rotation decides how outdated instances are replaced. Without it each shard replaces one
+	// instance at a time, at any time, with one instance above its size.
+	Rotation *RotationPolicyApplyConfiguration `json:"rotation,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -136,6 +139,14 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithMachineMode(value infrast
 // If called multiple times, the ScaleDown field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithScaleDown(value *ScaleDownGuardsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
 	b.ScaleDown = value
+	return b
+}
+
+// WithRotation sets the Rotation field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Rotation field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithRotation(value *RotationPolicyApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.Rotation = value
 	return b
 }
 

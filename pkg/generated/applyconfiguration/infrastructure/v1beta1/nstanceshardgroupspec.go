@@ -25,6 +25,12 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
 	// deletes them before other instances and does not replace them.
 	RemoveFirst []string `json:"removeFirst,omitempty"`
+	// rotation is how far the shard may replace outdated instances now. It is set if the pool has a
+	// policy for its rotation.
+	Rotation *RotationGrantApplyConfiguration `json:"rotation,omitempty"`
+	// replace are the ids of the instances that the shard is to replace whatever rotation allows, because
+	// their Nodes have the annotation nstance.dev/remediate-instance.
+	Replace []string `json:"replace,omitempty"`
 	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
@@ -135,6 +141,24 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithDrainTimeoutSeconds(value 
 func (b *NstanceShardGroupSpecApplyConfiguration) WithRemoveFirst(values ...string) *NstanceShardGroupSpecApplyConfiguration {
 	for i := range values {
 		b.RemoveFirst = append(b.RemoveFirst, values[i])
+	}
+	return b
+}
+
+// WithRotation sets the Rotation field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Rotation field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithRotation(value *RotationGrantApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	b.Rotation = value
+	return b
+}
+
+// WithReplace adds the given value to the Replace field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Replace field.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithReplace(values ...string) *NstanceShardGroupSpecApplyConfiguration {
+	for i := range values {
+		b.Replace = append(b.Replace, values[i])
 	}
 	return b
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -98,11 +99,16 @@ func leftover(shardGroup *v1beta1.NstanceShardGroup) bool {
 
 // newSpec returns the spec of a pool on the shards that have the group, sorted by id. It omits
 // settings that the servers' defaults provide, so that the defaults stay in effect. It
-// contains the settings that a former pool declared, so that no instance is replaced.
+// contains the settings that a former pool declared, so that no instance is replaced. If a former pool
+// has bounded the rotation, the rotation is paused: its policy is not known, and without a policy
+// outdated instances would be replaced at any time.
 func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
 	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: commonSettings(found)}
 	for _, s := range found {
 		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
+		if s.group.Rotation != nil {
+			spec.Rotation = &v1beta1.RotationPolicy{Paused: ptr.To(true)}
+		}
 	}
 	return spec
 }

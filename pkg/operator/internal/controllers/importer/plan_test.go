@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
@@ -129,6 +130,27 @@ func TestImportedPoolOmitsDefaults(t *testing.T) {
 	}
 	if spec.InstanceType != "" || spec.Subnets != nil || spec.Vars != nil || spec.ProviderIDList != nil {
 		t.Errorf("the pool pins what the server has merged: %+v", spec)
+	}
+}
+
+// The rotation of a group that a former pool has bounded is paused, if one of the shards knows it.
+func TestTheRotationOfAnImportedPool(t *testing.T) {
+	free, bounded := dynamic("worker"), dynamic("worker")
+	bounded.Rotation = &shard.RotationGrant{}
+	for name, test := range map[string]struct {
+		groups []shard.Group
+		paused bool
+	}{
+		"no grant": {[]shard.Group{free, free}, false},
+		"a grant":  {[]shard.Group{free, bounded}, true},
+	} {
+		observed := observation{group: "main"}
+		for n := range test.groups {
+			observed.shards = append(observed.shards, shardState{id: fmt.Sprint("shard-", n), group: &test.groups[n]})
+		}
+		spec := plan(observed).create
+		require.NotNil(t, spec, name)
+		assert.Equal(t, test.paused, spec.Rotation != nil && *spec.Rotation.Paused, name)
 	}
 }
 

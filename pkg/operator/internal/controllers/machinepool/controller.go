@@ -10,6 +10,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -80,6 +81,8 @@ type Controller struct {
 	shortfalls shortfallTimes
 	nodeless   *nodeless.Times
 
+	outdatedMetric *prometheus.GaugeVec
+
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
 	machinePoolWrites *controller.WriteTracker
@@ -123,6 +126,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		nodes:                nodes,
 		nodesSynced:          d.Informers.Nodes.HasSynced,
 		nodeless:             nodeless.NewTimes(d.Metrics),
+		outdatedMetric:       newOutdatedMetric(d.Metrics),
 		shards:               d.Shards,
 		groups:               d.Groups,
 		notices:              d.Notices,

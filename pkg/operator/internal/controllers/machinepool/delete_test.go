@@ -510,6 +510,17 @@ func TestRetainIsNotForARemovedShard(t *testing.T) {
 	assert.Empty(t, d.apply)
 }
 
+func TestAShardIsRemovedFromARetainedPool(t *testing.T) {
+	pool := retainedPool("a", "b")
+	removed := ready(newShardGroup(pool, "b", 2))
+	pool.Spec.Shards = pool.Spec.Shards[:1]
+	h := newHarness(t, withSizes(map[string]int32{"a": 2, "b": 2}), pool, ready(newShardGroup(pool, "a", 2)), removed)
+	h.scale(2)
+	writes, _, err := h.sync()
+	require.NoError(t, err)
+	assert.Contains(t, writes, groupB, "its policy")
+}
+
 // Cluster API deletes the Node of an id that leaves the list.
 func TestRetainKeepsProviderIDs(t *testing.T) {
 	pool := retainedPool("a", "b")

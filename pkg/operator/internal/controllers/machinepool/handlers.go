@@ -200,7 +200,7 @@ func (c *Controller) readinessChanged(before, after *corev1.Node) {
 	}
 }
 
-// instancesChanged enqueues the pool of a cached group if it has guards: they count the
+// instancesChanged enqueues the pool of a cached group if it has guards or a rotation: they count the
 // instances that the shard group does not report.
 func (c *Controller) instancesChanged(shard, key string) {
 	if group, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard)); err == nil {
@@ -208,13 +208,13 @@ func (c *Controller) instancesChanged(shard, key string) {
 	}
 }
 
-// enqueueGuarded enqueues the pool of a shard group if it has guards.
+// enqueueGuarded enqueues the pool of a shard group if it has guards, or a policy for its rotation.
 func (c *Controller) enqueueGuarded(group *v1beta1.NstanceShardGroup) {
 	name := poolOf(group)
 	if name == "" {
 		return
 	}
-	if pool, err := c.poolLister.Get(name); err == nil && pool.Spec.ScaleDown != nil {
+	if pool, err := c.poolLister.Get(name); err == nil && (pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil) {
 		c.queue.AddAfter(c.key(name), shardGroupBatch)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
@@ -26,8 +27,8 @@ import (
 )
 
 // This file has every read of the API server. A sync reads caches. Before it makes a size
-// smaller, selects instances or removes the finalizer, it also reads objects that may be stale
-// there.
+// smaller, lets a shard replace instances, selects instances or removes the finalizer, it also reads
+// objects that may be stale there.
 
 // shrinks reports whether a decision makes a size smaller or deletes a shard group of a pool
 // that is not being deleted.
@@ -38,6 +39,27 @@ func shrinks(observed observation, d decision) bool {
 	return len(d.deleteShardGroups) > 0 || slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool {
 		at := slices.IndexFunc(observed.distributable, func(s distribute.Shard) bool { return s.ID == string(want.spec.Shard) })
 		return at >= 0 && want.spec.Size < observed.distributable[at].Size
+	})
+}
+
+// rotates reports whether a decision lets a shard start replacements that it could not start before,
+// which the user may have forbidden since the cache was filled. Without a policy a shard replaces
+// instances at any time.
+func rotates(observed observation, d decision) bool {
+	return slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool {
+		at := slices.IndexFunc(observed.shards, func(s shardState) bool { return s.id == string(want.spec.Shard) })
+		if at < 0 {
+			// The shard group of a shard that the pool no longer names keeps its grant until it is deleted.
+			return false
+		}
+		grant, group := want.spec.Rotation, observed.shards[at].group
+		switch {
+		case grant == nil:
+			return group != nil && group.Spec.Rotation != nil
+		case group == nil:
+			return grant.UpToDate > 0
+		}
+		return grant.UpToDate > 0 && !equality.Semantic.DeepEqual(grant, group.Spec.Rotation)
 	})
 }
 

@@ -48,6 +48,8 @@ type observation struct {
 	candidates []distribute.Candidate
 	// guarded is nil if the pool has no guards.
 	guarded *guarded
+	// rotating is nil if the pool has no policy for its rotation.
+	rotating *rotating
 	// mayMove is set when the last move for a shortfall is long enough ago.
 	mayMove bool
 	// nodeless are the instances that run without a Node.
@@ -71,7 +73,7 @@ type shardState struct {
 	// reported is the pool's group on the shard, nil if the shard has no group.
 	reported *shard.Group
 	// draining are the ids of the instances whose deletion the shard has announced. They
-	// are read only for guards.
+	// are read only for guards and rotations.
 	draining sets.Set[string]
 	// shortfallDue reports whether the shard has reported its shortfall for long enough.
 	shortfallDue bool
@@ -136,7 +138,7 @@ func (c *Controller) observeShard(pool *v1beta1.NstanceMachinePool, id string) (
 	state.reachable, _ = c.groups.Reachable(id)
 	if group, ok := c.groups.Get(id, string(pool.Spec.Group)); ok && !group.Deleting {
 		state.size, state.reported = group.Size, &group
-		if pool.Spec.ScaleDown != nil {
+		if pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil {
 			state.draining = c.drainingOn(id, group.Instances)
 		}
 	}

@@ -51,6 +51,8 @@ type decision struct {
 	lent []int32
 	// handOver leaves the specs that the operator has created to the users.
 	handOver bool
+	// rollout is the rotation, nil if the pool has no policy for it or nothing is decided.
+	rollout *rollout
 	// moved is set if instances move from one shard to another because of a shortfall.
 	moved bool
 }
@@ -64,8 +66,16 @@ func problemf(reason, format string, args ...any) *problem {
 
 // plan decides how the replicas of a pool are divided. It changes nothing while
 // information is missing: sizes stay until the number of replicas and all shards are
-// known.
+// known. Only a rotation can be paused at any time.
 func plan(observed observation) decision {
+	d := planReplicas(observed)
+	if d.blocked != nil && observed.pool.DeletionTimestamp.IsZero() {
+		d.apply = append(d.apply, pauseRotation(observed)...)
+	}
+	return d
+}
+
+func planReplicas(observed observation) decision {
 	before, sizes := machinesMode{on: hasMachines(observed)}, distribute.Sizes(observed.distributable)
 	current := distribute.Total(sizes)
 	switch {
@@ -103,13 +113,15 @@ func plan(observed observation) decision {
 	allowed := checkGuards(observed, current, replicas)
 	pool.Limits = allowed.limits()
 	division := pool.Divide()
+	rotation := planRotation(observed, replicas, division.Sizes)
 	d := decision{
+		rollout:     rotation,
 		machines:    machines,
 		sizes:       division.Sizes,
 		scalingDown: allowed.progress(division),
 		lent:        division.Lent,
 		moved:       division.Moved,
-		apply:       planShardGroups(observed, division, before, machines),
+		apply:       planShardGroups(observed, division, rotation, before, machines),
 	}
 	// Without shard groups, the replicas count only if they have an owner (replicasExplicit).
 	d.handOver = !d.createsShardGroup()

@@ -131,6 +131,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	}
 
 	status := newStatus(pool, observed, d, wrong)
+	c.reportRotation(pool.Name, meta.FindStatusCondition(status.Conditions, v1beta1.ConditionRollingOut), d.rollout)
 	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
 		return recheck, nil
 	}
@@ -145,6 +146,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	c.recordProblem(observed.pool, status)
 	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordShortfall(observed.pool, status)
+	c.recordRotation(observed.pool, status.Conditions)
 	if missing := controller.TurnedFalse(observed.pool.Status.Conditions, status.Conditions, v1beta1.ConditionNodesJoined); missing != nil {
 		controller.Warn(c.recorder, observed.pool, missing.Reason, "Join", missing.Message)
 	}

@@ -24,11 +24,14 @@ import (
 )
 
 // planShardGroups returns the shard groups to write for a division.
-func planShardGroups(observed observation, division distribute.Division, before, after machinesMode) (apply []wantedShardGroup) {
+func planShardGroups(observed observation, division distribute.Division, rotation *rollout, before, after machinesMode) (apply []wantedShardGroup) {
 	resized := resizes(observed.shards, division.Sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, division.Sizes[i])}
 		want.spec.RemoveFirst = division.RemoveFirst[i]
+		if observed.pool.Spec.Rotation != nil {
+			want.spec.Rotation = rotation.grant(i, &observed.shards[i])
+		}
 		want.spec.Overwrites = shard.overwrites(division.Sizes[i], resized)
 		switch {
 		case before.on && after.on:
@@ -197,6 +200,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 	}
 	if of := spec.Imported; of != nil {
 		applied.Spec.WithImported(applyv1beta1.Division().WithReplicas(of.Replicas).WithShards(of.Shards...))
+	}
+	if grant := spec.Rotation; grant != nil {
+		applied.Spec.WithRotation(controller.ApplyConfiguration[applyv1beta1.RotationGrantApplyConfiguration](*grant))
 	}
 	if loan := spec.Loan; loan != nil {
 		applied.Spec.WithLoan(applyv1beta1.Loan().WithLent(loan.Lent).WithReplicas(loan.Replicas).WithShards(loan.Shards...))

@@ -48,6 +48,13 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		set(up.Type, up.Status, up.Reason, up.Message)
 		set(down.Type, down.Status, down.Reason, down.Message)
 	}
+	switch {
+	case pool.Spec.Rotation == nil:
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionRollingOut)
+	case d.rollout != nil && d.rollout.known():
+		rolling := d.rollout.condition(*status.DesiredReplicas)
+		set(rolling.Type, rolling.Status, rolling.Reason, rolling.Message)
+	}
 	switch mode := d.machines; {
 	case mode.unwanted:
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionMachinesEnabled)

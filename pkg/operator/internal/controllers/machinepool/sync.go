@@ -35,6 +35,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.staleReads.Reset(key)
 		c.scaleDowns.drop(key)
 		c.nodeless.Forget(key)
+		c.reportRotation(key.Name, nil, nil)
 		c.shortfalls.remove(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}
@@ -64,8 +65,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		}
 	}
 	c.observeGuarded(&observed)
+	c.observeRotation(&observed)
 	d := plan(observed)
-	if shrinks(observed, d) {
+	if shrinks(observed, d) || rotates(observed, d) {
 		if current, err := c.isUpToDate(ctx, observed); err != nil || !current {
 			return c.staleReads.Delay(key), err
 		}
@@ -107,7 +109,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return observed.shortfallWait, nil
 	}
 	recheck, failed := c.report(ctx, observed, d)
-	return shortest(shortest(d.scalingDown.delay(), observed.shortfallWait), recheck), errors.Join(err, failed)
+	return shortest(shortest(shortest(d.scalingDown.delay(), d.rollout.delay()), observed.shortfallWait), recheck), errors.Join(err, failed)
 }
 
 // act carries out a decision. If a part fails, the others are still done.

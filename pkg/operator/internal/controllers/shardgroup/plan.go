@@ -111,11 +111,13 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 // inOrder reports whether the group on the server matches spec. The server chooses settings
 // that spec omits, but must not keep them from an earlier spec: if a server reports declared
 // settings, they must be the settings of spec. What it does not know does not count. removeFirst does not count for a server that
-// lists no instances, because it ignores removeFirst.
+// lists no instances, because it ignores removeFirst, nor a grant for a server that reports no
+// progress.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 	wanted := wantedSettings(spec.GroupSettings, group)
 	return group.Size == spec.Size && !group.Deleting &&
 		(!group.ListsInstances || slices.Equal(spec.RemoveFirst, group.RemoveFirst)) &&
+		(group.Progress == nil || controllers.ShardGrant(spec.Rotation).Equal(group.Rotation)) &&
 		controllers.SettingsInEffect(wanted, group.GroupSettings) &&
 		(group.Declared == nil || group.Declared.Equal(wanted))
 }
@@ -127,6 +129,7 @@ func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupCo
 		GroupSettings: wantedSettings(object.Spec.GroupSettings, group),
 		Size:          object.Spec.Size,
 		RemoveFirst:   object.Spec.RemoveFirst,
+		Rotation:      controllers.ShardGrant(object.Spec.Rotation),
 		Revision:      &revision,
 		Replaces:      replaced(object, group),
 	}

@@ -185,6 +185,37 @@ func TestWanted(t *testing.T) {
 	}
 }
 
+// A grant is sent with the group, and again if the server has another one. A server that reports
+// no progress knows no grants, and is not asked again and again.
+func TestGrantsAreSent(t *testing.T) {
+	now := metav1.NewTime(then.Truncate(time.Second))
+	object := newObject()
+	object.Spec.Rotation = &v1beta1.RotationGrant{MaxSurge: 1, UpToDate: 2, NotAfter: &now, After: &now, MaxAgeSeconds: 7200, Target: "t"}
+	assert.Equal(t, &shard.RotationGrant{MaxSurge: 1, UpToDate: 2, NotAfter: now.Time, After: now.Time, MaxAgeSeconds: 7200, Target: "t"}, wanted(object, nil).Rotation)
+	older := reported()
+	assert.Equal(t, nothing, plan(object, connected(older), nil, then.Time))
+	knows := changed(reported(), func(g *shard.Group) { g.Progress = &shard.RotationProgress{} })
+	assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time))
+	for name, change := range map[string]func(*shard.RotationGrant){
+		"maxSurge":       func(g *shard.RotationGrant) { g.MaxSurge = 0 },
+		"maxUnavailable": func(g *shard.RotationGrant) { g.MaxUnavailable = 1 },
+		"upToDate":       func(g *shard.RotationGrant) { g.UpToDate = 1 },
+		"notAfter":       func(g *shard.RotationGrant) { g.NotAfter = time.Time{} },
+		"after":          func(g *shard.RotationGrant) { g.After = g.After.Add(time.Second) },
+		"target":         func(g *shard.RotationGrant) { g.Target = "other" },
+		"maxAgeSeconds":  func(g *shard.RotationGrant) { g.MaxAgeSeconds = 0 },
+	} {
+		other := wanted(object, nil).Rotation
+		knows.Rotation = other
+		assert.Equal(t, nothing, plan(object, connected(knows), nil, then.Time))
+		change(other)
+		assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time), name)
+	}
+	object.Spec.Rotation = nil
+	assert.Nil(t, wanted(object, nil).Rotation)
+	assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time), "a grant that is removed")
+}
+
 // If a shard deletes a group although it matches the object, the group is created again.
 func TestPlanOfAGroupThatItsShardDeletes(t *testing.T) {
 	assert.Equal(t, nothing, plan(newObject(), connected(reported()), nil, then.Time))

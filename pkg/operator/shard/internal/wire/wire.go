@@ -6,6 +6,7 @@
 package wire
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +36,8 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		Instances:      instances(status.GetInstances().GetInstances()),
 		DeletionOrder:  deletionOrder(status.GetDeletionOrder()),
 		RemoveFirst:    status.GetRemoveFirst(),
+		Rotation:       grant(status.GetRotation()),
+		Progress:       progress(status.GetRotationProgress()),
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
 		KnownSettings:  status.GetKnownSettings(),
@@ -64,6 +67,9 @@ func instances(messages []*nstancev1.ManagedInstance) []shard.Instance {
 			ID:         message.GetId(),
 			State:      shard.InstanceState(message.GetStatus()),
 			ProviderID: message.GetProviderId(),
+			Created:    message.GetCreatedAt().GetSeconds(),
+			// The same few reasons come again and again.
+			Outdated: unique.Make(message.GetOutdated()).Value(),
 		}
 	}
 	slices.SortFunc(converted, func(a, b shard.Instance) int { return strings.Compare(a.ID, b.ID) })
@@ -81,6 +87,55 @@ func deletionOrder(messages []*nstancev1.NextDeletion) []shard.NextDeletion {
 		order[i] = shard.NextDeletion{InstanceID: messages[i].GetInstanceId(), Reason: unique.Make(messages[i].GetReason()).Value()}
 	}
 	return order
+}
+
+func grant(message *nstancev1.RotationGrant) *shard.RotationGrant {
+	if message == nil {
+		return nil
+	}
+	return &shard.RotationGrant{
+		MaxSurge: message.GetMaxSurge(), MaxUnavailable: message.GetMaxUnavailable(), UpToDate: message.GetUpToDate(),
+		NotAfter: timeOrZero(message.GetNotAfter()), After: timeOrZero(message.GetAfter()), MaxAgeSeconds: message.GetMaxAgeSeconds(),
+		Target: message.GetTarget(),
+	}
+}
+
+// grantMessage always has the three numbers: a server rejects a grant that lacks one of them.
+func grantMessage(grant *shard.RotationGrant) *nstancev1.RotationGrant {
+	if grant == nil {
+		return nil
+	}
+	return &nstancev1.RotationGrant{
+		MaxSurge: &grant.MaxSurge, MaxUnavailable: &grant.MaxUnavailable, UpToDate: &grant.UpToDate,
+		NotAfter: timestamp(grant.NotAfter), After: timestamp(grant.After), MaxAgeSeconds: grant.MaxAgeSeconds,
+		Target: grant.Target,
+	}
+}
+
+// timestamp returns nil for the zero time.
+func timestamp(t time.Time) *timestamppb.Timestamp {
+	if t.IsZero() {
+		return nil
+	}
+	return timestamppb.New(t)
+}
+
+// progress converts the progress of a rotation, with the first reasons in the order of their names.
+func progress(message *nstancev1.RotationProgress) *shard.RotationProgress {
+	if message == nil {
+		return nil
+	}
+	converted := &shard.RotationProgress{
+		UpToDate: message.GetUpToDate(), Above: message.GetAbove(), Below: message.GetBelow(), Target: message.GetTarget(),
+	}
+	reasons := slices.Sorted(maps.Keys(message.GetOutdated()))
+	for _, reason := range reasons[:min(len(reasons), shard.MaxOutdatedReasons)] {
+		if converted.Outdated == nil {
+			converted.Outdated = map[string]int32{}
+		}
+		converted.Outdated[unique.Make(reason).Value()] = message.GetOutdated()[reason]
+	}
+	return converted
 }
 
 func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
@@ -122,6 +177,7 @@ func Upsert(key string, config shard.GroupConfig) *nstancev1.UpsertGroupRequest 
 		Key:         key,
 		Config:      groupConfig(config),
 		RemoveFirst: config.RemoveFirst,
+		Rotation:    grantMessage(config.Rotation),
 		Declarative: true,
 		Revision:    revisionMessage(config.Revision),
 		Replaces:    revisionMessage(config.Replaces),

@@ -6,6 +6,7 @@ package wire
 import (
 	"math"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,15 +18,26 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
+// aGrant returns a grant of a shard group, and its message, which has the numbers that are 0.
+func aGrant() (*shard.RotationGrant, *nstancev1.RotationGrant) {
+	at := time.Unix(100, 0).UTC()
+	return &shard.RotationGrant{MaxSurge: 2, MaxUnavailable: 0, UpToDate: 0, NotAfter: at, MaxAgeSeconds: 7200, Target: "t"}, &nstancev1.RotationGrant{
+		MaxSurge: proto.Int32(2), MaxUnavailable: proto.Int32(0), UpToDate: proto.Int32(0), NotAfter: timestamppb.New(at), MaxAgeSeconds: 7200, Target: "t",
+	}
+}
+
 func TestGroup(t *testing.T) {
+	grant, message := aGrant()
 	got := Group(&nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, IsStatic: true, Etag: "e",
 		ActualSize: 2, ProviderIds: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		Instances: &nstancev1.ManagedInstances{Instances: []*nstancev1.ManagedInstance{
-			{Id: "knd2", Status: "pending"}, {Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: timestamppb.Now()},
+			{Id: "knd2", Status: "pending"}, {Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: &timestamppb.Timestamp{Seconds: 100, Nanos: 5}, Outdated: "expired"},
 		}},
-		RemoveFirst: []string{"knd2"},
+		RemoveFirst:      []string{"knd2"},
+		Rotation:         message,
+		RotationProgress: &nstancev1.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
 		Declared: &nstancev1.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
 		},
@@ -46,9 +58,11 @@ func TestGroup(t *testing.T) {
 		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		ListsInstances: true,
 		Instances: []shard.Instance{
-			{ID: "knd1", State: shard.InstanceRunning, ProviderID: "kwok://a/1"}, {ID: "knd2", State: shard.InstancePending},
+			{ID: "knd1", State: shard.InstanceRunning, ProviderID: "kwok://a/1", Created: 100, Outdated: "expired"}, {ID: "knd2", State: shard.InstancePending},
 		},
 		RemoveFirst: []string{"knd2"},
+		Rotation:    grant,
+		Progress:    &shard.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
 		Declared: &shard.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
 		},
@@ -78,7 +92,9 @@ func TestGroup(t *testing.T) {
 }
 
 func TestUpsert(t *testing.T) {
+	grant, message := aGrant()
 	config := shard.GroupConfig{
+		Rotation:      grant,
 		GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3,
 		RemoveFirst: []string{"knd2", "knd1"},
 		Revision:    &shard.Revision{UID: "old", Generation: 5},
@@ -92,6 +108,7 @@ func TestUpsert(t *testing.T) {
 			Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
 		},
 		RemoveFirst: []string{"knd2", "knd1"},
+		Rotation:    message,
 		Declarative: true,
 		Revision:    &nstancev1.Revision{Uid: "old", Generation: 5},
 		Replaces:    &nstancev1.Revision{Uid: "new", Generation: 9},
@@ -99,7 +116,7 @@ func TestUpsert(t *testing.T) {
 	if got := Upsert("workers", config); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	if got := Upsert("workers", shard.GroupConfig{}); got.Revision != nil || got.Replaces != nil {
+	if got := Upsert("workers", shard.GroupConfig{}); got.Revision != nil || got.Replaces != nil || got.Rotation != nil {
 		t.Errorf("without revisions got %v", got)
 	}
 }
@@ -114,13 +131,14 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// noZeroField fails if a field is zero, so that tests must set new fields too.
-func noZeroField(t *testing.T, value any) {
+// noZeroField fails if a field is zero, so that tests must set new fields too, except those that the
+// message does not have.
+func noZeroField(t *testing.T, value any, except ...string) {
 	t.Helper()
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {
-		if v.Field(i).IsZero() {
-			t.Errorf("field %s has no value", v.Type().Field(i).Name)
+		if name := v.Type().Field(i).Name; v.Field(i).IsZero() != slices.Contains(except, name) {
+			t.Errorf("field %s has the value %v", name, v.Field(i))
 		}
 	}
 }
@@ -144,7 +162,7 @@ func TestInstance(t *testing.T) {
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	noZeroField(t, got)
+	noZeroField(t, got, "Created", "Outdated") // only groups report these
 
 	for name, response := range map[string]*nstancev1.InstanceStatusResponse{
 		"no response":          nil,
