@@ -134,9 +134,9 @@ func parseScale(args []string) (group string, size int32, err error) {
 }
 
 // scale changes the size of an existing group. The request has only the size, the deletion
-// candidates and the grant of the rotation: every request replaces these, and the server keeps omitted
-// fields, including concurrent changes of other clients. Without a template the request
-// cannot create the group again if it was deleted meanwhile.
+// candidates, the grant of the rotation and the instances to replace: every request replaces these,
+// and the server keeps omitted fields, including concurrent changes of other clients. Without a
+// template the request cannot create the group again if it was deleted meanwhile.
 func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group string, size int32) (scaled, error) {
 	groups, err := listGroups(ctx, client)
 	if err != nil {
@@ -151,7 +151,7 @@ func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group st
 	}
 	after, err := client.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{
 		Key: group, Config: &nstancev1.GroupConfig{Size: size}, RemoveFirst: groups[i].GetRemoveFirst(),
-		Rotation: groups[i].GetRotation(),
+		Rotation: groups[i].GetRotation(), Replace: groups[i].GetReplace(),
 	})
 	if err != nil {
 		return scaled{}, err

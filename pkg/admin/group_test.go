@@ -97,6 +97,7 @@ func TestGroupScaleKeepsEverythingElse(t *testing.T) {
 	_, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: "workers", Config: &nstancev1.GroupConfig{Size: 1}, RemoveFirst: []string{candidate},
 		Rotation: &nstancev1.RotationGrant{MaxSurge: proto.Int32(2), MaxUnavailable: proto.Int32(0), UpToDate: proto.Int32(0)},
+		Replace:  []string{candidate},
 	})
 	require.NoError(t, err)
 	flags := append(shardFlags(register(t, a), "us-west-2a="+a.Addr), "--shard", "us-west-2a")

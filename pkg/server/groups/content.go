@@ -102,14 +102,15 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, rotation, instance_type, vars, load_balancers and
-// drain_timeout_seconds.
+// static group has only size, remove_first, rotation, replace, instance_type, vars, load_balancers
+// and drain_timeout_seconds.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
 	RemoveFirst []string `json:"remove_first,omitempty"`
 	// Rotation is the grant of the last change, or nil.
 	Rotation *RotationGrant `json:"rotation,omitempty"`
+	Replace  []string       `json:"replace,omitempty"`
 	// Revision is the revision of the last change that had a revision, or nil.
 	Revision *Revision `json:"revision,omitempty"`
 	// Declared are the settings of the last declarative change, or nil. The next declarative
@@ -162,9 +163,12 @@ func (s *stored) with(change Change, static bool) *stored {
 	if s != nil {
 		next = *s
 	}
-	next.Size, next.RemoveFirst = change.Size, nil
+	next.Size, next.RemoveFirst, next.Replace = change.Size, nil, nil
 	if len(change.RemoveFirst) > 0 {
 		next.RemoveFirst = change.RemoveFirst
+	}
+	if len(change.Replace) > 0 {
+		next.Replace = change.Replace
 	}
 	next.Rotation = change.Rotation
 	if change.Revision != nil {
@@ -196,6 +200,7 @@ func asDynamic(c *config.Config, group *Group) *stored {
 		Size:        group.Size,
 		RemoveFirst: group.RemoveFirst,
 		Rotation:    group.Rotation,
+		Replace:     group.Replace,
 		Declared:    group.Declared,
 		Revision:    group.Revision,
 		Args:        config.MergeArgs(configured.Args),

@@ -72,7 +72,7 @@ func FuzzUpsert(f *testing.F) {
 		}
 		group, _, err := open(t, store).Upsert(t.Context(), key, Change{
 			Settings: SettingsOf(config), Declarative: request.GetDeclarative(), Size: config.GetSize(),
-			RemoveFirst: request.GetRemoveFirst(), Rotation: rotation, Args: config.GetArgs(), Revision: revision,
+			RemoveFirst: request.GetRemoveFirst(), Rotation: rotation, Replace: request.GetReplace(), Args: config.GetArgs(), Revision: revision,
 		})
 		if err != nil {
 			return

@@ -42,6 +42,8 @@ type Group struct {
 	RemoveFirst []string
 	// Rotation is the grant that the operator sent, nil without a grant.
 	Rotation *RotationGrant
+	// Replace are the ids of instances that the operator wants to be replaced. They may not exist.
+	Replace []string
 	// Static is true for a group of the configuration.
 	Static bool
 	// Arch is the template's architecture.
@@ -86,7 +88,7 @@ func (g *Group) etagOrEmpty() string {
 // the protocol cannot distinguish a size of 0 from an unset one
 // (docs/protocol.md#groups), so a change of another field must repeat the size,
 // or it scales to zero. RemoveFirst belongs to the size and is always replaced
-// too, and so is Rotation. Empty other fields leave the group unchanged, and Vars are added key by
+// too, and so are Rotation and Replace. Empty other fields leave the group unchanged, and Vars are added key by
 // key. Args are rejected, see validate.
 type Change struct {
 	Settings
@@ -96,6 +98,7 @@ type Change struct {
 	Size        int32
 	RemoveFirst []string
 	Rotation    *RotationGrant
+	Replace     []string
 	Args        map[string]string
 	// Revision is the revision of the object that the change comes from, nil if the client
 	// sends no revision: such a change is never older than another, and keeps the stored

@@ -106,6 +106,7 @@ type etagContent struct {
 	MinSize           int32          `json:",omitempty"`
 	RemoveFirst       []string       `json:",omitempty"`
 	Rotation          *RotationGrant `json:",omitempty"`
+	Replace           []string       `json:",omitempty"`
 	InstanceType      string
 	SubnetPools       []string
 	Vars              map[string]string
@@ -139,6 +140,7 @@ func (g *Group) etag() (string, error) {
 		MinSize:           g.MinSize,
 		RemoveFirst:       g.RemoveFirst,
 		Rotation:          g.Rotation,
+		Replace:           g.Replace,
 		InstanceType:      g.InstanceType,
 		SubnetPools:       g.SubnetPools,
 		Vars:              g.Vars,

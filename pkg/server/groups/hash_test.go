@@ -103,6 +103,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"MinSize":           {byNone, func(g *Group) { g.MinSize = 9 }},
 			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
 			"Rotation":          {byNone, func(g *Group) { g.Rotation = &RotationGrant{MaxSurge: 2} }},
+			"Replace":           {byNone, func(g *Group) { g.Replace = []string{"a"} }},
 			"Static":            {byNone, func(g *Group) { g.Static = true }},
 			"OperatorVars":      {byNone, func(g *Group) { g.OperatorVars = map[string]string{"a": "1"} }},
 			"Arch":              {byInfra, func(g *Group) { g.Arch = "other" }},

@@ -311,7 +311,7 @@ func (e *encoder) group(key instance.GroupKey, of *stored) (encodedGroup, error)
 	}
 	var settings []byte
 	if err == nil {
-		settings, err = (&stored{Settings: of.Settings, RemoveFirst: of.RemoveFirst, Rotation: of.Rotation, Declared: of.Declared}).MarshalJSON()
+		settings, err = (&stored{Settings: of.Settings, RemoveFirst: of.RemoveFirst, Rotation: of.Rotation, Replace: of.Replace, Declared: of.Declared}).MarshalJSON()
 	}
 	if err != nil {
 		return encodedGroup{}, fmt.Errorf("encode group %s: %w", key, err)

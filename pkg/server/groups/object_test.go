@@ -38,6 +38,7 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 		Settings:    Settings{Template: "<a&b>", SubnetPools: []string{"x", "y"}, Vars: map[string]string{"b": "1", "a": "\"\n"}},
 		RemoveFirst: []string{"i-1"},
 		Rotation:    &RotationGrant{UpToDate: 2},
+		Replace:     []string{"i-2"},
 		Revision:    &Revision{UID: "u", Generation: 5},
 		Declared:    &Settings{},
 		Args:        map[string]any{"deep": map[string]any{"list": []any{1, "2"}}, "empty": map[string]any{}},

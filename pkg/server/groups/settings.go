@@ -171,7 +171,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	}
 	if override != nil {
 		group.Size, group.RemoveFirst, group.Declared = min(override.Size, config.MaxSize), override.RemoveFirst, override.Declared
-		group.Rotation = override.Rotation
+		group.Rotation, group.Replace = override.Rotation, override.Replace
 		group.Revision, group.OperatorVars = override.Revision, override.operatorVars()
 		configured := settings
 		settings = settings.merge(override.Settings)

@@ -24,6 +24,7 @@ var (
 	configPath      = field.NewPath("config")
 	removeFirstPath = field.NewPath("remove_first")
 	rotationPath    = field.NewPath("rotation")
+	replacePath     = field.NewPath("replace")
 	revisionPath    = field.NewPath("revision")
 	replacesPath    = field.NewPath("replaces")
 )
@@ -56,7 +57,8 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	case change.Size < after.MinSize:
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, fmt.Sprintf("must be at least %d (limits.min_size of the static group)", after.MinSize)))
 	}
-	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
+	problems = append(problems, validateIDs(removeFirstPath, change.RemoveFirst)...)
+	problems = append(problems, validateIDs(replacePath, change.Replace)...)
 	problems = append(problems, change.Rotation.validate(rotationPath)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
 	problems = append(problems, validateSettings(c, change, before, after)...)
@@ -217,7 +219,8 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	if override.Size < 0 {
 		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
 	}
-	problems = append(problems, validateRemoveFirst(path.Child("remove_first"), override.RemoveFirst)...)
+	problems = append(problems, validateIDs(path.Child("remove_first"), override.RemoveFirst)...)
+	problems = append(problems, validateIDs(path.Child("replace"), override.Replace)...)
 	problems = append(problems, override.Rotation.validate(path.Child("rotation"))...)
 	problems = append(problems, validateRevision(path.Child("revision"), override.Revision)...)
 	if seconds := override.DrainTimeoutSeconds; seconds < 0 {
@@ -356,21 +359,21 @@ func (s *Store) validateLimits(content content, key instance.GroupKey, next *sto
 }
 
 const (
-	// maxRemoveFirst is the maximum number of ids. It equals the maximum number
+	// maxIDs is the maximum number of ids. It equals the maximum number
 	// of provider ids in a Cluster API machine pool
 	// (docs/capi.md#provider-ids).
-	maxRemoveFirst = 10_000
+	maxIDs = 10_000
 	// maxIDLength is longer than any instance id, and than the uid of any Kubernetes
 	// object.
 	maxIDLength = 64
 )
 
-// validateRemoveFirst limits the stored list of a group. The ids need not exist in the group:
+// validateIDs limits a stored list of instances of a group. The ids need not exist in the group:
 // an instance may have been deleted since the request was sent. Only the first invalid id is
 // reported.
-func validateRemoveFirst(path *field.Path, ids []string) field.ErrorList {
-	if len(ids) > maxRemoveFirst {
-		return field.ErrorList{field.TooMany(path, len(ids), maxRemoveFirst)}
+func validateIDs(path *field.Path, ids []string) field.ErrorList {
+	if len(ids) > maxIDs {
+		return field.ErrorList{field.TooMany(path, len(ids), maxIDs)}
 	}
 	seen := make(map[string]struct{}, len(ids))
 	for n, id := range ids {

@@ -198,7 +198,7 @@ func TestSizeOfTheGroupsOfATenant(t *testing.T) {
 		assert.Equal(t, before, after, "the group was changed")
 	}
 	wantTooLarge(Change{Settings: Settings{Template: "worker", Vars: vars}}, 4)
-	ids := make([]string, maxRemoveFirst)
+	ids := make([]string, maxIDs)
 	for n := range ids {
 		ids[n] = fmt.Sprint("an-id-that-has-the-length-of-any-", n)
 	}
@@ -304,6 +304,37 @@ func TestRemoveFirstBelongsToTheSize(t *testing.T) {
 	}
 }
 
+// Instances to replace belong to their request, as deletion candidates do.
+func TestReplaceBelongsToTheRequest(t *testing.T) {
+	store := newFaultyStore(t)
+	s := open(t, store)
+	steps := []struct {
+		name   string
+		change Change
+		writes int
+	}{
+		{"a new group", Change{Settings: Settings{Template: "worker"}, Size: 3, Replace: []string{"a"}}, 1},
+		{"the same", Change{Size: 3, Replace: []string{"a"}}, 0},
+		{"another instance", Change{Size: 3, Replace: []string{"b"}}, 1},
+		{"none", Change{Size: 3}, 1},
+	}
+	for _, step := range steps {
+		before := store.writes
+		group, changed, err := s.Upsert(t.Context(), dynamic, step.change)
+		require.NoError(t, err)
+		assert.Equal(t, step.change.Replace, group.Replace, step.name)
+		assert.Equal(t, step.writes, store.writes-before, step.name)
+		assert.Equal(t, step.writes > 0, changed, step.name)
+		wantSame(t, s, store)
+	}
+	// Older servers must be able to read the object.
+	assert.NotContains(t, string(readObject(t, store).Data), "replace")
+	for _, ids := range [][]string{{""}, {"a", "a"}, {strings.Repeat("a", 65)}} {
+		_, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 3, Replace: ids})
+		require.ErrorContains(t, err, "replace[")
+	}
+}
+
 // A grant belongs to its request, as deletion candidates do, and survives a restart, a
 // configuration that makes the group dynamic, and nothing else.
 func TestGrantBelongsToTheRequest(t *testing.T) {
@@ -406,7 +437,7 @@ func TestDeletedGroupLosesRemoveFirst(t *testing.T) {
 }
 
 func TestInvalidRemoveFirst(t *testing.T) {
-	many := make([]string, maxRemoveFirst+1)
+	many := make([]string, maxIDs+1)
 	for n := range many {
 		many[n] = fmt.Sprintf("knd%026d", n)
 	}
@@ -437,6 +468,6 @@ func TestInvalidRemoveFirst(t *testing.T) {
 		})
 	}
 	s := open(t, newStorage(t))
-	upsert(t, s, main, Change{Size: 1, RemoveFirst: many[:maxRemoveFirst]})
+	upsert(t, s, main, Change{Size: 1, RemoveFirst: many[:maxIDs]})
 	upsert(t, s, main, Change{Size: 1, RemoveFirst: []string{strings.Repeat("a", 64)}})
 }

@@ -27,6 +27,7 @@ const (
 	ReasonSpot         = "spot"
 	ReasonReturned     = "returned"
 	ReasonRotated      = "rotated"
+	ReasonReplaced     = "replaced"
 )
 
 // NextDeletion is an instance that is being deleted, or would be deleted if its group were smaller.

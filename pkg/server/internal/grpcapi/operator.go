@@ -91,6 +91,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 		Size:        wanted.GetSize(),
 		RemoveFirst: request.GetRemoveFirst(),
 		Rotation:    rotation,
+		Replace:     request.GetReplace(),
 		Args:        wanted.GetArgs(),
 		Revision:    revisionFrom(request.GetRevision()),
 		Replaces:    revisionFrom(request.GetReplaces()),

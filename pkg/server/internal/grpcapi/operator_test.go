@@ -156,6 +156,29 @@ func TestOperatorsSendGrants(t *testing.T) {
 	assert.Equal(t, none.GetEtag(), got.GetEtag())
 }
 
+// Instances to replace are stored, reported, and removed by a request without them.
+func TestOperatorsNameInstances(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{})
+	operator := server.Operator("default")
+	send := func(ids ...string) (*nstancev1.GroupStatus, error) {
+		return operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+			Key: "workers", Config: &nstancev1.GroupConfig{Template: "worker", Size: 2}, Replace: ids,
+		})
+	}
+	none, err := send()
+	require.NoError(t, err)
+	named, err := send("a", "b")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"a", "b"}, named.GetReplace())
+	assert.NotEqual(t, none.GetEtag(), named.GetEtag())
+	_, err = send("a", "a")
+	wantCode(t, "an instance twice", err, codes.InvalidArgument)
+	again, err := send()
+	require.NoError(t, err)
+	assert.Empty(t, again.GetReplace())
+	assert.Equal(t, none.GetEtag(), again.GetEtag())
+}
+
 // TestOperatorsSetTheDrainTimeout: instances drain for as long as the operator has set, also those of
 // a group that is deleted, and the drain timeout in force is reported.
 func TestOperatorsSetTheDrainTimeout(t *testing.T) {

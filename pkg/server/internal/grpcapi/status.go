@@ -40,6 +40,7 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 		Etag:        group.ETag,
 		RemoveFirst: group.RemoveFirst,
 		Rotation:    newRotation(group.Rotation),
+		Replace:     group.Replace,
 		Node:        newNodeShape(node),
 	}
 	if group.MinSize > 0 {
@@ -63,7 +64,7 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 	status.Key, status.Tenant = key.Group, key.Tenant
 	status.Deleting = true
 	status.Size, status.RemoveFirst, status.DeletionOrder, status.Declared = 0, nil, nil, &nstancev1.GroupSettings{}
-	status.Rotation, status.RotationProgress = nil, nil
+	status.Rotation, status.RotationProgress, status.Replace = nil, nil, nil
 	setRevision(status, nil)
 	setInstances(status, instances)
 	return status

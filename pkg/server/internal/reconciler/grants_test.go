@@ -5,6 +5,7 @@ package reconciler
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -21,6 +22,9 @@ import (
 func (w *world) changeGrant() {
 	if w.grants == nil || w.grants.IntN(12) > 0 {
 		return
+	}
+	if w.grants.IntN(4) == 0 {
+		w.nameInstances()
 	}
 	if w.grants.IntN(6) == 0 {
 		w.rotation = nil
@@ -44,6 +48,15 @@ func (w *world) changeGrant() {
 	w.rotation = &grant
 	if w.grants.IntN(3) == 0 {
 		grant.Target = w.target()
+	}
+}
+
+// nameInstances names other instances to replace, some of which may not exist any more.
+func (w *world) nameInstances() {
+	ids := slices.Concat(slices.Sorted(maps.Keys(w.records)), slices.Sorted(maps.Keys(w.tombstones)))
+	w.replace = map[string]bool{"unknown": true}
+	for range min(w.grants.IntN(3), len(ids)) {
+		w.replace[ids[w.grants.IntN(len(ids))]] = true
 	}
 }
 
@@ -125,7 +138,7 @@ func (c *planChecker) rotatable(i *instance.Instance) bool {
 // replaceable reports whether a surplus instance is deleted because it is outdated, and for no other
 // reason. It may not run yet.
 func (c *planChecker) replaceable(i *instance.Instance) bool {
-	return c.outdated(i) && i.State != instance.Impaired && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.leftAlone(i)
+	return c.outdated(i) && i.State != instance.Impaired && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.replace[i.ID] && !c.leftAlone(i)
 }
 
 // leftAlone reports whether an instance is a deletion candidate that is surplus: its removal waits

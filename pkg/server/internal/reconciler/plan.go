@@ -51,6 +51,9 @@ type state struct {
 	expiry        config.Expiry
 	// rotation bounds the replacement of outdated instances, nil without a grant.
 	rotation *groups.RotationGrant
+	// replace contains the ids of the instances that an operator wants to be replaced. Ids of other
+	// instances than managed ones have no effect.
+	replace map[string]bool
 	// registrationTimeout is how long an instance may be unknown to its provider, and how
 	// long the agent of a running instance may take to register. Zero means forever.
 	registrationTimeout time.Duration

@@ -300,6 +300,42 @@ func TestPlanUnhealthy(t *testing.T) {
 	})
 }
 
+// Instances that an operator names are replaced as impaired ones are, whatever the grant of a rotation
+// says.
+func TestPlanNamed(t *testing.T) {
+	const pending, running, impaired, failed = instance.Pending, instance.Running, instance.Impaired, instance.Failed
+	naming := func(ids ...string) func(*state) {
+		return func(s *state) { s.replace = setOf(ids) }
+	}
+	two := func(more ...instance.Instance) state {
+		return group(2, append([]instance.Instance{newInstance("a", 20, running), newInstance("b", 10, running)}, more...)...)
+	}
+	testPlans(t, []planCase{
+		{name: "a replacement comes first", state: two().with(naming("b")), want: []string{"create for replaced"}},
+		{name: "then the named instance drains, not the oldest", state: two(newInstance("c", 0, running)).with(naming("b")), want: []string{"drain b for replaced until +5m0s"}},
+		{name: "not before its replacement works", state: two(newInstance("c", 0, pending, booting)).with(naming("b"))},
+		{name: "its replacement is not replaced", state: group(2, newInstance("a", 20, running), newInstance("b", 10, running, draining(instance.ReasonReplaced, 3)), newInstance("c", 0, running)).with(naming("b")), next: 3},
+		{name: "an instance that is gone is nothing", state: two().with(naming("c"))},
+		{name: "one at a time", state: two().with(naming("a", "b")), want: []string{"create for replaced"}},
+		{name: "an impaired instance comes first", state: group(2, newInstance("a", 20, running), newInstance("b", 10, impaired)).with(naming("a")), want: []string{"create for unhealthy"}},
+		{name: "while it is replaced, the named instance waits", state: group(2, newInstance("a", 20, running), newInstance("b", 10, impaired, draining("unhealthy", 3)), newInstance("c", 0, running)).with(naming("a")), next: 3},
+		{name: "a failed instance is replaced in any case", state: group(2, newInstance("a", 20, running), newInstance("b", 10, failed)).with(naming("b")), want: []string{"create for unhealthy", "terminate b for unhealthy"}},
+		{name: "a rotation that is stopped changes nothing", state: two().with(naming("b"), granting(0, 0, 0)), want: []string{"create for replaced"}},
+		{name: "an outdated instance is replaced for its name", state: group(2, newInstance("a", 20, running, old), newInstance("b", 10, running, old)).with(naming("b"), granting(0, 0, 0)), want: []string{"create for replaced"}},
+		{name: "a smaller size takes it first", state: two(newInstance("c", 5, running)).with(naming("c")), want: []string{"drain c for replaced until +5m0s"}},
+		{name: "on-demand instances have no replacement", state: group(1, newInstance("a", 20, running), newInstance("b", 10, running, onDemand)).with(naming("b"))},
+		{name: "nothing is replaced while the size is not known", state: two().with(naming("b"), func(s *state) { s.unconfirmed = true })},
+	})
+	var instances []instance.Instance
+	var ids []string
+	for n := range 40 {
+		ids = append(ids, fmt.Sprint("i", n))
+		instances = append(instances, newInstance(ids[n], 40-n, running))
+	}
+	actions, _ := plan(group(40, instances...).with(naming(ids...)), planTime)
+	assert.Len(t, actions, 4, "a tenth of the size")
+}
+
 func TestPlanRotation(t *testing.T) {
 	const pending, running, impaired, terminating = instance.Pending, instance.Running, instance.Impaired, instance.Terminating
 	testPlans(t, []planCase{

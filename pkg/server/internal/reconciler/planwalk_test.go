@@ -163,6 +163,9 @@ func (w *world) settled(s state, onDemand map[string]bool, round int) error {
 			if i.InfraConfigHash != s.infraConfigHash {
 				return fmt.Errorf("%s is not rotated", i.ID)
 			}
+			if s.replace[i.ID] {
+				return fmt.Errorf("%s is not replaced", i.ID)
+			}
 			if s.rotation != nil && s.rotation.After != nil && i.CreatedAt.Before(*s.rotation.After) {
 				return fmt.Errorf("%s was created before %v", i.ID, s.rotation.After)
 			}
@@ -413,12 +416,12 @@ func (c *planChecker) checkDeletionOrder(a action, i *instance.Instance) error {
 			if c.youngest {
 				first = !first && c.hasNoProblem(other)
 			}
-			if first || other.InfraConfigHash != c.infraConfigHash && !c.deleted || other.State == instance.Impaired {
+			if first || other.InfraConfigHash != c.infraConfigHash && !c.deleted || other.State == instance.Impaired || c.replace[other.ID] {
 				return fmt.Errorf("deleted before %s", other.ID)
 			}
 		}
 	}
-	if replacing && pending && i.State == instance.Running && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.removeFirst[i.ID] {
+	if replacing && pending && i.State == instance.Running && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.removeFirst[i.ID] && !c.replace[i.ID] {
 		return fmt.Errorf("deleted before the unhealthy one is replaced")
 	}
 	return nil
@@ -429,7 +432,7 @@ func (c *planChecker) hasNoProblem(i *instance.Instance) bool { return c.healthy
 
 // healthy reports whether an instance needs no replacement.
 func (c *planChecker) healthy(i *instance.Instance) bool {
-	return !i.Down() && i.State != instance.Impaired && !c.outdated(i)
+	return !i.Down() && i.State != instance.Impaired && !c.replace[i.ID] && !c.outdated(i)
 }
 
 func (c *planChecker) checkCreation(a action) error {
@@ -460,7 +463,7 @@ func (c *planChecker) checkCreation(a action) error {
 	}
 	surge := max(1, int(c.granted().MaxSurge))
 	limit := c.size + surge - 1
-	if a.reason == instance.ReasonUnhealthy && c.impaired() {
+	if a.reason == instance.ReasonUnhealthy && c.impaired() || a.reason == instance.ReasonReplaced {
 		limit = max(limit, c.size+max(1, c.size/10)-1)
 	}
 	if total > limit && !forced {

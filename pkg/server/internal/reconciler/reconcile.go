@@ -173,6 +173,7 @@ func (r *reconciliation) observe() state {
 		keepUnhealthy:       group.KeepUnhealthy,
 		expiry:              r.config.Shard.Expiry,
 		rotation:            group.Rotation,
+		replace:             setOf(group.Replace),
 		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
 		instances:           instances,
 		attempted:           map[string]time.Time{},

@@ -30,18 +30,24 @@ func (p *planner) replaceOverdue() {
 // replaced at a time. At least one is.
 const impairedShare = 10
 
-// replaceUnhealthy creates replacements for unhealthy instances that have none. Instances that still
-// run are replaced as far as the size and a tenth of it allow.
+// replaceUnhealthy creates replacements for unhealthy instances that have none, and for those that an
+// operator names. Instances that still run are replaced as far as the size and a tenth of it allow.
 func (p *planner) replaceUnhealthy() {
 	p.replaceDown()
 	limit := p.size + max(1, p.size/impairedShare)
-	// Surplus instances are replacements. Those of overdue instances are due first.
+	// Surplus instances are replacements, in the order in which scaleDown deletes. Those of overdue
+	// instances are due first.
 	replaced := max(0, p.present()+p.created-p.size-p.count(overdue))
-	for range p.count(impaired) - replaced {
-		if p.total >= limit {
-			return
+	for _, problem := range []problem{impaired, named} {
+		for range p.count(problem) {
+			if replaced--; replaced >= 0 {
+				continue
+			}
+			if p.total >= limit {
+				return
+			}
+			p.create(problem.reason())
 		}
-		p.create(impaired.reason())
 	}
 }
 
@@ -168,6 +174,8 @@ const (
 	overdue
 	// impaired: it runs, but is unhealthy.
 	impaired
+	// named: an operator wants it to be replaced.
+	named
 	// drifted: it was created with another configuration.
 	drifted
 	// rotated: it was created before the time after which an operator wants other instances.
@@ -205,6 +213,8 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 		return overdue
 	case i.State == instance.Impaired && !p.keepUnhealthy:
 		return impaired
+	case p.replace[i.ID]:
+		return named
 	case outdated:
 		return drifted
 	case p.replacementRequested(i):
@@ -233,6 +243,8 @@ func (p problem) reason() string {
 		return instance.ReasonExpired
 	case drifted, abandoned:
 		return instance.ReasonConfigDrift
+	case named:
+		return instance.ReasonReplaced
 	case rotated:
 		return instance.ReasonRotated
 	default:
@@ -243,5 +255,5 @@ func (p problem) reason() string {
 // urgent reports whether an instance with this problem is deleted regardless of
 // other deletions in its group.
 func (p problem) urgent() bool {
-	return p <= impaired || p == uncreated
+	return p <= named || p == uncreated
 }

@@ -189,9 +189,18 @@ func (o *DeletionOrders) Of(group *groups.Group, instances []instance.Instance) 
 func (o *DeletionOrders) compute(group *groups.Group, instances []instance.Instance, now time.Time) deletions {
 	s := state{
 		size: int(group.Size), infraConfigHash: group.InfraConfigHash, keepUnhealthy: group.KeepUnhealthy,
-		expiry: o.Expiry(), instances: instances, rotation: group.Rotation,
+		expiry: o.Expiry(), instances: instances, rotation: group.Rotation, replace: setOf(group.Replace),
 	}
 	return deletions{deletionOrder(s, now), rotationProgress(s, now)}
+}
+
+// setOf returns the set of ids.
+func setOf(ids []string) map[string]bool {
+	set := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		set[id] = true
+	}
+	return set
 }
 
 // outdated reports whether Of would return something else about a group, because time has passed
