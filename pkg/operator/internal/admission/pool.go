@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
@@ -35,6 +36,19 @@ func (v *Validator) validatePool(before, after *v1beta1.NstanceMachinePool) erro
 		return nil
 	}
 	return apierrors.NewInvalid(v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind).GroupKind(), after.Name, problems)
+}
+
+// warnings returns what is allowed in a pool and has not the effect that the user expects. The CRD can
+// check the form of a schedule, and neither its times nor its time zone.
+func warnings(pool *v1beta1.NstanceMachinePool) []string {
+	if pool.Spec.Rotation == nil {
+		return nil
+	}
+	blocked := poolplan.RotationPolicy(pool.Spec.Rotation, v1beta1.MaxReplicas).Blocked
+	if blocked == nil {
+		return nil
+	}
+	return []string{blocked.Message + "; no outdated instance is replaced"}
 }
 
 // validateGroup rejects the group of another pool, since both would set its size.

@@ -106,6 +106,8 @@ func NewHandler(validator *Validator, metrics *Metrics) http.Handler {
 			klog.FromContext(r.Context()).Info("Rejected request", "operation", request.Operation,
 				"resource", request.Resource.Resource, "object", klog.KRef(request.Namespace, request.Name),
 				"user", request.UserInfo.Username, "reason", result.Message)
+		} else {
+			response.Warnings = validator.Warnings(request)
 		}
 		writeReview(w, r, response)
 	})

@@ -277,6 +277,48 @@ func TestReviewsGetResponses(t *testing.T) {
 	}, metricstest.Series(t, registry))
 }
 
+// A schedule that the CRD accepts and that nobody can read is allowed, because a pool must not become
+// one that cannot be edited, and the client is told what it means.
+func TestAnUnreadableScheduleGetsAWarning(t *testing.T) {
+	handler := NewHandler(newValidator(t, present()), NewMetrics(prometheus.NewRegistry()))
+	rotating := func(group, schedule, zone string) *v1beta1.NstanceMachinePool {
+		pool := newPool("new", group, "a")
+		pool.Spec.Rotation = &v1beta1.RotationPolicy{Windows: []v1beta1.TimeWindow{
+			{Schedule: "0 2 * * *", DurationMinutes: 60}, {Schedule: schedule, DurationMinutes: 60, TimeZone: zone},
+		}}
+		return pool
+	}
+	pod := create(t, rotating("new", "0 25 * * *", ""))
+	pod.Resource = metav1.GroupVersionResource{Version: "v1", Resource: "pods"}
+	elsewhere := create(t, rotating("new", "0 25 * * *", ""))
+	elsewhere.Namespace = "other"
+	for name, test := range map[string]struct {
+		request *admissionv1.AdmissionRequest
+		want    []string
+	}{
+		"no rotation": {create(t, newPool("new", "new", "a")), nil},
+		"valid":       {create(t, rotating("new", "0 3 * * *", "Europe/Berlin")), nil},
+		"a schedule": {create(t, rotating("new", "0 25 * * *", "")), []string{
+			`spec.rotation.windows[1]: schedule "0 25 * * *": end of range (25) above maximum (23): 25; no outdated instance is replaced`}},
+		"a time zone": {update(t, newPool("new", "new", "a"), rotating("new", "0 3 * * *", "Mars/Base")), []string{
+			`spec.rotation.windows[1]: time zone "Mars/Base" is not known; no outdated instance is replaced`}},
+		"a rejected pool":    {create(t, rotating("workers", "0 25 * * *", "")), nil},
+		"a pool that leaves": {update(t, newPool("new", "new", "a"), controllertest.Deleting(rotating("new", "0 25 * * *", ""))), nil},
+		"a deletion":         {remove(t, rotating("new", "0 25 * * *", "")), nil},
+		"another resource":   {pod, nil},
+		"another namespace":  {elsewhere, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			recorder := httptest.NewRecorder()
+			handler.ServeHTTP(recorder, post(review(t, test.request)))
+			require.Equal(t, http.StatusOK, recorder.Code)
+			response := readResponse(t, recorder.Body.Bytes())
+			assert.Equal(t, test.want, response.Warnings)
+			assert.Equal(t, name != "a rejected pool", response.Allowed)
+		})
+	}
+}
+
 func TestInvalidReviewsGetAnErrorStatus(t *testing.T) {
 	good := string(review(t, create(t, newPool("new", "new", "a"))))
 	for name, test := range map[string]struct {

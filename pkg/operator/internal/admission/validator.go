@@ -134,6 +134,18 @@ func (v *Validator) Validate(request *admissionv1.AdmissionRequest) error {
 	return nil
 }
 
+// Warnings returns what the client of an allowed request should know. It needs no caches.
+func (v *Validator) Warnings(request *admissionv1.AdmissionRequest) []string {
+	if request.Namespace != v.config.Namespace || request.SubResource != "" || request.Resource != pools || len(request.Object.Raw) == 0 {
+		return nil
+	}
+	pool := &v1beta1.NstanceMachinePool{}
+	if json.Unmarshal(request.Object.Raw, pool) != nil || pool.DeletionTimestamp != nil {
+		return nil
+	}
+	return warnings(pool)
+}
+
 func (v *Validator) hasSynced() bool {
 	return !slices.ContainsFunc(v.synced, func(synced cache.InformerSynced) bool { return !synced() })
 }
