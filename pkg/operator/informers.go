@@ -221,7 +221,9 @@ func trimNode(obj any) (any, error) {
 		Spec:   corev1.NodeSpec{ProviderID: node.Spec.ProviderID, Unschedulable: node.Spec.Unschedulable},
 		Status: corev1.NodeStatus{Addresses: node.Status.Addresses},
 	}
-	for _, name := range []string{v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt} {
+	for _, name := range []string{
+		v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt, v1beta1.AnnotationRemediateInstance,
+	} {
 		if value, ok := node.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}

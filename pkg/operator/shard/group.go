@@ -56,6 +56,8 @@ type Group struct {
 	RemoveFirst []string
 	// Rotation is the grant that the server stored last, nil without a grant.
 	Rotation *RotationGrant
+	// Replace are the instances to replace that the server stored last.
+	Replace []string
 	// Progress is the progress of the rotation. It is nil if the server does not report it: then it
 	// does not know grants either.
 	Progress *RotationProgress
@@ -107,6 +109,7 @@ func (g Group) Equal(other Group) bool {
 		slices.Equal(g.DeletionOrder, other.DeletionOrder) &&
 		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
 		g.Rotation.Equal(other.Rotation) &&
+		slices.Equal(g.Replace, other.Replace) &&
 		g.Progress.Equal(other.Progress) &&
 		g.Node.Equal(other.Node) &&
 		equalRevision(g.Revision, other.Revision) &&
@@ -132,6 +135,9 @@ type GroupConfig struct {
 	RemoveFirst []string
 	// Rotation is the grant of the rotation, nil for none. It replaces the grant of an earlier call.
 	Rotation *RotationGrant
+	// Replace are ids of managed instances that the server replaces whatever the grant says. It replaces the
+	// list of an earlier call. A server that reports no progress ignores it.
+	Replace []string
 	// Revision is the revision of the configuration's object; it may be nil.
 	Revision *Revision
 	// Replaces is the revision that the server reports, if an administrator has decided to

@@ -16,7 +16,7 @@ func TestGroupEqual(t *testing.T) {
 		ActualSize: 1, Declared: &shard.GroupSettings{Template: "other"}, ProviderIDs: []string{"kwok://a/1"}, Deleting: true,
 		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, DeletionOrder: []shard.NextDeletion{{InstanceID: "knd1"}}, RemoveFirst: []string{"knd1"}, Node: &shard.NodeShape{Architecture: "arm64"},
 		Revision: &shard.Revision{UID: "uid", Generation: 7}, Shortfall: shard.Shortfall{Missing: 1, Message: "none left"},
-		Rotation: &shard.RotationGrant{UpToDate: 1}, Progress: &shard.RotationProgress{},
+		Rotation: &shard.RotationGrant{UpToDate: 1}, Replace: []string{"knd2"}, Progress: &shard.RotationProgress{},
 	}
 	if same := group; !group.Equal(same) {
 		t.Error("a group is not equal to its copy")

@@ -114,6 +114,7 @@ func Measure(g Group) (Size, error) {
 	}
 	m.add("provider id", g.ProviderIDs...)
 	m.add("id in remove_first", g.RemoveFirst...)
+	m.add("id in replace", g.Replace...)
 	for _, instance := range g.Instances {
 		m.add("value of an instance", instance.ID, instance.ProviderID, string(instance.State), instance.Outdated)
 	}

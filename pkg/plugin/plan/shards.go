@@ -163,7 +163,7 @@ func (b *builder) shard(p planned) Shard {
 
 // replacing are the reasons for which a shard replaces an instance. A shard of another version may
 // have more, which are shown for the instances that leave.
-var replacing = []string{"config-drift", "rotated", "expired", "unhealthy", "spot"}
+var replacing = []string{"replaced", "config-drift", "rotated", "expired", "unhealthy", "spot"}
 
 // settled reports whether a shard is known to have no instances but those that its size counts: an
 // instance that is replaced may have a replacement that does not run yet, and is in no object.

@@ -29,6 +29,7 @@ var meanings = map[string]string{
 	configDrift:    "the configuration of the group has changed, and the instance is replaced",
 	"expired":      "the instance is too old, and is replaced",
 	"rotated":      "the instance is from before spec.rotation.after of the pool, and is replaced",
+	"replaced":     "its Node has the annotation nstance.dev/remediate-instance, and the instance is replaced",
 	"unhealthy":    "the instance is unhealthy, and is replaced",
 	"requested":    "its deletion was requested",
 	"spot":         "the provider has announced that it will terminate the instance",

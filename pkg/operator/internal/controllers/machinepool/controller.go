@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -60,6 +61,8 @@ type Controller struct {
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	nodes                *controllers.Nodes
+	nodeIndex            cache.Indexer
+	workload             kubernetes.Interface
 	nodesSynced          cache.InformerSynced
 	// NodesReachable reports whether the API server of the Nodes can be reached. It is nil if that
 	// is the API server of the pools.
@@ -124,6 +127,8 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		nodes:                nodes,
+		nodeIndex:            d.Informers.Nodes.GetIndexer(),
+		workload:             d.Workload.Kube,
 		nodesSynced:          d.Informers.Nodes.HasSynced,
 		nodeless:             nodeless.NewTimes(d.Metrics),
 		outdatedMetric:       newOutdatedMetric(d.Metrics),
@@ -148,6 +153,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},
 		controller.Watched{What: "the readiness of Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.readinessChanged)},
+		controller.Watched{What: "requests to replace instances", Informer: d.Informers.Nodes, Indexers: remediationIndexers, Handler: controller.OnChange(c.remediationChanged)},
 	)
 	d.WatchShards(c.shardChanged, c.groupChanged)
 	d.Groups.AddHandler(shard.GroupHandler{OnGroup: c.instancesChanged})

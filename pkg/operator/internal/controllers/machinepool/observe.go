@@ -75,6 +75,9 @@ type shardState struct {
 	// draining are the ids of the instances whose deletion the shard has announced. They
 	// are read only for guards and rotations.
 	draining sets.Set[string]
+	// remediated are the names of the Nodes of instances that are to be replaced, by instance id, nil while
+	// that is not known.
+	remediated map[string]string
 	// shortfallDue reports whether the shard has reported its shortfall for long enough.
 	shortfallDue bool
 	// group is the shard group of that name, of this pool or another owner.

@@ -44,6 +44,7 @@ func newRotatingPool(t *testing.T, policy *v1beta1.RotationPolicy) *rotatingHarn
 		objects = append(objects, ready(newShardGroup(pool, id, 2)))
 	}
 	h := &rotatingHarness{newHarness(t, withGroups(groups), objects...), "one"}
+	h.controller.nodesSynced = func() bool { return true }
 	for _, id := range []string{"a", "b"} {
 		h.serve(id, id+"0", id+"1")
 	}

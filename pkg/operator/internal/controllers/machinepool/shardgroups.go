@@ -32,6 +32,7 @@ func planShardGroups(observed observation, division distribute.Division, rotatio
 		if observed.pool.Spec.Rotation != nil {
 			want.spec.Rotation = rotation.grant(i, &observed.shards[i])
 		}
+		want.spec.Replace = shard.replace()
 		want.spec.Overwrites = shard.overwrites(division.Sizes[i], resized)
 		switch {
 		case before.on && after.on:
@@ -200,6 +201,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 	}
 	if of := spec.Imported; of != nil {
 		applied.Spec.WithImported(applyv1beta1.Division().WithReplicas(of.Replicas).WithShards(of.Shards...))
+	}
+	if len(spec.Replace) > 0 {
+		applied.Spec.WithReplace(spec.Replace...)
 	}
 	if grant := spec.Rotation; grant != nil {
 		applied.Spec.WithRotation(controller.ApplyConfiguration[applyv1beta1.RotationGrantApplyConfiguration](*grant))

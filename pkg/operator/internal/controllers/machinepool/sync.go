@@ -66,11 +66,16 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	c.observeGuarded(&observed)
 	c.observeRotation(&observed)
+	c.observeRemediation(&observed)
 	d := plan(observed)
 	if shrinks(observed, d) || rotates(observed, d) {
 		if current, err := c.isUpToDate(ctx, observed); err != nil || !current {
 			return c.staleReads.Delay(key), err
 		}
+	}
+	named := remediates(observed, d)
+	if wanted, err := c.stillWanted(ctx, named); err != nil || !wanted {
+		return c.staleReads.Delay(key), err
 	}
 	if d.retain != nil {
 		// The new spec enqueues the pool again.
@@ -92,6 +97,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	c.staleReads.Reset(key)
 	err = c.act(ctx, observed, d)
+	if err == nil {
+		c.recordRemediation(observed.pool, named)
+	}
 	if d.moved && err == nil {
 		c.shortfalls.moved(key, c.clock.Now())
 	}

@@ -110,14 +110,14 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 
 // inOrder reports whether the group on the server matches spec. The server chooses settings
 // that spec omits, but must not keep them from an earlier spec: if a server reports declared
-// settings, they must be the settings of spec. What it does not know does not count. removeFirst does not count for a server that
-// lists no instances, because it ignores removeFirst, nor a grant for a server that reports no
-// progress.
+// settings, they must be the settings of spec. What it does not know does not count. removeFirst does
+// not count for a server that lists no instances, because it ignores removeFirst, nor do a grant and
+// replace for a server that reports no progress.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 	wanted := wantedSettings(spec.GroupSettings, group)
 	return group.Size == spec.Size && !group.Deleting &&
 		(!group.ListsInstances || slices.Equal(spec.RemoveFirst, group.RemoveFirst)) &&
-		(group.Progress == nil || controllers.ShardGrant(spec.Rotation).Equal(group.Rotation)) &&
+		(group.Progress == nil || controllers.ShardGrant(spec.Rotation).Equal(group.Rotation) && slices.Equal(spec.Replace, group.Replace)) &&
 		controllers.SettingsInEffect(wanted, group.GroupSettings) &&
 		(group.Declared == nil || group.Declared.Equal(wanted))
 }
@@ -130,6 +130,7 @@ func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupCo
 		Size:          object.Spec.Size,
 		RemoveFirst:   object.Spec.RemoveFirst,
 		Rotation:      controllers.ShardGrant(object.Spec.Rotation),
+		Replace:       object.Spec.Replace,
 		Revision:      &revision,
 		Replaces:      replaced(object, group),
 	}

@@ -216,6 +216,20 @@ func TestGrantsAreSent(t *testing.T) {
 	assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time), "a grant that is removed")
 }
 
+// Instances to replace are sent, and taken back.
+func TestInstancesToReplaceAreSent(t *testing.T) {
+	object := newObject()
+	object.Spec.Replace = []string{"knd1"}
+	assert.Equal(t, []string{"knd1"}, wanted(object, nil).Replace)
+	assert.Equal(t, nothing, plan(object, connected(reported()), nil, then.Time), "a server that does not know the field")
+	knows := changed(reported(), func(g *shard.Group) { g.Progress = &shard.RotationProgress{} })
+	assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time))
+	knows.Replace = []string{"knd1"}
+	assert.Equal(t, nothing, plan(object, connected(knows), nil, then.Time))
+	object.Spec.Replace = nil
+	assert.Equal(t, upsert, plan(object, connected(knows), nil, then.Time))
+}
+
 // If a shard deletes a group although it matches the object, the group is created again.
 func TestPlanOfAGroupThatItsShardDeletes(t *testing.T) {
 	assert.Equal(t, nothing, plan(newObject(), connected(reported()), nil, then.Time))

@@ -37,6 +37,7 @@ func TestGroup(t *testing.T) {
 		}},
 		RemoveFirst:      []string{"knd2"},
 		Rotation:         message,
+		Replace:          []string{"knd1"},
 		RotationProgress: &nstancev1.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
 		Declared: &nstancev1.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
@@ -62,6 +63,7 @@ func TestGroup(t *testing.T) {
 		},
 		RemoveFirst: []string{"knd2"},
 		Rotation:    grant,
+		Replace:     []string{"knd1"},
 		Progress:    &shard.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
 		Declared: &shard.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
@@ -95,6 +97,7 @@ func TestUpsert(t *testing.T) {
 	grant, message := aGrant()
 	config := shard.GroupConfig{
 		Rotation:      grant,
+		Replace:       []string{"knd1"},
 		GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3,
 		RemoveFirst: []string{"knd2", "knd1"},
 		Revision:    &shard.Revision{UID: "old", Generation: 5},
@@ -109,6 +112,7 @@ func TestUpsert(t *testing.T) {
 		},
 		RemoveFirst: []string{"knd2", "knd1"},
 		Rotation:    message,
+		Replace:     []string{"knd1"},
 		Declarative: true,
 		Revision:    &nstancev1.Revision{Uid: "old", Generation: 5},
 		Replaces:    &nstancev1.Revision{Uid: "new", Generation: 9},
