@@ -70,6 +70,10 @@ func (w Window) open(now time.Time) (until time.Time, open bool) {
 	}
 }
 
+// Open returns until when a rotation may start replacements, and false with the next opening if all
+// windows are closed. Without windows the time is zero.
+func (p *Policy) Open(now time.Time) (at time.Time, open bool) { return openUntil(p.Windows, now) }
+
 // openUntil returns until when one of the windows is open, and false with the next opening if all
 // are closed. Without windows it is always open, and the time is zero.
 func openUntil(windows []Window, now time.Time) (at time.Time, open bool) {

@@ -18,7 +18,7 @@ type Change struct {
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
 	Effect string `json:"effect"`
-	// Replaces is set if the shards replace all instances with another value, one at a time.
+	// Replaces is set if the shards replace all instances with another value.
 	Replaces bool `json:"replaces,omitempty"`
 }
 
@@ -29,7 +29,7 @@ type effect struct {
 }
 
 // replaceAll is the effect of a setting that only a new instance can receive.
-const replaceAll = "each shard replaces its instances, one at a time, except those that have the value already"
+const replaceAll = "each shard replaces its instances, one at a time or as spec.rotation says, except those that have the value already"
 
 // effects are the effects of all settings of a pool, in the order of the output.
 var effects = []effect{
@@ -56,11 +56,21 @@ func changes(before, after *v1beta1.NstanceMachinePool) []Change {
 	for _, effect := range effects {
 		if was[effect.setting] != is[effect.setting] {
 			found = append(found, Change{
-				Setting: effect.setting, Before: was[effect.setting], After: is[effect.setting], Effect: effect.text, Replaces: effect.replaces,
+				Setting: effect.setting, Before: was[effect.setting], After: is[effect.setting], Effect: effect.text,
+				Replaces: effect.replaces || effect.setting == "rotation" && outdates(before.Spec.Rotation, after.Spec.Rotation),
 			})
 		}
 	}
 	return found
+}
+
+// outdates reports whether another policy makes instances outdated that are not outdated now.
+func outdates(before, after *v1beta1.RotationPolicy) bool {
+	var was v1beta1.RotationPolicy
+	if before != nil {
+		was = *before
+	}
+	return after != nil && (after.After != nil && !after.After.Equal(was.After) || after.MaxAgeSeconds > 0 && after.MaxAgeSeconds != was.MaxAgeSeconds)
 }
 
 // settings returns the fields of the spec as JSON.

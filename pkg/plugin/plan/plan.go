@@ -38,6 +38,9 @@ type Plan struct {
 	Changes []Change `json:"changes,omitempty"`
 	// Guards are the settings that divide the scale-down into steps.
 	Guards []string `json:"guards,omitempty"`
+	// Rotation is how the instances that are replaced are replaced, as the pool decides it. Without a
+	// policy each shard replaces one at a time.
+	Rotation []string `json:"rotation,omitempty"`
 	// Nodes are the Nodes of the named instances on which a Pod blocks the drain, or on which that
 	// is not known.
 	Nodes []Node `json:"nodes,omitempty"`
@@ -66,8 +69,7 @@ type Shard struct {
 	Selected int32 `json:"selected,omitempty"`
 	// Exact is set if exactly the named instances leave, unless something else changes before.
 	Exact bool `json:"exact"`
-	// Replaced are the instances that the shard replaces, one at a time, because they are
-	// outdated or unhealthy.
+	// Replaced are the instances that the shard replaces, because they are outdated or unhealthy.
 	Replaced []Instance `json:"replaced,omitempty"`
 	// ReportedAt is when the shard has reported last, if it is not connected.
 	ReportedAt time.Time `json:"reportedAt,omitzero"`
@@ -138,6 +140,7 @@ func Build(s *objects.Snapshot, options Options) (Plan, error) {
 	}
 	b.plan.NextReplicas = *wanted
 	b.addShards()
+	b.plan.Rotation = b.rotation()
 	b.plan.Notes = append(b.plan.Notes, b.notes()...)
 	return b.plan, nil
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -101,6 +102,25 @@ func TestPlans(t *testing.T) {
 				spec.Template, spec.Vars = "large", map[string]string{"role": "web"}
 			})
 		}},
+		"rotation": {replicas: 4, prepare: func(s *objects.Snapshot) *v1beta1.NstanceMachinePool {
+			plugintest.Group(s, "a").Status.DeletionOrder[0].Reason = "config-drift"
+			pool := &s.Pools.Items[0]
+			pool.Spec.Rotation = &v1beta1.RotationPolicy{
+				MaxSurge: ptr.To(intstr.FromString("50%")), Order: v1beta1.RotationShardByShard, Canary: 1, BakeSeconds: ptr.To[int32](600),
+				MinReadySeconds: ptr.To[int32](30), PauseWhile: []v1beta1.PoolState{v1beta1.PauseWhileDrainBlocked},
+				Windows: []v1beta1.TimeWindow{{Schedule: "0 2 * * *", DurationMinutes: 60}},
+			}
+			plugintest.SetCondition(&pool.Status.Conditions, v1beta1.ConditionRollingOut, metav1.ConditionTrue, v1beta1.ReasonOutsideWindow,
+				"1 of 4 instances are outdated (config-drift 1): the next window opens at 2026-01-03T02:00:00Z")
+			return nil
+		}},
+		"rotate-all": {replicas: 4, prepare: func(s *objects.Snapshot) *v1beta1.NstanceMachinePool {
+			return changed(s, func(spec *v1beta1.NstanceMachinePoolSpec) {
+				spec.Rotation = &v1beta1.RotationPolicy{
+					MaxUnavailable: ptr.To(intstr.FromInt32(1)), Canary: 1, Paused: ptr.To(true), After: ptr.To(plugintest.Ago(0)),
+				}
+			})
+		}},
 		"other-shards": {replicas: 4, prepare: func(s *objects.Snapshot) *v1beta1.NstanceMachinePool {
 			return changed(s, func(spec *v1beta1.NstanceMachinePoolSpec) { spec.Shards = []v1beta1.Identifier{"b", "c", "d"} })
 		}},
@@ -190,6 +210,26 @@ func TestPlanOfWhatCannotBeRead(t *testing.T) {
 	assert.Equal(t, "forbidden to list machinepools", got.Blocked)
 	_, err = Build(s, Options{Pool: "other"})
 	assert.EqualError(t, err, "plan pool other: the pool was not read")
+}
+
+// A policy that makes instances outdated replaces them; another one does not.
+func TestWhichPoliciesReplaceInstances(t *testing.T) {
+	now, earlier := plugintest.Ago(0), plugintest.Ago(time.Hour)
+	for name, test := range map[string]struct {
+		before, after *v1beta1.RotationPolicy
+		want          bool
+	}{
+		"a policy":           {nil, &v1beta1.RotationPolicy{Canary: 1}, false},
+		"a time":             {nil, &v1beta1.RotationPolicy{After: &now}, true},
+		"another time":       {&v1beta1.RotationPolicy{After: &earlier}, &v1beta1.RotationPolicy{After: &now}, true},
+		"the same time":      {&v1beta1.RotationPolicy{After: &now}, &v1beta1.RotationPolicy{After: &now, Canary: 1}, false},
+		"no time any more":   {&v1beta1.RotationPolicy{After: &now}, &v1beta1.RotationPolicy{Canary: 1}, false},
+		"no policy any more": {&v1beta1.RotationPolicy{After: &now}, nil, false},
+		"an age":             {nil, &v1beta1.RotationPolicy{MaxAgeSeconds: 3600}, true},
+		"no age any more":    {&v1beta1.RotationPolicy{MaxAgeSeconds: 3600}, &v1beta1.RotationPolicy{Canary: 1}, false},
+	} {
+		assert.Equal(t, test.want, outdates(test.before, test.after), name)
+	}
 }
 
 // A new setting must say what it does to instances that run.

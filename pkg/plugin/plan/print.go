@@ -39,6 +39,7 @@ func Print(w io.Writer, plan Plan, options status.PrintOptions) error {
 	}
 	section("CHANGES", plan.changeLines())
 	section("REPLACED", plan.replacedLines())
+	section("ROTATION", plan.Rotation)
 	section("GUARDS", plan.Guards)
 	section("BLOCKS", plan.nodeLines(options))
 	section("NOTES", plan.Notes)
@@ -104,7 +105,11 @@ func (p *Plan) replacedLines() []string {
 			names = append(names, fmt.Sprintf("%s (%s)", cmp.Or(instance.Node, instance.Name), instance.Reason))
 		}
 		if len(names) > 0 {
-			lines = append(lines, fmt.Sprintf("%s: %d, one at a time: %s", shard.Name, len(names), strings.Join(names, ", ")))
+			pace := ", one at a time"
+			if len(p.Rotation) > 0 {
+				pace = ""
+			}
+			lines = append(lines, fmt.Sprintf("%s: %d%s: %s", shard.Name, len(names), pace, strings.Join(names, ", ")))
 		}
 	}
 	return lines
