@@ -49,6 +49,8 @@ type RotationProgress struct {
 	UpToDate, Above, Below int32
 	// Target is what the server compares instances with, as a text of its choice.
 	Target string
+	// ForcedAt is when the first outdated instance reaches the forced age, zero for never.
+	ForcedAt time.Time
 }
 
 // Equal reports whether two reports, which may be nil, are equal.
@@ -56,7 +58,8 @@ func (p *RotationProgress) Equal(other *RotationProgress) bool {
 	if p == nil || other == nil {
 		return p == other
 	}
-	return p.UpToDate == other.UpToDate && p.Above == other.Above && p.Below == other.Below && p.Target == other.Target && maps.Equal(p.Outdated, other.Outdated)
+	return p.UpToDate == other.UpToDate && p.Above == other.Above && p.Below == other.Below && p.Target == other.Target &&
+		p.ForcedAt.Equal(other.ForcedAt) && maps.Equal(p.Outdated, other.Outdated)
 }
 
 // MaxOutdatedReasons is the number of reasons that the operator keeps of a group.

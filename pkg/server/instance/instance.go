@@ -51,12 +51,14 @@ type RotationProgress struct {
 	// Target names what the instances are compared with: the counts of two targets say nothing about
 	// each other.
 	Target string
+	// ForcedAt is when the first outdated instance reaches the forced age, zero for never.
+	ForcedAt time.Time
 }
 
 // Equal reports whether two reports are equal.
 func (p RotationProgress) Equal(other RotationProgress) bool {
 	return maps.Equal(p.Outdated, other.Outdated) && p.UpToDate == other.UpToDate &&
-		p.Above == other.Above && p.Below == other.Below && p.Target == other.Target
+		p.Above == other.Above && p.Below == other.Below && p.Target == other.Target && p.ForcedAt.Equal(other.ForcedAt)
 }
 
 // Instance is the server's view of an instance: its record, the provider's report, and the

@@ -126,6 +126,9 @@ const (
 	ReasonBaking = "Baking"
 	// ReasonRotationFailed: a new instance has no Ready Node in time; the message names it.
 	ReasonRotationFailed = "RotationFailed"
+	// ReasonForcedAgeNear: the windows of the rotation are too short for the outdated instances before
+	// the first reaches the forced age of its shard.
+	ReasonForcedAgeNear = "ForcedAgeNear"
 	// ReasonInvalidSchedule: a window of the rotation cannot be read, so that none is open.
 	ReasonInvalidSchedule = "InvalidSchedule"
 	// ReasonDriftRepeated: another writer changes the group on the shard again and again.

@@ -175,6 +175,9 @@ func setProgress(status *nstancev1.GroupStatus, progress instance.RotationProgre
 		UpToDate: int32(progress.UpToDate), Above: int32(progress.Above), Below: int32(progress.Below),
 		Target: progress.Target,
 	}
+	if !progress.ForcedAt.IsZero() {
+		status.RotationProgress.ForcedAt = timestamppb.New(progress.ForcedAt)
+	}
 	for reason, count := range progress.Outdated {
 		if status.RotationProgress.Outdated == nil {
 			status.RotationProgress.Outdated = map[string]int32{}

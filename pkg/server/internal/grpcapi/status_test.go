@@ -637,7 +637,7 @@ func (reversed) Of(_ *groups.Group, instances []instance.Instance) ([]instance.N
 	}
 	slices.Reverse(order)
 	order[0].Outdated = "rotated"
-	return order, instance.RotationProgress{Outdated: map[string]int{"rotated": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "t"}
+	return order, instance.RotationProgress{Outdated: map[string]int{"rotated": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "t", ForcedAt: time.Unix(100, 0)}
 }
 
 // Operators get the beginning of the order of the instances that run, and no order of a group that is
@@ -669,6 +669,7 @@ func TestDeletionOrder(t *testing.T) {
 	assert.EqualValues(t, 3, status.GetRotationProgress().GetAbove())
 	assert.EqualValues(t, 4, status.GetRotationProgress().GetBelow())
 	assert.Equal(t, "t", status.GetRotationProgress().GetTarget())
+	assert.EqualValues(t, 100, status.GetRotationProgress().GetForcedAt().GetSeconds())
 	for _, listed := range status.GetInstances().GetInstances() {
 		assert.Equal(t, listed.GetId() == "i002", listed.GetOutdated() == "rotated", "%s is outdated: %q", listed.GetId(), listed.GetOutdated())
 	}

@@ -196,8 +196,19 @@ func rotationProgress(s state, now time.Time) instance.RotationProgress {
 		}
 		if reason := p.outdatedReason(i); reason != "" {
 			progress.Outdated[reason]++
+			progress.ForcedAt = p.earlierForced(i, progress.ForcedAt)
 		}
 	}
 	progress.Below = max(0, progress.Below)
 	return progress
+}
+
+// earlierForced returns when an instance reaches the forced age, if that is earlier than another time,
+// which may be zero. What has reached the age is being replaced.
+func (p *planner) earlierForced(i *instance.Instance, other time.Time) time.Time {
+	at := i.CreatedAt.Add(p.expiry.ForcedAge)
+	if p.expiry.ForcedAge == 0 || !at.After(p.now) || !other.IsZero() && !at.Before(other) {
+		return other
+	}
+	return at
 }

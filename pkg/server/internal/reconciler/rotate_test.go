@@ -141,6 +141,9 @@ func TestRotationProgress(t *testing.T) {
 		Outdated: map[string]int{instance.ReasonRotated: 2}, UpToDate: 3, Above: 1, Below: 2, Target: targetOf(s, 0),
 	}, rotationProgress(s, planTime))
 	s.size = 8
+	s.expiry.ForcedAge = 55 * time.Minute // a has reached it
+	assert.Equal(t, planTime.Add(5*time.Minute), rotationProgress(s, planTime).ForcedAt, "b is the next")
+	s.expiry.ForcedAge = 0
 	assert.Equal(t, instance.RotationProgress{
 		Outdated: map[string]int{instance.ReasonRotated: 2}, UpToDate: 6, Above: 0, Below: 5, Target: targetOf(s, 0),
 	}, rotationProgress(s, planTime))

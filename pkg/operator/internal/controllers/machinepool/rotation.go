@@ -4,6 +4,7 @@
 package machinepool
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -123,10 +124,42 @@ func planRotation(observed observation, replicas int32, sizes []int32) *rollout 
 		// The user should know it before something is outdated.
 		r.stop = &problem{v1beta1.ReasonInvalidSchedule, policy.Blocked.Message}
 	}
+	if r.stop == nil || !slices.Contains(serious, r.stop.reason) {
+		r.stop = cmp.Or(forcedAgeNear(observed, &policy, shards), r.stop)
+	}
 	if !decision.Next.IsZero() {
 		r.wait = decision.Next.Sub(observed.rotating.now)
 	}
 	return r
+}
+
+// serious are the reasons for which a rotation does not go on before somebody does something.
+var serious = []string{v1beta1.ReasonUnsupportedByServer, v1beta1.ReasonRotationFailed, v1beta1.ReasonInvalidSchedule}
+
+// forcedAgeNear returns a warning if the windows are too short for the instances that are left: then the
+// shards replace them outside of windows, because the forced age of a shard is not bound by a policy.
+// The message does not change with the time.
+func forcedAgeNear(observed observation, policy *rotation.Policy, shards []rotation.Shard) *problem {
+	var first time.Time
+	for i := range observed.shards {
+		reported := observed.shards[i].reported
+		if reported == nil || reported.Progress == nil {
+			continue
+		}
+		if at := reported.Progress.ForcedAt; at.After(observed.rotating.now) && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	if first.IsZero() {
+		return nil
+	}
+	steps, inTime := policy.Forecast(shards, observed.rotating.now, first)
+	if inTime {
+		return nil
+	}
+	return problemf(v1beta1.ReasonForcedAgeNear,
+		"the first of them reaches the forced age of its shard at %s, and is then replaced at any time; before, the rotation cannot make the %d steps that are left",
+		first.UTC().Format(time.RFC3339), steps)
 }
 
 // blockedRotation returns the state of the pool for which its rotation waits, nil for none.
@@ -326,6 +359,9 @@ func (r *rollout) condition(replicas int32) metav1.Condition {
 	return condition
 }
 
+// warned are the reasons of a warning.
+var warned = []string{v1beta1.ReasonRotationFailed, v1beta1.ReasonInvalidSchedule, v1beta1.ReasonForcedAgeNear}
+
 // recordRotation records an event when a rotation begins, ends or stops because it has failed.
 func (c *Controller) recordRotation(pool *v1beta1.NstanceMachinePool, after []metav1.Condition) {
 	was, is := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionRollingOut), meta.FindStatusCondition(after, v1beta1.ConditionRollingOut)
@@ -340,7 +376,7 @@ func (c *Controller) recordRotation(pool *v1beta1.NstanceMachinePool, after []me
 	case rolled && !rolls:
 		controller.Record(c.recorder, pool, reasonRotationFinished, "Rotate", "all instances are up to date")
 	}
-	if failed := is.Reason == v1beta1.ReasonRotationFailed || is.Reason == v1beta1.ReasonInvalidSchedule; failed && (was == nil || was.Reason != is.Reason) {
+	if slices.Contains(warned, is.Reason) && (was == nil || was.Reason != is.Reason) {
 		controller.Warn(c.recorder, pool, is.Reason, "Rotate", is.Message)
 	}
 }

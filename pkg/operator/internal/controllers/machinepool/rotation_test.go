@@ -418,6 +418,33 @@ func TestARotationWithAHostileServer(t *testing.T) {
 	}
 }
 
+// Windows that are too short before the forced age of an instance are known in time.
+func TestTheForcedAgeIsNear(t *testing.T) {
+	h := newRotatingPool(t, &v1beta1.RotationPolicy{Windows: []v1beta1.TimeWindow{{Schedule: "0 12 * * *", DurationMinutes: 10}}})
+	forced := func(in time.Duration) string {
+		h.serve("a", "a0 outdated", "a1 outdated")
+		group := h.Fake.ByID["a"].Groups["workers"]
+		group.Progress.ForcedAt = h.FakeClock.Now().Add(in)
+		h.Fake.SetGroup("a", group)
+		h.settle()
+		state, _ := h.rollingOut()
+		return state
+	}
+	assert.Equal(t, "True OutsideWindow", forced(100*24*time.Hour))
+	h.rotationEvents()
+	assert.Equal(t, "True ForcedAgeNear", forced(11*time.Hour))
+	_, message := h.rollingOut()
+	assert.Equal(t, "2 of 4 instances are outdated (config-drift 2): the first of them reaches the forced age of its shard at 2026-01-01T11:00:00Z, "+
+		"and is then replaced at any time; before, the rotation cannot make the 2 steps that are left", message)
+	assert.Len(t, h.Events(), 1)
+	h.Advance(time.Minute)
+	h.expect()
+	h.serve("a", "a0", "a1")
+	h.settle()
+	state, _ := h.rollingOut()
+	assert.Equal(t, "False NotRollingOut", state)
+}
+
 // A window that cannot be read is known before something is outdated.
 func TestAnInvalidSchedule(t *testing.T) {
 	h := newRotatingPool(t, &v1beta1.RotationPolicy{Windows: []v1beta1.TimeWindow{{Schedule: "0 25 * * *", DurationMinutes: 60}}})

@@ -128,6 +128,7 @@ func progress(message *nstancev1.RotationProgress) *shard.RotationProgress {
 	}
 	converted := &shard.RotationProgress{
 		UpToDate: message.GetUpToDate(), Above: message.GetAbove(), Below: message.GetBelow(), Target: message.GetTarget(),
+		ForcedAt: timeOrZero(message.GetForcedAt()),
 	}
 	reasons := slices.Sorted(maps.Keys(message.GetOutdated()))
 	for _, reason := range reasons[:min(len(reasons), shard.MaxOutdatedReasons)] {

@@ -38,7 +38,7 @@ func TestGroup(t *testing.T) {
 		RemoveFirst:      []string{"knd2"},
 		Rotation:         message,
 		Replace:          []string{"knd1"},
-		RotationProgress: &nstancev1.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
+		RotationProgress: &nstancev1.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u", ForcedAt: &timestamppb.Timestamp{Seconds: 200}},
 		Declared: &nstancev1.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
 		},
@@ -64,7 +64,7 @@ func TestGroup(t *testing.T) {
 		RemoveFirst: []string{"knd2"},
 		Rotation:    grant,
 		Replace:     []string{"knd1"},
-		Progress:    &shard.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u"},
+		Progress:    &shard.RotationProgress{Outdated: map[string]int32{"expired": 1}, UpToDate: 2, Above: 3, Below: 4, Target: "u", ForcedAt: time.Unix(200, 0).UTC()},
 		Declared: &shard.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
 		},
