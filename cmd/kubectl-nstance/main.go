@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Command kubectl-nstance is a plugin of kubectl: it shows pools, their shards, instances and
-// Nodes, and why something happens to them. It only reads.
+// Nodes, and why something happens to them. It replaces instances if the user wants that, and otherwise only
+// reads.
 package main
 
 import (

@@ -30,8 +30,8 @@ func New(streams genericiooptions.IOStreams) *cobra.Command {
 		Short: "Show pools of Nstance, their shards, instances and Nodes, and why something happens to them",
 		Long: `Show pools of Nstance, their shards, instances and Nodes, and why something happens to them.
 
-The commands only read, with the rights of the user. What the user may not read is printed
-as unknown.
+The commands read, with the rights of the user, and only rotate and replace change something. What
+the user may not read is printed as unknown.
 
 Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other error.`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl nstance"},
@@ -48,7 +48,7 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 	if err := root.RegisterFlagCompletionFunc("output", completeOutput); err != nil {
 		panic(err) // The flag does not exist.
 	}
-	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newPlan(o), newDashboard(o), newVersion())
+	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newPlan(o), newRotate(o), newReplace(o), newDashboard(o), newVersion())
 	return root
 }
 
@@ -170,7 +170,7 @@ const (
 	exitError = 1
 	// exitIncomplete: the output is complete except for the objects that it lists as unknown.
 	exitIncomplete = 2
-	// exitBlocked: something blocks what the command plan shows.
+	// exitBlocked: something blocks what the command plan shows, or the rotation that rotate waits for.
 	exitBlocked = 3
 )
 

@@ -195,7 +195,10 @@ func TestOutputDoesNotControlTheTerminal(t *testing.T) {
 
 // The help lists every command, and the help of a command lists its flags.
 func TestHelp(t *testing.T) {
-	for name, arguments := range map[string][]string{"help": {"--help"}, "help-dashboard": {"dashboard", "--help"}, "help-plan": {"plan", "--help"}} {
+	for name, arguments := range map[string][]string{
+		"help": {"--help"}, "help-dashboard": {"dashboard", "--help"}, "help-plan": {"plan", "--help"},
+		"help-rotate": {"rotate", "--help"}, "help-replace": {"replace", "--help"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			// A default of the flags has the home folder.
 			t.Setenv("HOME", "/home/user")

@@ -81,6 +81,11 @@ func (p *planOptions) run(ctx context.Context, pool string, scaled bool) error {
 	if scaled {
 		planned.Replicas = &p.replicas
 	}
+	return p.showPlan(ctx, g, planned)
+}
+
+// showPlan prints a plan. The error is errBlocked if it cannot be carried out now.
+func (o *options) showPlan(ctx context.Context, g *gather.Gatherer, planned plan.Options) error {
 	snapshot, err := g.Status(ctx, planned.Pool)
 	if err != nil {
 		return err
@@ -96,7 +101,7 @@ func (p *planOptions) run(ctx context.Context, pool string, scaled bool) error {
 			return err
 		}
 	}
-	err = p.print(result, result.Unknown, func(w io.Writer) error { return plan.Print(w, result, p.printing(snapshot.Now)) })
+	err = o.print(result, result.Unknown, func(w io.Writer) error { return plan.Print(w, result, o.printing(snapshot.Now)) })
 	if err == nil && result.IsBlocked() {
 		return errBlocked
 	}

@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package gather reads the objects that the commands of the plugin need from the API server.
-// It gets and lists, in pages, and never lists the Pods of the whole cluster. Its only writes are dry
-// runs.
+// It gets and lists, in pages, and never lists the Pods of the whole cluster. It writes only what the
+// commands rotate and replace change; all other writes are dry runs.
 package gather
 
 import (

@@ -5,6 +5,7 @@ package plugintest
 
 import (
 	"encoding/json"
+	"io"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -22,12 +23,14 @@ import (
 	"nstance.dev/operator/pkg/plugin/objects"
 )
 
-// Server is an API server over HTTP, whose objects can be read, and applied as a dry run. It returns
+// Server is an API server over HTTP, whose objects can be read, and patched as a dry run. It returns
 // pages of at most PageSize objects.
 type Server struct {
 	URL string
 	// Forbidden are resources that may not be read.
 	Forbidden []string
+	// Writable are resources that may be patched. Nothing is stored.
+	Writable []string
 	// Missing are resources that the server does not have.
 	Missing []string
 	// Expire has the second page of a list of this resource fail once.
@@ -44,6 +47,8 @@ type Request struct {
 	Method, Namespace, Resource, Name             string
 	LabelSelector, FieldSelector, Limit, Continue string
 	DryRun, FieldManager                          string
+	// Patch is the body of a patch.
+	Patch string
 }
 
 // object is an object and its encoding.
@@ -117,6 +122,10 @@ func (s *Server) Requests(resource string) []Request {
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	request, version := parse(r)
+	if request.Method == http.MethodPatch {
+		body, _ := io.ReadAll(r.Body)
+		request.Patch = string(body)
+	}
 	s.mu.Lock()
 	s.requests = append(s.requests, request)
 	expired := request.Continue != "" && s.Expire == request.Resource
@@ -137,7 +146,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	matching := s.matching(request)
-	if request.Method != http.MethodGet && (request.Method != http.MethodPatch || request.DryRun != metav1.DryRunAll) {
+	patched := request.Method == http.MethodPatch && (request.DryRun == metav1.DryRunAll || slices.Contains(s.Writable, request.Resource))
+	if request.Method != http.MethodGet && !patched {
 		fail(w, http.StatusMethodNotAllowed, metav1.StatusReasonMethodNotAllowed)
 		return
 	}
@@ -151,7 +161,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.Unmarshal(matching[0].json, &reply)
 		reply["apiVersion"], reply["kind"] = version, kind
 		applied := struct{ Spec map[string]any }{}
-		if request.Method == http.MethodPatch && json.NewDecoder(r.Body).Decode(&applied) == nil {
+		if patched && json.Unmarshal([]byte(request.Patch), &applied) == nil {
 			spec, _ := reply["spec"].(map[string]any)
 			maps.Copy(spec, applied.Spec)
 		}
