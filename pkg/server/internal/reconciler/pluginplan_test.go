@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/plugin/objects"
 	pluginplan "nstance.dev/operator/pkg/plugin/plan"
+	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/testing/tier"
 )
@@ -35,16 +36,22 @@ type poolWorld struct {
 	shards  []v1beta1.Identifier
 }
 
-// newPoolWorld returns a pool whose shards are at rest after random changes.
+// newPoolWorld returns a pool whose shards are at rest after random changes, of the grants of some pools
+// too. A pool with grants whose instances are about to be replaced has a rotation that is paused.
 func newPoolWorld(t *testing.T, seed uint64) *poolWorld {
 	t.Helper()
 	p := &poolWorld{random: rand.New(rand.NewPCG(seed, 2))}
 	p.machines = p.random.IntN(2) == 0
 	p.drifted = p.random.IntN(4) == 0
+	grants := rand.New(rand.NewPCG(seed, 4))
+	granted := grants.IntN(2) == 0
 	for n := range 1 + p.random.IntN(3) {
 		w := newWorld(seed + uint64(n)<<32)
 		if p.random.IntN(2) == 0 {
 			w.agents = map[string]instance.Agent{}
+		}
+		if granted {
+			w.grants = grants
 		}
 		// Ids of several shards differ.
 		w.nextID = 1000 * (n + 1)
@@ -56,6 +63,9 @@ func newPoolWorld(t *testing.T, seed uint64) *poolWorld {
 		w.size, w.deleted, w.removeFirst = p.random.IntN(7), false, map[string]bool{}
 		require.NoError(t, w.rest())
 		clear(w.tombstones)
+		if granted && p.drifted {
+			w.rotation = &groups.RotationGrant{}
+		}
 		p.worlds = append(p.worlds, w)
 		p.shards = append(p.shards, v1beta1.Identifier('a'+rune(n)))
 	}
