@@ -15,9 +15,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // maxReplicas keeps the rotation of a whole pool short.
@@ -37,6 +40,8 @@ type poolModel struct {
 	// instanceType is the requested instance type, and typeBefore the instance type at the
 	// beginning of a step. A change replaces all instances.
 	instanceType, typeBefore string
+	// rotation is the policy by which the instances are replaced, nil for none.
+	rotation *v1beta1.RotationPolicy
 	// paused is set until the end of a step.
 	paused bool
 	// deleted is set if the pool was deleted in this step.
@@ -50,8 +55,11 @@ type poolModel struct {
 func newModel(t *testing.T, names ...string) *model {
 	t.Helper()
 	m := &model{}
-	for _, name := range names {
+	for n, name := range names {
 		p := &poolModel{name: name}
+		if n%2 == 1 {
+			p.rotation = &v1beta1.RotationPolicy{MaxSurge: ptr.To(intstr.FromString("50%")), Canary: 1}
+		}
 		m.pools = append(m.pools, p)
 		p.create(t, 3)
 	}
@@ -124,7 +132,7 @@ func (p *poolModel) create(t *testing.T, replicas int32) {
 	t.Helper()
 	p.exists, p.replicas, p.instanceType = true, replicas, instanceTypes[0]
 	pool := testcluster.NewNstanceMachinePool(p.name, shardIDs...)
-	pool.Spec.InstanceType = p.instanceType
+	pool.Spec.InstanceType, pool.Spec.Rotation = p.instanceType, p.rotation
 	retry(t, "create the MachinePool "+p.name, func(ctx context.Context) error {
 		_, err := env.MachinePools().Create(ctx, testcluster.NewMachinePool(p.name, replicas), metav1.CreateOptions{})
 		return ignoreExists(err)
