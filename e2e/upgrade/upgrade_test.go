@@ -27,6 +27,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -99,6 +100,16 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	perform("upgrade", operator, server, operators...) // as the Deployment does with its Pods
 	p.Do("Replace the servers of a shard one by one", func() { perform("upgrade", operator, server, servers...) })
 	p.Run("Check that the operator is connected")
+	// A roll-back finds a setting that the previous version may not know.
+	_, err := env.PatchNstanceMachinePool(t.Context(), pool, `{"spec":{"rotation":{"maxSurge":"25%","canary":1,"maxAgeSeconds":86400}}}`)
+	require.NoError(t, err)
+	testcluster.Eventually(t, 2*time.Minute, "every server knows the policy of the pool", func(ctx context.Context) error {
+		rotated, err := env.NstanceMachinePool(ctx, pool)
+		if err != nil {
+			return err
+		}
+		return testcluster.HasCondition(rotated.Status.Conditions, v1beta1.ConditionRollingOut, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
+	})
 	perform("roll back", before.Operator, before.Server, slices.Concat(servers, operators)...)
 
 	for _, pod := range pods {
