@@ -53,6 +53,7 @@ never ./pkg/operator/shard/... "^$module/pkg/(apis|generated|base/capi|operator/
 # Pure functions.
 never ./pkg/base/distribute "^$module/"
 never ./pkg/base/rotation "^$module/"
+never ./pkg/base/remediation "^$module/"
 never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
 never ./pkg/base/providerid "^$module/"
 never ./pkg/base/identifier "^$module/"

@@ -232,13 +232,20 @@ func trimNode(obj any) (any, error) {
 		kept.Labels = map[string]string{v1beta1.LabelShard: shared(id)}
 	}
 	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			kept.Status.Conditions = []corev1.NodeCondition{{
-				Type: condition.Type, Status: condition.Status, LastTransitionTime: condition.LastTransitionTime,
-			}}
+		if condition.Status == corev1.ConditionFalse && slices.Contains(nodeProblems, condition.Type) {
+			continue
 		}
+		kept.Status.Conditions = append(kept.Status.Conditions, corev1.NodeCondition{
+			Type: shared(condition.Type), Status: shared(condition.Status), LastTransitionTime: condition.LastTransitionTime,
+		})
 	}
 	return kept, nil
+}
+
+// nodeProblems are the conditions that every Node has, and that are False if it is healthy. A policy for
+// remediation may name any other condition.
+var nodeProblems = []corev1.NodeConditionType{
+	corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable,
 }
 
 // backgroundInformer is an informer of the workload cluster. The operator starts before its

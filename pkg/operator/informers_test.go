@@ -35,7 +35,11 @@ func TestTrimNode(t *testing.T) {
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true, PodCIDR: "10.0.0.0/24"},
 		Status: corev1.NodeStatus{
 			Images: []corev1.ContainerImage{{SizeBytes: 1}}, Addresses: addresses,
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: "False"}, {Type: corev1.NodeReady, Status: "True", LastHeartbeatTime: created, LastTransitionTime: created}},
+			Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeMemoryPressure, Status: "False"}, {Type: corev1.NodeDiskPressure, Status: "True", LastTransitionTime: created},
+				{Type: corev1.NodeReady, Status: "True", LastHeartbeatTime: created, LastTransitionTime: created},
+				{Type: "GPU", Status: "False", Reason: "Lost", Message: "a long text"},
+			},
 		},
 	}
 	want := &corev1.Node{
@@ -46,7 +50,10 @@ func TestTrimNode(t *testing.T) {
 		},
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true},
 		Status: corev1.NodeStatus{
-			Addresses: addresses, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True", LastTransitionTime: created}},
+			Addresses: addresses, Conditions: []corev1.NodeCondition{
+				{Type: corev1.NodeDiskPressure, Status: "True", LastTransitionTime: created},
+				{Type: corev1.NodeReady, Status: "True", LastTransitionTime: created}, {Type: "GPU", Status: "False"},
+			},
 		},
 	}
 	if got, err := trimNode(node); err != nil || !equality.Semantic.DeepEqual(got, want) {

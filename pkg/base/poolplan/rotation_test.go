@@ -71,18 +71,24 @@ func TestAnInvalidScheduleBlocksTheRotation(t *testing.T) {
 	assert.Equal(t, policy.Blocked, got.Stop)
 }
 
-// The example of docs/reference.md#rotation does what the text below it says.
-func TestTheDocumentedRotation(t *testing.T) {
+// documented returns the first example of a section of docs/reference.md.
+func documented(t *testing.T, section string) (pool v1beta1.NstanceMachinePool) {
+	t.Helper()
 	document, err := os.ReadFile("../../../docs/reference.md")
 	require.NoError(t, err)
-	_, section, found := strings.Cut(string(document), "\n## Rotation\n")
+	_, text, found := strings.Cut(string(document), "\n## "+section+"\n")
 	require.True(t, found)
-	_, example, found := strings.Cut(section, "```yaml\n")
+	_, example, found := strings.Cut(text, "```yaml\n")
 	require.True(t, found)
 	example, _, found = strings.Cut(example, "```\n")
 	require.True(t, found)
-	var pool v1beta1.NstanceMachinePool
 	require.NoError(t, yaml.UnmarshalStrict([]byte(example), &pool))
+	return pool
+}
+
+// The example of docs/reference.md#rotation does what the text below it says.
+func TestTheDocumentedRotation(t *testing.T) {
+	pool := documented(t, "Rotation")
 
 	policy := RotationPolicy(pool.Spec.Rotation, 12)
 	require.Nil(t, policy.Blocked)

@@ -85,6 +85,12 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NstanceShardGroupSpecApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceShardGroupStatus"):
 		return &infrastructurev1beta1.NstanceShardGroupStatusApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("RemediationChecks"):
+		return &infrastructurev1beta1.RemediationChecksApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("RemediationPolicy"):
+		return &infrastructurev1beta1.RemediationPolicyApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("RemediationTriggerIf"):
+		return &infrastructurev1beta1.RemediationTriggerIfApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("RotationGrant"):
 		return &infrastructurev1beta1.RotationGrantApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("RotationPolicy"):
@@ -99,6 +105,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.TemplateMetadataApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("TimeWindow"):
 		return &infrastructurev1beta1.TimeWindowApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("UnhealthyNodeCondition"):
+		return &infrastructurev1beta1.UnhealthyNodeConditionApplyConfiguration{}
 
 		// Group=marekvs.io, Version=v1alpha1
 	case v1alpha1.SchemeGroupVersion.WithKind("Affinity"):

@@ -113,6 +113,9 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupList":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupList(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationChecks":                schema_pkg_apis_infrastructure_v1beta1_RemediationChecks(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy":                schema_pkg_apis_infrastructure_v1beta1_RemediationPolicy(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationTriggerIf":             schema_pkg_apis_infrastructure_v1beta1_RemediationTriggerIf(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant":                    schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy":                   schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
@@ -120,6 +123,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TimeWindow":                       schema_pkg_apis_infrastructure_v1beta1_TimeWindow(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.UnhealthyNodeCondition":           schema_pkg_apis_infrastructure_v1beta1_UnhealthyNodeCondition(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Affinity":                               schema_pkg_apis_marekvs_v1alpha1_Affinity(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.EnvFromSource":                          schema_pkg_apis_marekvs_v1alpha1_EnvFromSource(ref),
@@ -4044,6 +4048,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy"),
 						},
 					},
+					"remediation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "remediation replaces the instances of unhealthy Nodes. Without it only the health that the instances report to their shards counts.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy"),
+						},
+					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
@@ -4082,7 +4092,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
 	}
 }
 
@@ -4103,7 +4113,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, RollingOut, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, RollingOut, Remediating, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5087,6 +5097,104 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_RemediationChecks(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RemediationChecks decide which Nodes are unhealthy. Each check is enough.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"unhealthyNodeConditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "unhealthyNodeConditions are conditions of unhealthy Nodes.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.UnhealthyNodeCondition"),
+									},
+								},
+							},
+						},
+					},
+					"nodeStartupTimeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeStartupTimeoutSeconds is for how long an instance may run without a Node, in seconds. The time starts again with a new leader of the operator. An unset field means for ever.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.UnhealthyNodeCondition"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_RemediationPolicy(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RemediationPolicy replaces the instances of unhealthy Nodes, also in pools without Machines (docs/reference.md#remediation). The fields have the names and units of a MachineHealthCheck (https://cluster-api.sigs.k8s.io/tasks/automated-machine-management/healthchecking).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"checks": {
+						SchemaProps: spec.SchemaProps{
+							Description: "checks decide which Nodes are unhealthy.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationChecks"),
+						},
+					},
+					"triggerIf": {
+						SchemaProps: spec.SchemaProps{
+							Description: "triggerIf is when the instances of unhealthy Nodes are replaced.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationTriggerIf"),
+						},
+					},
+					"maxInFlight": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxInFlight is how many instances of unhealthy Nodes are replaced at once, as a number or as a percentage of the instances of the pool, which is rounded down and is at least 1. An instance counts until its shard no longer reports it. Without a value there is no limit but triggerIf.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"checks"},
+			},
+		},
+		Dependencies: []string{
+			intstr.IntOrString{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationChecks", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationTriggerIf"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_RemediationTriggerIf(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "RemediationTriggerIf is when the instances of unhealthy Nodes are replaced.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"unhealthyLessThanOrEqualTo": {
+						SchemaProps: spec.SchemaProps{
+							Description: "unhealthyLessThanOrEqualTo is how many Nodes of the pool may be unhealthy, as a number or as a percentage of its instances, which is rounded down and is at least 1. If more are, the network or the control plane has a problem rather than the Nodes, and no further instance is replaced. A Node counts as soon as it has an unhealthy condition. An unset field means 20%.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -5458,6 +5566,41 @@ func schema_pkg_apis_infrastructure_v1beta1_TimeWindow(ref common.ReferenceCallb
 					},
 				},
 				Required: []string{"schedule", "durationMinutes"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_UnhealthyNodeCondition(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "UnhealthyNodeCondition is a condition that a Node may have for some time only.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"type": {
+						SchemaProps: spec.SchemaProps{
+							Description: "type is the type of the condition, such as Ready. A Node without a condition of the type is healthy.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Description: "status is the status of the condition.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"timeoutSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "timeoutSeconds is for how long a Node may have the condition, in seconds: at least a minute, because a new Node is not Ready at first.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"type", "status", "timeoutSeconds"},
 			},
 		},
 	}

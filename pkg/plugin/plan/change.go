@@ -44,6 +44,7 @@ var effects = []effect{
 	{setting: "machineMode", text: "Machines are created or deleted; no instance is replaced"},
 	{setting: "scaleDown", text: "from the next step of a scale-down on"},
 	{setting: "rotation", text: "from the next replacement on; instances from before after, or as old as maxAgeSeconds, are outdated and replaced"},
+	{setting: "remediation", text: "from the next check of a Node on, within seconds"},
 	{setting: "deletionPolicy", text: "when the pool is deleted"},
 	{setting: "shortfall", text: "from the next shortfall on"},
 	{setting: "providerIDList", text: "the operator sets it again"},

@@ -251,7 +251,7 @@ func (b *builder) single(machine *v1beta1.NstanceMachine) Machine {
 // problems.
 var trueIsNotable = []string{
 	v1beta1.ConditionPaused, v1beta1.ConditionScalingUp, v1beta1.ConditionScalingDown, v1beta1.ConditionRollingOut,
-	v1beta1.ConditionServerDeleted,
+	v1beta1.ConditionRemediating, v1beta1.ConditionServerDeleted,
 }
 
 // problems returns the conditions that report a problem or what goes on, Ready first.

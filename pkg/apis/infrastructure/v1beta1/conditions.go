@@ -4,7 +4,7 @@
 package v1beta1
 
 // Condition types. Each is true when all is well, except Paused, ScalingUp, ScalingDown,
-// RollingOut and ServerDeleted, which say what goes on
+// RollingOut, Remediating and ServerDeleted, which say what goes on
 // (https://cluster-api.sigs.k8s.io/developer/providers/contracts/infra-machinepool#inframachinepool-conditions).
 const (
 	// ConditionReady is on every kind. On a machine it is true while the instance runs. On
@@ -42,6 +42,9 @@ const (
 	// ConditionRollingOut, on a pool with a policy for its rotation, is true while instances are
 	// outdated. If the rotation does not go on, the reason says why.
 	ConditionRollingOut = "RollingOut"
+	// ConditionRemediating, on a pool with a policy for remediation, is true while the instances of
+	// unhealthy Nodes are being replaced, or are not because too many Nodes are unhealthy.
+	ConditionRemediating = "Remediating"
 	// ConditionCapacityAvailable, on a pool, is false while a shard reports that it has no
 	// capacity or quota for an instance, or has lent instances to other shards
 	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
@@ -131,6 +134,13 @@ const (
 	ReasonForcedAgeNear = "ForcedAgeNear"
 	// ReasonInvalidSchedule: a window of the rotation cannot be read, so that none is open.
 	ReasonInvalidSchedule = "InvalidSchedule"
+	// ReasonRemediating and ReasonNotRemediating: whether Nodes of the pool are unhealthy, and their
+	// instances are being replaced.
+	ReasonRemediating    = "Remediating"
+	ReasonNotRemediating = "NotRemediating"
+	// ReasonTooManyUnhealthy: more Nodes are unhealthy than the policy for remediation allows, so no
+	// further instance is replaced.
+	ReasonTooManyUnhealthy = "TooManyUnhealthy"
 	// ReasonDriftRepeated: another writer changes the group on the shard again and again.
 	ReasonDriftRepeated = "DriftRepeated"
 	// ReasonProviderError: the provider of the shard fails to create or delete

@@ -84,6 +84,10 @@ type NstanceMachinePoolSpec struct {
 	// instance at a time, at any time, with one instance above its size.
 	// +optional
 	Rotation *RotationPolicy `json:"rotation,omitempty"`
+	// remediation replaces the instances of unhealthy Nodes. Without it only the health that the
+	// instances report to their shards counts.
+	// +optional
+	Remediation *RemediationPolicy `json:"remediation,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -148,7 +152,7 @@ const (
 // +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolStatus struct {
 	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// RollingOut, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
+	// RollingOut, Remediating, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -337,6 +337,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: remediation
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationPolicy
     - name: rotation
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationPolicy
@@ -698,6 +701,38 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: replicas
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationChecks
+  map:
+    fields:
+    - name: nodeStartupTimeoutSeconds
+      type:
+        scalar: numeric
+    - name: unhealthyNodeConditions
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.UnhealthyNodeCondition
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationPolicy
+  map:
+    fields:
+    - name: checks
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationChecks
+      default: {}
+    - name: maxInFlight
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: triggerIf
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationTriggerIf
+      default: {}
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationTriggerIf
+  map:
+    fields:
+    - name: unhealthyLessThanOrEqualTo
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationGrant
   map:
     fields:
@@ -829,6 +864,18 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
     - name: timeZone
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.UnhealthyNodeCondition
+  map:
+    fields:
+    - name: status
+      type:
+        scalar: string
+    - name: timeoutSeconds
+      type:
+        scalar: numeric
+    - name: type
       type:
         scalar: string
 - name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Affinity

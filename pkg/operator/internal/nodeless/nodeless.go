@@ -35,6 +35,8 @@ type Found struct {
 	Late []Instance
 	// Wait is when another instance will be late, zero for never.
 	Wait time.Duration
+	// Since is since when all instances without a Node have run, by provider id.
+	Since map[string]time.Time
 }
 
 // Message says which instances are late, "" if all have a Node or are not late yet.
@@ -82,8 +84,8 @@ func (t *Times) Observe(pool cache.ObjectName, uid types.UID, without []Instance
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	before := t.pools[pool]
-	found := Found{Known: true}
 	next := poolTimes{uid: uid, since: make(map[string]time.Time, len(without))}
+	found := Found{Known: true, Since: next.since}
 	for _, i := range without {
 		since, was := before.since[i.ProviderID]
 		if !was || before.uid != uid {

@@ -32,6 +32,9 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// rotation decides how outdated instances are replaced. Without it each shard replaces one
 	// instance at a time, at any time, with one instance above its size.
 	Rotation *RotationPolicyApplyConfiguration `json:"rotation,omitempty"`
+	// remediation replaces the instances of unhealthy Nodes. Without it only the health that the
+	// instances report to their shards counts.
+	Remediation *RemediationPolicyApplyConfiguration `json:"remediation,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -147,6 +150,14 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithScaleDown(value *ScaleDow
 // If called multiple times, the Rotation field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithRotation(value *RotationPolicyApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
 	b.Rotation = value
+	return b
+}
+
+// WithRemediation sets the Remediation field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Remediation field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithRemediation(value *RemediationPolicyApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.Remediation = value
 	return b
 }
 

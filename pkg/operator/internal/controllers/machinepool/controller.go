@@ -154,6 +154,7 @@ func New(d controllers.Dependencies) (*Controller, error) {
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},
 		controller.Watched{What: "the readiness of Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.readinessChanged)},
 		controller.Watched{What: "requests to replace instances", Informer: d.Informers.Nodes, Indexers: remediationIndexers, Handler: controller.OnChange(c.remediationChanged)},
+		controller.Watched{What: "the health of Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.healthChanged)},
 	)
 	d.WatchShards(c.shardChanged, c.groupChanged)
 	d.Groups.AddHandler(shard.GroupHandler{OnGroup: c.instancesChanged})

@@ -200,21 +200,22 @@ func (c *Controller) readinessChanged(before, after *corev1.Node) {
 	}
 }
 
-// instancesChanged enqueues the pool of a cached group if it has guards or a rotation: they count the
-// instances that the shard group does not report.
+// instancesChanged enqueues the pool of a cached group if it has guards, or a policy for its rotation or
+// for remediation: they count the instances that the shard group does not report.
 func (c *Controller) instancesChanged(shard, key string) {
 	if group, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard)); err == nil {
 		c.enqueueGuarded(group)
 	}
 }
 
-// enqueueGuarded enqueues the pool of a shard group if it has guards, or a policy for its rotation.
+// enqueueGuarded enqueues the pool of a shard group if it has guards, or a policy for its rotation or for
+// remediation.
 func (c *Controller) enqueueGuarded(group *v1beta1.NstanceShardGroup) {
 	name := poolOf(group)
 	if name == "" {
 		return
 	}
-	if pool, err := c.poolLister.Get(name); err == nil && (pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil) {
+	if pool, err := c.poolLister.Get(name); err == nil && (pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil || pool.Spec.Remediation != nil) {
 		c.queue.AddAfter(c.key(name), shardGroupBatch)
 	}
 }

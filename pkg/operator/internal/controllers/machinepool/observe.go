@@ -50,6 +50,8 @@ type observation struct {
 	guarded *guarded
 	// rotating is nil if the pool has no policy for its rotation.
 	rotating *rotating
+	// remediating is nil if the pool has no policy for remediation, or while the Nodes cannot be seen.
+	remediating *remediating
 	// mayMove is set when the last move for a shortfall is long enough ago.
 	mayMove bool
 	// nodeless are the instances that run without a Node.
@@ -73,11 +75,10 @@ type shardState struct {
 	// reported is the pool's group on the shard, nil if the shard has no group.
 	reported *shard.Group
 	// draining are the ids of the instances whose deletion the shard has announced. They
-	// are read only for guards and rotations.
+	// are read only for guards, rotations and remediation.
 	draining sets.Set[string]
-	// remediated are the names of the Nodes of instances that are to be replaced, by instance id, nil while
-	// that is not known.
-	remediated map[string]string
+	// remediated are the instances that are to be replaced, by id, nil while that is not known.
+	remediated map[string]request
 	// shortfallDue reports whether the shard has reported its shortfall for long enough.
 	shortfallDue bool
 	// group is the shard group of that name, of this pool or another owner.
@@ -141,7 +142,7 @@ func (c *Controller) observeShard(pool *v1beta1.NstanceMachinePool, id string) (
 	state.reachable, _ = c.groups.Reachable(id)
 	if group, ok := c.groups.Get(id, string(pool.Spec.Group)); ok && !group.Deleting {
 		state.size, state.reported = group.Size, &group
-		if pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil {
+		if pool.Spec.ScaleDown != nil || pool.Spec.Rotation != nil || pool.Spec.Remediation != nil {
 			state.draining = c.drainingOn(id, group.Instances)
 		}
 	}

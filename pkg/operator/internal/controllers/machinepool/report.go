@@ -147,6 +147,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordShortfall(observed.pool, status)
 	c.recordRotation(observed.pool, status.Conditions)
+	c.recordUnhealthy(observed.pool, status.Conditions)
 	if missing := controller.TurnedFalse(observed.pool.Status.Conditions, status.Conditions, v1beta1.ConditionNodesJoined); missing != nil {
 		controller.Warn(c.recorder, observed.pool, missing.Reason, "Join", missing.Message)
 	}

@@ -55,6 +55,13 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		rolling := d.rollout.condition(*status.DesiredReplicas)
 		set(rolling.Type, rolling.Status, rolling.Reason, rolling.Message)
 	}
+	switch {
+	case pool.Spec.Remediation == nil:
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionRemediating)
+	case observed.remediating != nil && !d.statusOnly && pool.DeletionTimestamp.IsZero():
+		unhealthy := observed.remediating.condition()
+		set(unhealthy.Type, unhealthy.Status, unhealthy.Reason, unhealthy.Message)
+	}
 	switch mode := d.machines; {
 	case mode.unwanted:
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionMachinesEnabled)

@@ -68,13 +68,13 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	c.observeRotation(&observed)
 	c.observeRemediation(&observed)
 	d := plan(observed)
-	if shrinks(observed, d) || rotates(observed, d) {
+	begin := remediates(observed, d)
+	if shrinks(observed, d) || rotates(observed, d) || slices.ContainsFunc(begin, func(b beginning) bool { return b.problem != "" }) {
 		if current, err := c.isUpToDate(ctx, observed); err != nil || !current {
 			return c.staleReads.Delay(key), err
 		}
 	}
-	named := remediates(observed, d)
-	if wanted, err := c.stillWanted(ctx, named); err != nil || !wanted {
+	if wanted, err := c.stillWanted(ctx, observed, begin); err != nil || !wanted {
 		return c.staleReads.Delay(key), err
 	}
 	if d.retain != nil {
@@ -98,7 +98,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	c.staleReads.Reset(key)
 	err = c.act(ctx, observed, d)
 	if err == nil {
-		c.recordRemediation(observed.pool, named)
+		c.recordRemediation(observed.pool, begin)
 	}
 	if d.moved && err == nil {
 		c.shortfalls.moved(key, c.clock.Now())
@@ -117,7 +117,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return observed.shortfallWait, nil
 	}
 	recheck, failed := c.report(ctx, observed, d)
-	return shortest(shortest(shortest(d.scalingDown.delay(), d.rollout.delay()), observed.shortfallWait), recheck), errors.Join(err, failed)
+	return shortest(shortest(shortest(shortest(d.scalingDown.delay(), d.rollout.delay()), observed.remediating.delay()), observed.shortfallWait), recheck), errors.Join(err, failed)
 }
 
 // act carries out a decision. If a part fails, the others are still done.
