@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/machine"
 	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool"
 	"nstance.dev/operator/pkg/operator/internal/controllers/machinetemplate"
+	"nstance.dev/operator/pkg/operator/internal/controllers/nodesettings"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 	"nstance.dev/operator/pkg/operator/internal/controllers/orphannode"
 	"nstance.dev/operator/pkg/operator/internal/controllers/poolmember"
@@ -85,6 +86,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	list.add(poolmember.New(d))
 	list.add(startup.New(d))
 	list.add(orphannode.New(d))
+	list.add(nodesettings.New(d))
 	list.add(ondemand.New(d, ondemand.Options{
 		Limit: options.OnDemandLimit, DrainTimeout: options.OnDemandDrainTimeout,
 		Namespaces: options.OnDemandNamespaces, Groups: options.OnDemandGroups,

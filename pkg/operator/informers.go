@@ -27,6 +27,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
 	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
+	"nstance.dev/operator/pkg/operator/internal/controllers/nodesettings"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 )
 
@@ -223,6 +224,7 @@ func trimNode(obj any) (any, error) {
 	}
 	for _, name := range []string{
 		v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt, v1beta1.AnnotationRemediateInstance,
+		v1beta1.AnnotationNodeSettings,
 	} {
 		if value, ok := node.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
@@ -231,6 +233,7 @@ func trimNode(obj any) (any, error) {
 	if id, ok := node.Labels[v1beta1.LabelShard]; ok {
 		kept.Labels = map[string]string{v1beta1.LabelShard: shared(id)}
 	}
+	nodesettings.Trim(kept, node)
 	for _, condition := range node.Status.Conditions {
 		if condition.Status == corev1.ConditionFalse && slices.Contains(nodeProblems, condition.Type) {
 			continue

@@ -47,6 +47,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NextDeletionApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NodeInfo"):
 		return &infrastructurev1beta1.NodeInfoApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("NodeSettings"):
+		return &infrastructurev1beta1.NodeSettingsApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("NodeTaint"):
+		return &infrastructurev1beta1.NodeTaintApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceCluster"):
 		return &infrastructurev1beta1.NstanceClusterApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceClusterInitialization"):

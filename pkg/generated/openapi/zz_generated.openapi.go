@@ -89,6 +89,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.MachineAddress":                   schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion":                     schema_pkg_apis_infrastructure_v1beta1_NextDeletion(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo":                         schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings":                     schema_pkg_apis_infrastructure_v1beta1_NodeSettings(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeTaint":                        schema_pkg_apis_infrastructure_v1beta1_NodeTaint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceCluster":                   schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization":     schema_pkg_apis_infrastructure_v1beta1_NstanceClusterInitialization(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterList":               schema_pkg_apis_infrastructure_v1beta1_NstanceClusterList(ref),
@@ -3450,6 +3452,102 @@ func schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref common.ReferenceCallbac
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_NodeSettings(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeSettings are labels and taints that the Nodes of a pool have. The operator sets them when a Node has registered, and changes them in place: no instance is replaced (docs/reference.md#labels-and-taints).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "labels are set on each Node, also those that a kubelet may not set itself, such as node-role.kubernetes.io/worker.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"taints": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"key",
+									"effect",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "taints are set on each Node.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeTaint"),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeTaint"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_NodeTaint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeTaint is a taint of the Nodes of a pool, with the fields of a taint of a Machine.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "key is the key of the taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "value is the value of the taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"effect": {
+						SchemaProps: spec.SchemaProps{
+							Description: "effect is what the taint does to Pods that do not tolerate it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"propagation": {
+						SchemaProps: spec.SchemaProps{
+							Description: "propagation is Always or OnInitialization. Always: the taint is set again if it is removed. OnInitialization: it is set once, on a Node that has registered with the taint nstance.dev/uninitialized, and the component that it is for removes it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"key", "effect", "propagation"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -4054,6 +4152,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy"),
 						},
 					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"),
+						},
+					},
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy decides about the groups and instances on the shards when the pool is deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
@@ -4092,7 +4196,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
 	}
 }
 

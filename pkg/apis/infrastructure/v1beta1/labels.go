@@ -76,6 +76,11 @@ const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 // +metadata:on=Nodes,writer=user,stable
 const AnnotationRemediateInstance = "nstance.dev/remediate-instance"
 
+// AnnotationNodeSettings is on a Node on which the operator has set labels and taints of spec.node of its
+// pool, and names them, so that they can be removed.
+// +metadata:on=Nodes,writer=operator,internal
+const AnnotationNodeSettings = "nstance.dev/node-settings"
+
 // Annotations on a Node with AnnotationCordonedFor that repeat the deletion notice of the
 // shard for people and programs that read the Node. The notice precedes them.
 const (

@@ -88,6 +88,9 @@ type NstanceMachinePoolSpec struct {
 	// instances report to their shards counts.
 	// +optional
 	Remediation *RemediationPolicy `json:"remediation,omitempty"`
+	// node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.
+	// +optional
+	Node *NodeSettings `json:"node,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.

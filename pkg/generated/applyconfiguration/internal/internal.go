@@ -187,6 +187,38 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: operatingSystem
       type:
         scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeSettings
+  map:
+    fields:
+    - name: labels
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: taints
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeTaint
+          elementRelationship: associative
+          keys:
+          - key
+          - effect
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeTaint
+  map:
+    fields:
+    - name: effect
+      type:
+        scalar: string
+    - name: key
+      type:
+        scalar: string
+    - name: propagation
+      type:
+        scalar: string
+    - name: value
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceCluster
   map:
     fields:
@@ -331,6 +363,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: machineMode
       type:
         scalar: string
+    - name: node
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeSettings
     - name: providerIDList
       type:
         list:

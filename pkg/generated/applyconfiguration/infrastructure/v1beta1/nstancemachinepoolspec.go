@@ -35,6 +35,8 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// remediation replaces the instances of unhealthy Nodes. Without it only the health that the
 	// instances report to their shards counts.
 	Remediation *RemediationPolicyApplyConfiguration `json:"remediation,omitempty"`
+	// node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.
+	Node *NodeSettingsApplyConfiguration `json:"node,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -158,6 +160,14 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithRotation(value *RotationP
 // If called multiple times, the Remediation field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithRemediation(value *RemediationPolicyApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
 	b.Remediation = value
+	return b
+}
+
+// WithNode sets the Node field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Node field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithNode(value *NodeSettingsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.Node = value
 	return b
 }
 

@@ -311,21 +311,3 @@ func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []
 	}
 	return c.nodeless.Observe(key, pool.UID, without, c.clock.Now())
 }
-
-// shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard
-// reports it, or the report of a shard is missing, which may have less than the others,
-// or taints. A first shape does not wait for a shard that is not connected,
-// because the pool could not be scaled from zero until then.
-func shapeOf(observed observation) *shard.NodeShape {
-	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
-	var shapes []*shard.NodeShape
-	for _, state := range observed.shards {
-		if state.reported == nil && (known || state.reachable) {
-			return nil
-		}
-		if state.reported != nil {
-			shapes = append(shapes, state.reported.Node)
-		}
-	}
-	return controllers.CommonShape(shapes)
-}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package nodesettings
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/providerid"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/operator/internal/controllers"
+)
+
+// reasonRejected is the reason of the event for labels and taints that the API server rejects.
+const reasonRejected = "NodeSettingsRejected"
+
+// sync makes the labels and taints of a Node those of its pool.
+func (c *Controller) sync(ctx context.Context, name string) (time.Duration, error) {
+	object, exists, err := c.nodes.GetByKey(name)
+	if err != nil {
+		return 0, fmt.Errorf("read Node %s from the cache: %w", name, err)
+	}
+	cached, ok := object.(*corev1.Node)
+	if !exists || !ok {
+		return 0, nil
+	}
+	pool, foreign, err := c.poolOfNode(cached)
+	if err != nil || pool == nil {
+		if foreign {
+			return controllers.ForeignRecheck, err
+		}
+		return 0, err
+	}
+	var wanted v1beta1.NodeSettings
+	if pool.Spec.Node != nil {
+		wanted = *pool.Spec.Node
+	}
+	if next, err := plan(cached, wanted); err != nil || next == nil {
+		return 0, err
+	}
+	paused, err := c.pausedBy(pool)
+	if err != nil || paused {
+		return 0, err
+	}
+	node, err := c.read(ctx, cached)
+	if err != nil || node == nil {
+		return 0, err
+	}
+	next, err := plan(node, wanted)
+	if err != nil || next == nil {
+		return 0, err
+	}
+	patch, err := next.patch(node)
+	if err != nil {
+		return 0, err
+	}
+	_, err = c.client.CoreV1().Nodes().Patch(ctx, node.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controllers.FieldManager})
+	switch {
+	case apierrors.IsNotFound(err):
+		return 0, nil
+	case apierrors.IsInvalid(err):
+		controller.Warn(c.recorder, pool, reasonRejected, "Label", fmt.Sprintf("the API server rejects spec.node for Node %s: %v", node.Name, err))
+		return 0, fmt.Errorf("set labels and taints of Node %s: %w", node.Name, err)
+	case err != nil:
+		return 0, fmt.Errorf("set labels and taints of Node %s: %w", node.Name, err)
+	}
+	c.nodesWritten.Inc()
+	klog.FromContext(ctx).Info("Set labels and taints of the Node", "node", node.Name, "pool", pool.Name)
+	return 0, nil
+}
+
+// read returns the Node on the API server, nil if it no longer exists. The operator may list Nodes, and may
+// not get them.
+func (c *Controller) read(ctx context.Context, cached *corev1.Node) (*corev1.Node, error) {
+	list, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cached.Name).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read Node %s: %w", cached.Name, err)
+	}
+	at := slices.IndexFunc(list.Items, func(node corev1.Node) bool {
+		return node.Name == cached.Name && node.UID == cached.UID && node.Spec.ProviderID == cached.Spec.ProviderID && node.DeletionTimestamp.IsZero()
+	})
+	if at < 0 {
+		return nil, nil
+	}
+	return &list.Items[at], nil
+}
+
+// poolOfNode returns the pool whose instance has a Node, nil if that is not certain: no shard reports an
+// instance with the provider id of the Node, or one that may not name the Node, which foreign says, or
+// several pools or Nodes have the provider id.
+func (c *Controller) poolOfNode(node *corev1.Node) (pool *v1beta1.NstanceMachinePool, foreign bool, err error) {
+	id := node.Spec.ProviderID
+	if providerid.Key(id) == "" || len(c.owners.WithProviderID(id)) != 1 {
+		return nil, false, nil
+	}
+	found := ""
+	for _, group := range c.owners.ShardGroupsWith(id) {
+		name := poolOf(group)
+		if name == "" || !slices.ContainsFunc(group.Status.ProviderIDs, func(reported string) bool { return providerid.Match(reported, id) }) {
+			continue
+		}
+		if c.owners.Foreign(string(group.Spec.Shard), node) != "" {
+			foreign = true
+			continue
+		}
+		if found != "" && found != name {
+			return nil, true, nil
+		}
+		found = name
+	}
+	if found == "" {
+		return nil, foreign, nil
+	}
+	pool, err = controller.GetCached(c.pools.Get, "pool", cache.NewObjectName(c.namespace, found))
+	if err != nil || pool == nil || !pool.DeletionTimestamp.IsZero() {
+		return nil, false, err
+	}
+	return pool, false, nil
+}
+
+// pausedBy reports whether the pool or its Cluster is paused.
+func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool) (bool, error) {
+	cluster, err := controller.GetCached(c.clusters.Get, "Cluster", cache.NewObjectName(c.namespace, c.clusterName))
+	if err != nil {
+		return false, err
+	}
+	return controllers.PausedBy(cluster, pool) != "", nil
+}
