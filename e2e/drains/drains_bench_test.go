@@ -11,7 +11,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
@@ -20,9 +23,10 @@ import (
 // BenchmarkDrains200 drains 200 Nodes with two Pods each at once. It measures from
 // the moment when a notice reaches the operator to the requests that cordon the
 // Node and evict its first Pod, and counts the operator's requests to the API
-// server.
+// server. A plain client cordons as many other Nodes before, and does nothing else.
 func BenchmarkDrains200(b *testing.B) {
 	const name, count, podsPerNode = "storm", 200, 2
+	bare := cordonBare(b, createGroup(b, steadyShard, "bare", count))
 	nodes := createGroup(b, steadyShard, name, count)
 	env.CreateNamespace(b, name)
 	var pods []*corev1.Pod
@@ -72,6 +76,13 @@ func BenchmarkDrains200(b *testing.B) {
 		delays := sortedDelays(b, "cordon", drains, cordons)
 		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "cordon-p50-ms")
 		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "cordon-p99-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(bare, 50), "bare-p50-ms")
+		b.ReportMetric(testcluster.PercentileMilliseconds(bare, 99), "bare-p99-ms")
+		ratio := testcluster.PercentileMilliseconds(delays, 99) / testcluster.PercentileMilliseconds(bare, 99)
+		b.ReportMetric(ratio, "cordon/bare")
+		if ratio > mostOfBare {
+			b.Errorf("99 %% of the Nodes are cordoned in %.2f times the time of a plain client, want at most %v", ratio, mostOfBare)
+		}
 		delays = sortedDelays(b, "eviction", drains, firstEvictions)
 		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "eviction-p50-ms")
 		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "eviction-p99-ms")
@@ -88,6 +99,36 @@ func BenchmarkDrains200(b *testing.B) {
 		// The log has each watch twice: when it begins and when it ends.
 		b.ReportMetric(float64(len(watches))/2/count, "watch-pods/drain")
 	}
+}
+
+const (
+	// bareCordons is how many Nodes the plain client cordons at the same time: as many as the operator has
+	// workers.
+	bareCordons = 32
+	// mostOfBare is the target for the time until 99 % of the Nodes are cordoned.
+	mostOfBare = 1.2
+)
+
+// cordonBare cordons Nodes with the same apply as the operator, and returns the sorted times from the
+// begin until each is cordoned.
+func cordonBare(b *testing.B, nodes []string) []time.Duration {
+	b.Helper()
+	delays := make([]time.Duration, len(nodes))
+	begin := time.Now()
+	var writers errgroup.Group
+	writers.SetLimit(bareCordons)
+	for n, name := range nodes {
+		writers.Go(func() error {
+			node := corev1ac.Node(name).WithAnnotations(map[string]string{"bare.example.com/cordoned-for": name}).
+				WithSpec(corev1ac.NodeSpec().WithUnschedulable(true))
+			_, err := env.Kube.CoreV1().Nodes().Apply(b.Context(), node, metav1.ApplyOptions{FieldManager: "bare", Force: true})
+			delays[n] = time.Since(begin)
+			return err
+		})
+	}
+	require.NoError(b, writers.Wait())
+	slices.Sort(delays)
+	return delays
 }
 
 func keepFirst(times map[string]time.Time, key string, at time.Time) {

@@ -28,13 +28,19 @@ const (
 	upsertBlock = 50
 	// upsertBlocks make one iteration, so that even one iteration measures something.
 	upsertBlocks = 10
+	// mostOfFloor is the target for x-floor of one caller, and leastOfOne for x-one-caller.
+	mostOfFloor = 1.2
+	leastOfOne  = 4
 )
 
 // BenchmarkUpsertGroup changes groups through a real server: mutual TLS, gRPC, storage in
 // files. The metric x-bare is the factor by which that takes longer than only the system
 // calls that replace a file of the same size safely: the median of all blocks, because other
-// work on the machine delays some of them. The changes of several callers share writes.
+// work on the machine delays some of them. No server could do without the call, so that x-floor is the
+// factor by which a change takes longer than the system calls and a call that changes nothing. The
+// changes of several callers share writes: x-one-caller is how many times as many there are.
 func BenchmarkUpsertGroup(b *testing.B) {
+	var ofOneCaller float64
 	for _, callers := range []int{1, 8} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
 			// It logs as much as a server does by default.
@@ -58,38 +64,63 @@ func BenchmarkUpsertGroup(b *testing.B) {
 			}
 			bare := newBareFile(b, s.DataDir)
 
-			var upserting, writing time.Duration
-			var ratios []float64
+			var upserting, writing, calling time.Duration
+			var ratios, ofFloor []float64
 			changes := 0
+			// block calls for each group once.
+			block := func() time.Duration {
+				begin := time.Now()
+				var calls errgroup.Group
+				calls.SetLimit(callers)
+				for n := range upsertBlock {
+					calls.Go(func() error { return change(n) })
+				}
+				require.NoError(b, calls.Wait())
+				return time.Since(begin)
+			}
 			for b.Loop() {
 				for range upsertBlocks {
 					revision++ // each change has its own
-					begin := time.Now()
-					var calls errgroup.Group
-					calls.SetLimit(callers)
-					for n := range upsertBlock {
-						calls.Go(func() error { return change(n) })
-					}
-					require.NoError(b, calls.Wait())
-					changing := time.Since(begin)
-
+					changing := block()
 					data, err := os.ReadFile(s.GroupsPath())
 					require.NoError(b, err)
-					begin = time.Now()
+					unchanged := block()
+					same, err := os.ReadFile(s.GroupsPath())
+					require.NoError(b, err)
+					require.Equal(b, data, same, "the groups after calls that change nothing")
+					begin := time.Now()
 					for range upsertBlock {
 						require.NoError(b, bare.replace(data))
 					}
 					replacing := time.Since(begin)
 					upserting += changing
 					writing += replacing
+					calling += unchanged
 					ratios = append(ratios, float64(changing)/float64(replacing))
+					ofFloor = append(ofFloor, float64(changing)/float64(replacing+unchanged))
 					changes += upsertBlock
 				}
 			}
-			b.ReportMetric(float64(changes)/upserting.Seconds(), "upserts/s")
+			rate := float64(changes) / upserting.Seconds()
+			b.ReportMetric(rate, "upserts/s")
 			b.ReportMetric(float64(changes)/writing.Seconds(), "bare/s")
+			b.ReportMetric(float64(changes)/calling.Seconds(), "unchanged/s")
 			slices.Sort(ratios)
 			b.ReportMetric(ratios[len(ratios)/2], "x-bare")
+			if callers == 1 {
+				ofOneCaller = rate
+				slices.Sort(ofFloor)
+				median := ofFloor[len(ofFloor)/2]
+				b.ReportMetric(median, "x-floor")
+				if median > mostOfFloor {
+					b.Errorf("a change takes %.2f times as long as its write and a call, want at most %v", median, mostOfFloor)
+				}
+				return
+			}
+			b.ReportMetric(rate/ofOneCaller, "x-one-caller")
+			if rate/ofOneCaller < leastOfOne {
+				b.Errorf("%d callers make %.2f times as many changes as one, want at least %v", callers, rate/ofOneCaller, leastOfOne)
+			}
 		})
 	}
 }
