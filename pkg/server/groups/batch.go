@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"reflect"
 	"sync/atomic"
+	"time"
 
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/deadline"
@@ -43,13 +44,21 @@ func (r *request) fail(err error) {
 // batch has the requests that one write stores.
 type batch struct {
 	requests []*request
+	// full is closed when there are as many requests as are wanted; nil if no write waits for it.
+	full   chan struct{}
+	wanted int
 	// stored is closed when the requests have their results.
 	stored chan struct{}
 }
 
+// gatherTime is how long a write waits at most for the requests of callers that have just received their
+// results: much longer than they need for the next request, and much shorter than a write.
+const gatherTime = 300 * time.Microsecond
+
 // do carries out a request and returns when it has its results. Requests that
 // arrive during a write are stored together by the next one. The first of them
-// makes that write.
+// makes that write. Callers that receive their results together send their next requests together, so
+// that the write waits for them for a moment: it would have only the first of these requests otherwise.
 func (s *Store) do(r *request) {
 	s.batchMu.Lock()
 	b, first := s.batch, s.batch == nil
@@ -58,6 +67,9 @@ func (s *Store) do(r *request) {
 		s.batch = b
 	}
 	b.requests = append(b.requests, r)
+	if b.full != nil && len(b.requests) == b.wanted {
+		close(b.full)
+	}
 	s.batchMu.Unlock()
 	if !first {
 		<-b.stored
@@ -66,11 +78,48 @@ func (s *Store) do(r *request) {
 
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
+	s.gather(b)
 	s.batchMu.Lock()
 	s.batch = nil
 	s.batchMu.Unlock()
 	s.store(b.requests)
+	s.expect(b)
 	close(b.stored)
+}
+
+// expect sets how many requests the write after b waits for: the callers of b, and those that wait
+// already. A single caller does not wait, and neither do two that take turns. The caller has locked
+// writeMu.
+func (s *Store) expect(b *batch) {
+	s.batchMu.Lock()
+	defer s.batchMu.Unlock()
+	waiting := 0
+	if s.batch != nil {
+		waiting = len(s.batch.requests)
+	}
+	s.expected = 0
+	if len(b.requests) > 1 || waiting > 1 {
+		s.expected = len(b.requests) + waiting
+	}
+}
+
+// gather waits until a batch has the expected requests, at most for gatherTime. The caller has locked
+// writeMu.
+func (s *Store) gather(b *batch) {
+	s.batchMu.Lock()
+	if len(b.requests) >= s.expected {
+		s.batchMu.Unlock()
+		return
+	}
+	full := make(chan struct{})
+	b.full, b.wanted = full, s.expected
+	s.batchMu.Unlock()
+	timer := time.NewTimer(s.gatherTime)
+	defer timer.Stop()
+	select {
+	case <-full:
+	case <-timer.C:
+	}
 }
 
 // store carries out requests in their order and stores them in one write. A request that is

@@ -157,6 +157,49 @@ func TestConcurrentChangesShareAWrite(t *testing.T) {
 	b.wantStored()
 }
 
+// Each of eight callers sends its next change when it has the result of the last. All of them share each
+// write, and a caller that stops delays the others by a moment only.
+func TestCallersThatChangeInTurnShareEachWrite(t *testing.T) {
+	const callers, each = 8, 50
+	b := newBatchTest(t)
+	// The caller of the write in progress makes no other change.
+	b.gatherTime = time.Millisecond
+	for n := range callers {
+		b.call(func() {
+			for i := range each {
+				_, changed, err := b.Upsert(t.Context(), keyOf(n), Change{Settings: Settings{Template: "worker"}, Size: int32(i + 1)})
+				assert.True(t, changed)
+				assert.NoError(t, err)
+			}
+		})
+	}
+	b.store.results <- nil
+	for range each {
+		<-b.store.begun
+		b.gatherTime = time.Hour
+		b.store.results <- nil
+	}
+	b.calls.Wait() // blocks forever if there is another write
+	assert.Equal(t, callers, b.expected)
+	b.wantStored()
+}
+
+// A single caller waits for nobody, however many there were before.
+func TestACallerThatIsAloneDoesNotWait(t *testing.T) {
+	s := open(t, newStorage(t))
+	s.gatherTime = time.Hour
+	for size := range int32(3) {
+		_, _, err := s.Upsert(t.Context(), plain, Change{Size: size + 1})
+		require.NoError(t, err)
+	}
+	s.expected, s.gatherTime = 8, time.Nanosecond
+	for size := range int32(3) {
+		_, _, err := s.Upsert(t.Context(), plain, Change{Size: size + 4})
+		require.NoError(t, err)
+		s.gatherTime = time.Hour
+	}
+}
+
 // TestFailedWriteFailsItsChanges checks that a failed write fails exactly the changes that
 // depend on it.
 func TestFailedWriteFailsItsChanges(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"nstance.dev/operator/pkg/base/audit"
 	"nstance.dev/operator/pkg/server/config"
@@ -29,6 +30,9 @@ type Store struct {
 	// no changes.
 	batchMu sync.Mutex
 	batch   *batch
+	// expected is how many changes the next write waits for, at most for gatherTime. writeMu guards it.
+	expected   int
+	gatherTime time.Duration
 
 	// writeMu serializes writes and guards object and content.
 	writeMu sync.Mutex
@@ -65,9 +69,10 @@ type Store struct {
 // others are not stored.
 func Open(ctx context.Context, accepted, c *config.Config, store storage.Store) (*Store, error) {
 	s := &Store{
-		object:    object{store: store, key: storage.GroupsKey(c.Shard.ID)},
-		refused:   map[instance.GroupKey]struct{}{},
-		deletedBy: map[instance.GroupKey]audit.Request{},
+		object:     object{store: store, key: storage.GroupsKey(c.Shard.ID)},
+		gatherTime: gatherTime,
+		refused:    map[instance.GroupKey]struct{}{},
+		deletedBy:  map[instance.GroupKey]audit.Request{},
 	}
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
