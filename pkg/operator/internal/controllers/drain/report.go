@@ -34,8 +34,9 @@ const (
 	reasonDrainTimedOut = "DrainTimedOut"
 )
 
-// recordStart records that a Node was cordoned for a drain. The next leader finds it
-// cordoned, and does not record it again.
+// recordStart records that a Node was cordoned for a drain. The sync after the cordon does it: all
+// Nodes of a burst are cordoned before, so that no cordon competes with an event for the API server. The
+// next leader finds the Node cordoned, and does not record it again.
 func (c *Controller) recordStart(key Key, node *corev1.Node, notice *shard.DeletionNotice) {
 	note := fmt.Sprintf("draining for the deletion of instance %s on shard %s, reason %s", key.Instance, key.Shard, notice.Reason)
 	if !notice.DeleteAt.IsZero() {

@@ -63,8 +63,9 @@ type state struct {
 	backoff          wait.Backoff
 	// expired is set after the deadline was reached, counted after the first outcome.
 	expired, counted bool
-	// started is set after the start was recorded.
-	started bool
+	// cordoned is set after this process has cordoned the Node, and started after the start was
+	// recorded.
+	cordoned, started bool
 	// blockageReported is set while the blockage was reported by an event.
 	blockageReported bool
 }
@@ -192,13 +193,20 @@ func (s *state) isCounted() bool {
 	return s.counted || s.acknowledging
 }
 
-// setStarted stores that the start of the drain was recorded, and reports whether it was
-// recorded for the first time.
-func (s *state) setStarted() (first bool) {
+// setCordoned stores that this process has cordoned the Node.
+func (s *state) setCordoned() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first = !s.started
-	s.started = true
+	s.cordoned = true
+}
+
+// takeStart reports whether the start of the drain has to be recorded, and stores that it was: once, by
+// the process that has cordoned the Node.
+func (s *state) takeStart() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.cordoned && !s.started
+	s.started = s.cordoned
 	return first
 }
 

@@ -39,6 +39,9 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	if !inProgress || !next.step.continuesEvictions() {
 		c.evictions.drop(key)
 	}
+	if s != nil && next.step != cordon && len(observed.nodes) == 1 && s.takeStart() {
+		c.recordStart(key, observed.nodes[0], observed.notice)
+	}
 	err = c.act(ctx, key, s, observed, next)
 	if inProgress {
 		failed := err
@@ -102,8 +105,8 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 			return err
 		}
 		klog.FromContext(ctx).Info("Node cordoned", "node", node.Name, "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
-		if !observed.acknowledged && !observed.expired && s.setStarted() {
-			c.recordStart(key, node, observed.notice)
+		if !observed.acknowledged && !observed.expired {
+			s.setCordoned()
 		}
 	case watchPods:
 		c.startPodWatch(ctx, key, s, observed.nodes[0].Name)
