@@ -8,10 +8,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -222,6 +224,42 @@ func awaited(object *v1beta1.NstanceShardGroup, observed observation, result out
 	default:
 		return unconfirmed
 	}
+}
+
+// reportDelay is the longest time that a status waits for the effect of a size that the shard has accepted:
+// if the instances run or are terminated within it, one write reports both.
+const reportDelay = 2 * controller.BatchPeriod
+
+// reportWait returns how much longer a status may wait for the effect of a new size, 0 if it is to be
+// written now. It may wait only if it reports nothing but the new generation: what went wrong, and what
+// the shard has answered, is reported at once. Until then status and conditions have the generation that
+// they were computed from, which kubectl wait compares with the generation of the object. After a restart
+// no status waits.
+func (c *Controller) reportWait(object *v1beta1.NstanceShardGroup, observed observation, status v1beta1.NstanceShardGroupStatus, now time.Time) time.Duration {
+	if observed.group == nil || observed.group.ActualSize == object.Spec.Size ||
+		!meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionReady) || !sameButForGeneration(object.Status, status) {
+		return 0
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	last, found := c.sent[cache.MetaObjectToName(object)]
+	if !found || !last.isOf(object) {
+		return 0
+	}
+	return max(0, last.accepted.Add(reportDelay).Sub(now))
+}
+
+// sameButForGeneration reports whether two statuses differ in nothing but the generations that they were
+// computed from.
+func sameButForGeneration(before, after v1beta1.NstanceShardGroupStatus) bool {
+	after.ObservedGeneration = before.ObservedGeneration
+	after.Conditions = slices.Clone(after.Conditions)
+	for i := range after.Conditions {
+		if was := meta.FindStatusCondition(before.Conditions, after.Conditions[i].Type); was != nil {
+			after.Conditions[i].ObservedGeneration = was.ObservedGeneration
+		}
+	}
+	return equality.Semantic.DeepEqual(before, after)
 }
 
 // applyStatus returns all fields of the status that the operator owns.

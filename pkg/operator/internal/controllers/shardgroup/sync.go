@@ -69,8 +69,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	if err := c.writeStatus(ctx, object, observed, result); err != nil {
-		return 0, err
+	wait, err := c.writeStatus(ctx, object, observed, result)
+	if err != nil || wait > 0 {
+		return wait, err
 	}
 	rejected := c.rejection(key)
 	switch {
@@ -116,21 +117,25 @@ func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Grou
 }
 
 // writeStatus applies the status if it differs from the cached one, and records new
-// problems as events.
-func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceShardGroup, observed observation, result outcome) error {
+// problems as events. It returns the delay after which to sync again if the status is not
+// written yet.
+func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceShardGroup, observed observation, result outcome) (time.Duration, error) {
 	status := newStatus(object, observed, result, c.rejection(cache.MetaObjectToName(object)))
 	if equality.Semantic.DeepEqual(status, object.Status) {
-		return nil
+		return 0, nil
+	}
+	if wait := c.reportWait(object, observed, status, result.now.Time); wait > 0 {
+		return wait, nil
 	}
 	written, err := c.client.ApplyStatus(ctx, applyStatus(object, status), controllers.Apply)
 	if apierrors.IsNotFound(err) {
-		return nil
+		return 0, nil
 	}
 	if err != nil {
-		return fmt.Errorf("write the status of shard group %s: %w", klog.KObj(object), err)
+		return 0, fmt.Errorf("write the status of shard group %s: %w", klog.KObj(object), err)
 	}
 	c.writes.Record(written)
 	c.recordProblems(object, status)
 	c.recordReachable(&object.Status, written)
-	return nil
+	return 0, nil
 }

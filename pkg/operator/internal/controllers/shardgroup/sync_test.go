@@ -5,10 +5,12 @@ package shardgroup
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -60,7 +62,9 @@ func TestSyncKeepsInstancesThatTheReplyOmits(t *testing.T) {
 	h.setGroup(reported())
 	h.Expect(writeStatus)
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
-	h.Expect("upsert workers on a with size 5", writeStatus)
+	h.Expect("upsert workers on a with size 5")
+	h.Advance(reportDelay)
+	h.Expect(writeStatus)
 	got := h.object().Status
 	if want := []string{"i-1", "i-2", "i-3"}; !slices.Equal(got.ProviderIDs, want) || *got.Replicas != 3 {
 		t.Errorf("after an answer without instances the status has %q and %d replicas", got.ProviderIDs, *got.Replicas)
@@ -196,4 +200,132 @@ func TestPausedByItsOwnAnnotation(t *testing.T) {
 	h.Expect(writeStatus)
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Annotations = nil })
 	h.Expect("upsert workers on a with size 3", writeStatus)
+}
+
+// scaled returns a harness whose shard has just accepted 5 instead of 3 instances.
+func scaled(t *testing.T, change func(*harness)) *harness {
+	t.Helper()
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	change(h)
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
+	return h
+}
+
+// expectReported compares the generation of the status and of all its conditions, and the replicas.
+func (h *harness) expectReported(generation int64, replicas int32) {
+	h.T.Helper()
+	status := h.object().Status
+	generations := []int64{status.ObservedGeneration}
+	for _, condition := range status.Conditions {
+		generations = append(generations, condition.ObservedGeneration)
+	}
+	assert.Equal(h.T, slices.Repeat([]int64{generation}, len(generations)), generations, "generations")
+	assert.Equal(h.T, replicas, *status.Replicas, "replicas")
+}
+
+const upsert5 = "upsert workers on a with size 5"
+
+// A size and its effect are one status if the instances run in time. Until then nobody who compares
+// generations takes the status for the status of the new size.
+func TestASizeAndItsInstancesAreOneStatus(t *testing.T) {
+	for name, replicas := range map[string]int32{"larger": 5, "smaller": 1} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, newObject())
+			h.setGroup(reported())
+			h.Expect(writeStatus)
+			h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = replicas })
+			assert.Equal(t, reportDelay, h.Expect(fmt.Sprintf("upsert workers on a with size %d", replicas)))
+			h.Advance(controller.BatchPeriod)
+			assert.Equal(t, reportDelay-controller.BatchPeriod, h.Expect(), "the rest of the delay")
+			h.expectReported(1, 3)
+			h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = replicas }))
+			h.Expect(writeStatus)
+			h.expectReported(2, replicas)
+			h.Advance(10 * time.Minute)
+			assert.Zero(t, h.Expect())
+		})
+	}
+}
+
+func TestASizeWhoseInstancesAreSlowIsReported(t *testing.T) {
+	h := scaled(t, func(*harness) {})
+	h.Expect(upsert5)
+	h.Advance(reportDelay - time.Millisecond)
+	assert.Equal(t, time.Millisecond, h.Expect())
+	h.Advance(time.Millisecond)
+	assert.Zero(t, h.Expect(writeStatus))
+	h.expectReported(2, 3)
+	h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 5 }))
+	h.Expect(writeStatus)
+	h.expectReported(2, 5)
+}
+
+// A size that is sent again, because another writer has changed the group, does not delay the status
+// further.
+func TestACorrectionDoesNotDelayTheStatus(t *testing.T) {
+	h := scaled(t, func(*harness) {})
+	h.Expect(upsert5)
+	h.Advance(reportDelay - time.Millisecond)
+	h.setGroup(changed(h.group(), func(g *shard.Group) { g.Size = 9 }))
+	assert.Equal(t, time.Millisecond, h.Expect(upsert5))
+	h.Advance(time.Millisecond)
+	h.Expect(writeStatus)
+	h.expectReported(2, 3)
+}
+
+// Whatever else the status has to report is reported at once.
+func TestWhatIsNotOnlyANewGenerationIsReportedAtOnce(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*harness)
+		calls  []string
+	}{
+		"no instance to wait for": {func(h *harness) {
+			h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 5 }))
+			h.Expect(writeStatus)
+		}, []string{upsert5, writeStatus}},
+		"a new instance": {func(h *harness) { h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 4 })) }, []string{upsert5, writeStatus}},
+		"settings in effect": {func(h *harness) {
+			h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
+				config.InstanceType = "huge"
+				return accept(config)
+			}
+		}, []string{upsert5, writeStatus}},
+		"a rejection": {func(h *harness) { h.Fake.Fail["upsert"] = status.Error(codes.InvalidArgument, "too many") }, []string{upsert5, writeStatus}},
+		"a pause":     {func(h *harness) { h.paused = "workers is paused" }, []string{writeStatus}},
+		"a drain":     {func(h *harness) { h.drains.draining = 1 }, []string{upsert5, writeStatus}},
+		"no connection": {func(h *harness) {
+			h.a().Reachable, h.a().Lost = false, lost
+		}, []string{writeStatus}},
+		"no such shard": {func(h *harness) { delete(h.Fake.ByID, "a") }, []string{writeStatus}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := scaled(t, test.change)
+			h.Expect(test.calls...)
+			assert.EqualValues(t, 2, h.object().Status.ObservedGeneration)
+		})
+	}
+}
+
+// What happens during the delay ends it.
+func TestAProblemEndsTheDelayOfAStatus(t *testing.T) {
+	for name, happens := range map[string]func(*harness){
+		"no connection": func(h *harness) { h.a().Reachable, h.a().Lost = false, lost },
+		"a drain":       func(h *harness) { h.drains.draining = 1 },
+		"a pause":       func(h *harness) { h.paused = "workers is paused" },
+		"a new leader": func(h *harness) {
+			h.controller.mu.Lock()
+			defer h.controller.mu.Unlock()
+			clear(h.controller.sent)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := scaled(t, func(*harness) {})
+			h.Expect(upsert5)
+			happens(h)
+			h.Expect(writeStatus)
+			assert.EqualValues(t, 2, h.object().Status.ObservedGeneration)
+		})
+	}
 }

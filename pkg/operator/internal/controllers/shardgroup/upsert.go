@@ -75,6 +75,8 @@ type sent struct {
 	revision shard.Revision
 	// replaces is the value of the annotation AnnotationConfirmOverwrite.
 	replaces string
+	// accepted is when the shard accepted the request first.
+	accepted time.Time
 	// corrections counts the corrections from first to last.
 	corrections int
 	first, last time.Time
@@ -112,7 +114,7 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 	next := c.sent[key]
 	switch {
 	case !next.isOf(object):
-		next = sent{revision: revisionOf(object), replaces: object.Annotations[v1beta1.AnnotationConfirmOverwrite]}
+		next = sent{revision: revisionOf(object), replaces: object.Annotations[v1beta1.AnnotationConfirmOverwrite], accepted: now}
 	case now.Sub(next.last) >= driftForgotten:
 		next.corrections, next.first = 1, now
 	default:

@@ -172,7 +172,7 @@ func TestSyncSendsCandidatesWithTheSize(t *testing.T) {
 		return accept(config)
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd2"} })
-	h.Expect("upsert workers on a with size 2", writeStatus)
+	h.Expect("upsert workers on a with size 2")
 	if len(sent) != 1 || sent[0].Size != 2 || !slices.Equal(sent[0].RemoveFirst, []string{"knd2"}) {
 		t.Errorf("sent %+v", sent)
 	}
@@ -182,7 +182,7 @@ func TestSyncSendsCandidatesWithTheSize(t *testing.T) {
 	h.setGroup(changed(h.group(), func(g *shard.Group) { g.RemoveFirst = nil }))
 	h.Expect("upsert workers on a with size 2")
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.RemoveFirst = nil })
-	h.Expect("upsert workers on a with size 2", writeStatus)
+	h.Expect("upsert workers on a with size 2")
 	if got := sent[len(sent)-1].RemoveFirst; len(got) > 0 {
 		t.Errorf("still sends %q", got)
 	}
@@ -199,8 +199,10 @@ func TestSyncWithAServerThatIgnoresCandidates(t *testing.T) {
 		return group, err
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd2"} })
-	h.Expect("upsert workers on a with size 2", writeStatus)
+	h.Expect("upsert workers on a with size 2")
 	h.Expect()
+	h.Advance(reportDelay)
+	h.Expect(writeStatus)
 	h.Advance(time.Hour)
 	h.Expect()
 }
