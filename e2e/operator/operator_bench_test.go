@@ -38,8 +38,8 @@ func BenchmarkChange(b *testing.B) {
 		env.UntilRunning(b, name, 12)
 		count := countWrites(b, from, name)
 		specs, statuses := float64(count.shardGroupSpecs)/3, float64(count.shardGroupStatuses)/3
-		if specs > 1 || statuses > 2 || count.pool > 3 {
-			b.Errorf("%v spec writes and %v status writes per shard group, and %d writes of the pool, want at most 1, 2 and 3",
+		if specs > 1 || statuses > 1 || count.pool > 3 {
+			b.Errorf("%v spec writes and %v status writes per shard group, and %d writes of the pool, want at most 1, 1 and 3",
 				specs, statuses, count.pool)
 		}
 		b.ReportMetric(specs, "specs/shardgroup")
