@@ -38,11 +38,13 @@ var ciphertext = "AQID" + strings.Repeat("A", 60)
 
 // samples are the parts of configurations in each document, in their order.
 var samples = map[string][]sample{
-	"agent.md":            {{of: "aws.md", in: []string{"templates", "worker"}}},
-	"aws.md":              {{of: "aws.md"}, {of: "aws.md", in: []string{"shard"}}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
-	"google.md":           {{of: "google.md"}, {of: "google.md", in: []string{"shard"}}},
-	"on-demand.md":        {{of: "shard.jsonc", in: []string{"templates", "worker"}}},
-	"providers.md":        {{of: "shard.jsonc", in: []string{"shard"}}},
+	"agent.md":     {{of: "aws.md", in: []string{"templates", "worker"}}},
+	"aws.md":       {{of: "aws.md"}, {of: "aws.md", in: []string{"shard"}}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
+	"google.md":    {{of: "google.md"}, {of: "google.md", in: []string{"shard"}}},
+	"on-demand.md": {{of: "shard.jsonc", in: []string{"templates", "worker"}}},
+	"providers.md": {{of: "shard.jsonc", in: []string{"shard"}}},
+	// The configuration has a file with the name, of another kind.
+	"self-managed.md":     {{of: "aws.md", without: `"join.json"`, with: `"discovery.json"`}},
 	"server-reference.md": {{of: "aws.md"}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
 	"server.md": {{of: "aws.md", without: "/* fields of the provider */",
 		with: `"target_group_arns": ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef"]`}},
@@ -84,7 +86,7 @@ func TestEverySampleIsSilent(t *testing.T) {
 		return nil
 	}))
 	assert.Equal(t, 4, configurations)
-	assert.Equal(t, 11, parts)
+	assert.Equal(t, 12, parts)
 }
 
 // configurationOf returns the configuration in a document.
