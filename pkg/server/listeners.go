@@ -116,13 +116,14 @@ func (p *process) commonOptions() []grpc.ServerOption {
 // newGRPCServers returns the server for operators and the server for registrations.
 func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (operators, registrations *grpc.Server) {
 	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
+	limitUnary, limitStream := grpcapi.LimitCalls(func() int { return p.shared.inForce.Load().MaxCallsPerSecond() })
 	operators = grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{
 		grpc.Creds(p.guard.Credentials(credentials.NewTLS(certificate.MutualConfig()))),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.MaxConcurrentStreams(maxOperatorStreams),
 		grpc.MaxRecvMsgSize(maxOperatorRequest),
-		grpc.ChainUnaryInterceptor(authorizeUnary, grpcapi.NameRequest, p.guard.Unary),
-		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
+		grpc.ChainUnaryInterceptor(authorizeUnary, grpcapi.NameRequest, p.guard.Unary, limitUnary),
+		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream, limitStream),
 	})...)
 	nstancev1.RegisterOperatorServiceServer(operators, p.shared.gate)
 	registrations = grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{

@@ -14,13 +14,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"sync"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/internal/clientrate"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -94,9 +93,6 @@ const (
 	// entries it may cause at once (docs/server-reference.md#limits).
 	interval = 10 * time.Second
 	burst    = 30
-	// minLimiters is how many clients are known at least before those are forgotten that have
-	// caused no entry for a while.
-	minLimiters = 1024
 )
 
 // ErrTooMany means that a client has caused many entries, and may cause another later.
@@ -105,35 +101,13 @@ var ErrTooMany = errors.New("too many certificates were issued to this client: a
 // Limits limits how many entries each client may cause, because nobody deletes them. The zero
 // value is ready for use.
 type Limits struct {
-	mu       sync.Mutex
-	byClient map[string]*rate.Limiter
-	// forgetAt is the number of clients at which some are forgotten.
-	forgetAt int
+	clients clientrate.Limits
 }
 
 // Check returns ErrTooMany if a client may not cause an entry now.
 func (l *Limits) Check(client string) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	limiter, found := l.byClient[client]
-	if !found {
-		limiter = rate.NewLimiter(rate.Every(interval), burst)
-		l.add(client, limiter)
-	}
-	if !limiter.Allow() {
+	if !l.clients.Allow(client, rate.Every(interval), burst) {
 		return ErrTooMany
 	}
 	return nil
-}
-
-// add adds the limiter of a client. Limiters that allow as much as a new limiter are not needed.
-func (l *Limits) add(client string, limiter *rate.Limiter) {
-	if l.byClient == nil {
-		l.byClient, l.forgetAt = map[string]*rate.Limiter{}, minLimiters
-	}
-	if len(l.byClient) >= l.forgetAt {
-		maps.DeleteFunc(l.byClient, func(_ string, limiter *rate.Limiter) bool { return limiter.Tokens() >= burst })
-		l.forgetAt = max(minLimiters, 2*len(l.byClient))
-	}
-	l.byClient[client] = limiter
 }

@@ -77,6 +77,9 @@ type Shard struct {
 	// MaxOnDemandPerHour is the largest number of on-demand instances that a tenant may create in
 	// an hour, nil for no limit.
 	MaxOnDemandPerHour *int32
+	// MaxCallsPerSecond is how many calls the operators of a tenant may make in a second in the long
+	// run, nil for maxCalls.
+	MaxCallsPerSecond *int32
 	// CreateRateLimit is the least time between two requests to create an
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration

@@ -67,6 +67,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 			Expiry:              Expiry{EligibleAge: 21 * 24 * time.Hour, ForcedAge: 720 * time.Hour, OnDemandAge: 7 * 24 * time.Hour},
 			DefaultDrainTimeout: 4 * time.Minute,
 			MaxSize:             500,
+			MaxCallsPerSecond:   ptr.To[int32](2000),
 			CreateRateLimit:     time.Second,
 			GarbageCollection:   GarbageCollection{Interval: 3 * time.Minute, RegistrationTimeout: 6 * time.Minute, DeletedRecordRetention: 31 * time.Minute},
 			RestartGrace:        3 * time.Minute,

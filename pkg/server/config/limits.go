@@ -24,6 +24,15 @@ const MaxSize = 10000
 // maxOnDemand is the largest number of on-demand instances that a tenant may have.
 const maxOnDemand = 10000
 
+const (
+	// maxCalls is how many calls the operators of a tenant may make in a second without a limit of the
+	// configuration. A change of all groups of a shard, and a Pod for each on-demand instance, are no
+	// more than a burst (docs/server-reference.md#limits).
+	maxCalls = 1000
+	// mostCalls is the largest limit of the configuration.
+	mostCalls = 1_000_000
+)
+
 // OnDemandPeriod is the period of Shard.MaxOnDemandPerHour.
 const OnDemandPeriod = time.Hour
 
@@ -210,6 +219,19 @@ func (c *Config) MaxOnDemandPerHour() (limit int, limited bool) {
 func validateMaxOnDemand(path *field.Path, most *int32) field.ErrorList {
 	if most != nil && (*most < 0 || *most > maxOnDemand) {
 		return field.ErrorList{field.Invalid(path, *most, fmt.Sprintf("must be from 0 to %d", maxOnDemand))}
+	}
+	return nil
+}
+
+// MaxCallsPerSecond returns how many calls the operators of each tenant may make in a second in the
+// long run.
+func (c *Config) MaxCallsPerSecond() int {
+	return int(ptr.Deref(c.Shard.MaxCallsPerSecond, maxCalls))
+}
+
+func validateMaxCalls(path *field.Path, calls *int32) field.ErrorList {
+	if calls != nil && (*calls < 1 || *calls > mostCalls) {
+		return field.ErrorList{field.Invalid(path, *calls, fmt.Sprintf("must be from 1 to %d", mostCalls))}
 	}
 	return nil
 }

@@ -90,3 +90,8 @@ func TestMaxOnDemand(t *testing.T) {
 	assert.Equal(t, 10000, (&Config{}).MaxOnDemand())
 	assert.Zero(t, (&Config{Shard: Shard{MaxOnDemand: ptr.To[int32](0)}}).MaxOnDemand())
 }
+
+func TestMaxCallsPerSecond(t *testing.T) {
+	assert.Equal(t, 1000, (&Config{}).MaxCallsPerSecond())
+	assert.Equal(t, 1, (&Config{Shard: Shard{MaxCallsPerSecond: ptr.To[int32](1)}}).MaxCallsPerSecond())
+}

@@ -130,6 +130,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		MaxSize:             MaxSize,
 		MaxOnDemand:         o.Int32("max_on_demand"),
 		MaxOnDemandPerHour:  o.Int32("max_on_demand_per_hour"),
+		MaxCallsPerSecond:   o.Int32("max_calls_per_second"),
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
 		RestartGrace:        o.Duration("restart_grace", defaultRestartGrace),

@@ -38,6 +38,7 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 	}
 	errs = append(errs, validateMaxSize(path.Child("max_size"), s.MaxSize)...)
 	errs = append(errs, s.validateOnDemand(path)...)
+	errs = append(errs, validateMaxCalls(path.Child("max_calls_per_second"), s.MaxCallsPerSecond)...)
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
 	errs = append(errs, validation.Positive(path.Child("health_check_interval"), s.HealthCheckInterval)...)

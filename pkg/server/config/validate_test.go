@@ -45,6 +45,7 @@ func TestInvalid(t *testing.T) {
 		{"negative number of on-demand instances", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand": -1`, `shard.max_on_demand: Invalid value: -1: must be from 0 to 10000`},
 		{"too many on-demand instances", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand": 10001`, `shard.max_on_demand: Invalid value: 10001: must be from 0 to 10000`},
 		{"negative number of on-demand instances in an hour", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand_per_hour": -1`, `shard.max_on_demand_per_hour: Invalid value: -1: must be from 0 to 10000`},
+		{"no calls", `"max_calls_per_second": 2000`, `"max_calls_per_second": 0`, `shard.max_calls_per_second: Invalid value: 0: must be from 1 to 1000000`},
 		{"deleted instances are forgotten within the hour", `"id": "us-west-2a"`, `"id": "us-west-2a", "max_on_demand_per_hour": 10`, `shard.garbage_collection.deleted_record_retention: Invalid value: "31m0s": must be at least 1h0m0s with max_on_demand_per_hour`},
 		{"fraction", `"size": 3`, `"size": 3.5`, `groups.default.arm.size: Invalid value: 3.5: must be an integer of at most 32 bits`},
 		{"number too large", `"size": 3`, `"size": 2147483648`, `groups.default.arm.size: Invalid value: 2147483648: must be an integer of at most 32 bits`},

@@ -98,6 +98,8 @@ func (o Options) more() string {
 	if o.Advertise != "" {
 		keys += fmt.Sprintf(`"advertise": %s,`, o.Advertise)
 	}
+	// Tests and benchmarks make more calls than an operator.
+	keys += fmt.Sprintf(`"max_calls_per_second": %d,`, cmp.Or(o.MaxCallsPerSecond, 1_000_000))
 	if o.LeaderNetwork != "" {
 		keys += fmt.Sprintf(`"leader_network": %s,`, o.LeaderNetwork)
 	}

@@ -115,6 +115,8 @@ type Options struct {
 	HealthCheckInterval string
 	RegistrationTimeout string
 	AgentCertificateTTL string
+	// MaxCallsPerSecond is the value of this key of the configuration. Default: no test reaches it.
+	MaxCallsPerSecond int
 	// PollInterval is how often the server looks for changes in the storage. Default: the default of the
 	// server. Without InMemory, the server reads its configuration only when a test requests it.
 	PollInterval time.Duration

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/base/audit"
+	"nstance.dev/operator/pkg/server/internal/clientrate"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -110,6 +112,38 @@ func peerClient(ctx context.Context) (pki.Client, *x509.Certificate, error) {
 	certificate := info.State.VerifiedChains[0][0]
 	client, err := pki.PeerClient(certificate)
 	return client, certificate, err
+}
+
+// callBurst is for how many seconds a tenant that was quiet may make all of its calls at once.
+const callBurst = 10
+
+// LimitCalls returns the interceptors that refuse the calls of a tenant beyond limit() in a second
+// with ResourceExhausted, so that no tenant keeps a server from the others with calls
+// (docs/server-reference.md#limits). They must follow those of Authorize, and those that refuse revoked
+// certificates: whoever has one would use up the calls of the tenant.
+func LimitCalls(limit func() int) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
+	var tenants clientrate.Limits
+	check := func(ctx context.Context) error {
+		tenant, most := clientFrom(ctx).Tenant, limit()
+		if tenants.Allow(tenant, rate.Limit(most), callBurst*most) {
+			return nil
+		}
+		return status.Errorf(codes.ResourceExhausted,
+			"tenant %s makes more than %d calls a second, which is the most that this shard allows (shard.max_calls_per_second)", tenant, most)
+	}
+	unary := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		if err := check(ctx); err != nil {
+			return nil, err
+		}
+		return handler(ctx, request)
+	}
+	stream := func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if err := check(stream.Context()); err != nil {
+			return err
+		}
+		return handler(server, stream)
+	}
+	return unary, stream
 }
 
 // NameRequest is the interceptor that puts the request id of a call and its client into the
