@@ -78,15 +78,18 @@ REGISTRY ?=
 RELEASE_DIR ?= $(CURDIR)/bin/release
 # Where the folder docs can be read, for the links of alerts.
 DOCS_URL ?=
-RELEASE = VERSION='$(VERSION)' RELEASE_DIR='$(RELEASE_DIR)' REGISTRY='$(REGISTRY)' RELEASE_URL='$(RELEASE_URL)' DOCS_URL='$(DOCS_URL)' $(COMPILE) hack/release.sh
+# The file with the private key that signs the release (docs/install.md#signatures). Without it nothing is
+# signed.
+SIGNING_KEY ?=
+RELEASE = VERSION='$(VERSION)' RELEASE_DIR='$(RELEASE_DIR)' REGISTRY='$(REGISTRY)' SIGNING_KEY='$(SIGNING_KEY)' RELEASE_URL='$(RELEASE_URL)' DOCS_URL='$(DOCS_URL)' $(COMPILE) hack/release.sh
 .PHONY: release release-manifests push
 # Tools read releases whose version is semantic only.
 release release-manifests push krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 release: ## Write the release VERSION to bin/release: programs, images, charts, and manifests for kubectl and clusterctl.
-	@$(RELEASE) programs images starts manifests checksums
+	@$(RELEASE) programs images starts manifests checksums signature
 
 release-manifests:
-	@$(RELEASE) manifests checksums
+	@$(RELEASE) manifests checksums signature
 
 push: ## Push images and charts of the release VERSION to REGISTRY.
 	@$(RELEASE) push

@@ -15,7 +15,10 @@
 #              the images in REGISTRY by their digests, or without REGISTRY by the tags of "make image".
 #              The alerts have links to the documents at DOCS_URL, or without DOCS_URL their paths
 #   checksums  SHA256SUMS of all files of the version but the images, whose names are digests
-#   push       pushes images and charts to REGISTRY, where no tag may exist with another digest
+#   signature  SHA256SUMS.sig, the signature of SHA256SUMS with the key in the file SIGNING_KEY. Without it
+#              nothing is signed
+#   push       pushes images and charts to REGISTRY, where no tag may exist with another digest, and with
+#              SIGNING_KEY their signatures
 #
 # The same commit gives the same bytes, in any folder, whatever "go env" says. RELEASE_PROGRAMS are the
 # programs with an image: all if it is empty.
@@ -28,6 +31,7 @@ version=${VERSION:?}
 release=${RELEASE_DIR:?}
 registry=${REGISTRY:-}
 docs=${DOCS_URL:-}
+key=${SIGNING_KEY:+$(realpath -e "$SIGNING_KEY")}
 if [[ ! $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+(-[0-9A-Za-z.-]+)?$ ]]; then
 	echo "VERSION=$version: must be a semantic version with a v, such as v0.1.0" >&2
 	exit 1
@@ -213,6 +217,18 @@ checksums() {
 	echo "$release/SHA256SUMS"
 }
 
+signature() {
+	# A signature of another release would be wrong.
+	rm -f "$release/SHA256SUMS.sig"
+	if [[ -z $key ]]; then
+		echo "the release is not signed: SIGNING_KEY names no key" >&2
+		return
+	fi
+	image sign -key "$key" "$(realpath -e "$release/SHA256SUMS")" >"$work/signature"
+	mv "$work/signature" "$release/SHA256SUMS.sig"
+	echo "$release/SHA256SUMS.sig"
+}
+
 push() {
 	local name path sources=()
 	if [[ -z $registry ]]; then
@@ -225,12 +241,12 @@ push() {
 	for path in "$release"/charts/*-"${version#v}".tgz; do
 		sources+=("$(realpath "$path")")
 	done
-	image push -registry "$registry" -version "$version" "${sources[@]}"
+	image push -registry "$registry" -version "$version" ${key:+-key "$key"} "${sources[@]}"
 }
 
 for part; do
 	case $part in
-	programs | plugin | images | starts | manifests | checksums | push) "$part" ;;
+	programs | plugin | images | starts | manifests | checksums | signature | push) "$part" ;;
 	*)
 		echo "unknown part $part" >&2
 		exit 1

@@ -7,13 +7,15 @@
 //	image -binary FILE -tag NAME:TAG -output FILE …
 //	image layout -name NAME -output FOLDER … ARCH=FOLDER…
 //	image archive -folder FOLDER -output FILE NAME:TAG[=PROGRAM]…
-//	image push -registry REGISTRY -version VERSION LAYOUT|CHART.tgz…
+//	image push -registry REGISTRY -version VERSION [-key FILE] LAYOUT|CHART.tgz…
+//	image sign -key FILE FILE
 //
 // The first form writes an archive for "docker load", "podman load" or "ctr images import", and prints
 // the digest that the image has in a registry if the archive is pushed as it is, such as with "crane
 // push". The second writes an OCI layout with an index of one image for each architecture, and prints
 // the digest of the index. The third writes an archive of images that have the files of a folder. The
-// fourth pushes layouts and charts, and prints their names with digests.
+// fourth pushes layouts and charts, with signatures if there is a key, and prints their names with
+// digests. The fifth prints the signature of a file.
 package main
 
 import (
@@ -68,6 +70,8 @@ func run(args []string, out io.Writer) error {
 			return runLayout(args[1:], out)
 		case "push":
 			return runPush(args[1:], out)
+		case "sign":
+			return runSign(args[1:], out)
 		}
 	}
 	o := options{layerType: types.DockerLayer}

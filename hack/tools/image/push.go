@@ -28,15 +28,23 @@ type artifact interface {
 // runPush pushes layouts, as images REGISTRY/NAME:VERSION, and charts, as REGISTRY/charts/NAME:VERSION.
 // It uses the credentials of Docker and Podman.
 func runPush(args []string, out io.Writer) error {
-	var registry, version string
+	var registry, version, key string
 	flags := flag.NewFlagSet("push", flag.ContinueOnError)
 	flags.StringVar(&registry, "registry", "", "registry with an optional path, such as registry.example.com/nstance")
 	flags.StringVar(&version, "version", "", "tag of the images")
+	flags.StringVar(&key, "key", "", "file with the private key that signs what is pushed; without it nothing is signed")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	if registry == "" || version == "" || flags.NArg() == 0 {
 		return errors.New("-registry, -version and what to push are mandatory")
+	}
+	var signs *signer
+	if key != "" {
+		var err error
+		if signs, err = openSigner(key); err != nil {
+			return fmt.Errorf("-key: %w", err)
+		}
 	}
 	for _, source := range flags.Args() {
 		pushed, repository, tag, err := open(source, version)
@@ -53,6 +61,11 @@ func runPush(args []string, out io.Writer) error {
 		digest, err := pushed.Digest()
 		if err != nil {
 			return fmt.Errorf("read the digest of %s: %w", source, err)
+		}
+		if signs != nil {
+			if err := signs.push(ref.Repository, digest, registryOptions()...); err != nil {
+				return fmt.Errorf("sign %s: %w", ref, err)
+			}
 		}
 		if _, err := fmt.Fprintf(out, "%s@%s\n", ref, digest); err != nil {
 			return err
@@ -75,13 +88,18 @@ func open(source, version string) (pushed artifact, repository, tag string, err 
 	return index, program, version, err
 }
 
+// registryOptions are the options of each call to a registry.
+func registryOptions() []remote.Option {
+	return []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+}
+
 // push pushes an artifact, unless the tag is another one: who has pulled the tag expects that it stays.
 func push(ref name.Tag, pushed artifact) error {
 	digest, err := pushed.Digest()
 	if err != nil {
 		return err
 	}
-	options := []remote.Option{remote.WithAuthFromKeychain(authn.DefaultKeychain)}
+	options := registryOptions()
 	present, err := remote.Head(ref, options...)
 	switch {
 	case err == nil && present.Digest == digest:

@@ -245,6 +245,40 @@ func TestReleaseHasPrograms(t *testing.T) {
 	}
 }
 
+// The checksums are signed if there is a key, and pushed images and charts too. A release without a key has
+// no signature of an earlier one.
+func TestReleaseIsSigned(t *testing.T) {
+	dir, prefix := t.TempDir(), newRegistry(t)
+	private, public := newKey(t)
+	t.Setenv("SIGNING_KEY", private)
+	mustRelease(t, dir, "", "programs", "checksums", "signature", "images")
+	sums, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	signature, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS.sig"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !verified(t, public, strings.TrimSpace(string(signature)), sums) {
+		t.Errorf("SHA256SUMS.sig is %q", signature)
+	}
+	for pushed := range strings.FieldsSeq(mustRelease(t, dir, prefix, "push")) {
+		if found := signatures(t, pushed); len(found) != 1 {
+			t.Errorf("%s has %d signatures", pushed, len(found))
+		}
+	}
+	t.Setenv("SIGNING_KEY", "")
+	mustRelease(t, dir, "", "signature")
+	if _, err := os.Stat(filepath.Join(dir, "SHA256SUMS.sig")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the signature of an earlier release: %v", err)
+	}
+	t.Setenv("SIGNING_KEY", filepath.Join(dir, "missing"))
+	if _, err := release(t, dir, "", "signature"); err == nil {
+		t.Error("a key that does not exist")
+	}
+}
+
 // The archives of the plugin can be built alone.
 func TestPluginIsBuiltAlone(t *testing.T) {
 	dir := t.TempDir()
