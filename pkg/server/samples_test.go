@@ -38,7 +38,7 @@ var ciphertext = "AQID" + strings.Repeat("A", 60)
 
 // samples are the parts of configurations in each document, in their order.
 var samples = map[string][]sample{
-	"agent.md":     {{of: "aws.md", in: []string{"templates", "worker"}}},
+	"agent.md":     {{of: "aws.md", in: []string{"templates", "worker"}}, {of: "aws.md"}},
 	"aws.md":       {{of: "aws.md"}, {of: "aws.md", in: []string{"shard"}}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
 	"google.md":    {{of: "google.md"}, {of: "google.md", in: []string{"shard"}}},
 	"on-demand.md": {{of: "shard.jsonc", in: []string{"templates", "worker"}}},
@@ -86,7 +86,7 @@ func TestEverySampleIsSilent(t *testing.T) {
 		return nil
 	}))
 	assert.Equal(t, 4, configurations)
-	assert.Equal(t, 12, parts)
+	assert.Equal(t, 13, parts)
 }
 
 // configurationOf returns the configuration in a document.

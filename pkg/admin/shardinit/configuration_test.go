@@ -4,12 +4,14 @@
 package shardinit_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"nstance.dev/operator/pkg/server/config"
 )
@@ -17,12 +19,12 @@ import (
 // reasons has, for each provider and way to join, a part of the reason why it does not work, or
 // nothing if it works.
 var reasons = map[string]map[string]string{
-	"aws":     {"kubeadm": "", "k3s": "", "rke2": "", "eks": "", "none": "", "talos": "runs no agent"},
-	"google":  {"kubeadm": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
-	"proxmox": {"kubeadm": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
-	"qemu":    {"kubeadm": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
-	"docker":  {"kubeadm": "", "k3s": "has the kubelet", "rke2": "has the kubelet", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
-	"kwok":    {"kubeadm": "boots no machine", "k3s": "boots no machine", "rke2": "boots no machine", "eks": "boots no machine", "none": "", "talos": "runs no agent"},
+	"aws":     {"kubeadm": "", "kubeadm-certificate": "", "k3s": "", "rke2": "", "eks": "", "none": "", "talos": "runs no agent"},
+	"google":  {"kubeadm": "", "kubeadm-certificate": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
+	"proxmox": {"kubeadm": "", "kubeadm-certificate": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
+	"qemu":    {"kubeadm": "", "kubeadm-certificate": "", "k3s": "", "rke2": "", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
+	"docker":  {"kubeadm": "", "kubeadm-certificate": "has the kubelet", "k3s": "has the kubelet", "rke2": "has the kubelet", "eks": "metadata service of EC2", "none": "", "talos": "runs no agent"},
+	"kwok":    {"kubeadm": "boots no machine", "kubeadm-certificate": "boots no machine", "k3s": "boots no machine", "rke2": "boots no machine", "eks": "boots no machine", "none": "", "talos": "runs no agent"},
 }
 
 // TestEveryCombination: what is supported gives a configuration that the server accepts without a
@@ -47,6 +49,11 @@ func TestEveryCombination(t *testing.T) {
 				if provider != "kwok" {
 					name := map[bool]string{false: "userdata.sh", true: "userdata.mime"}[join == "eks"]
 					assert.Equal(t, read(t, folder, name), template.Userdata.Inline)
+				}
+				if join == "kubeadm-certificate" {
+					checkCertificate(t, c)
+					assert.NoFileExists(t, filepath.Join(folder, "join-secret.sh"), "there is no secret")
+					return
 				}
 				joins := join == "kubeadm" || join == "k3s" || join == "rke2"
 				if !joins {
@@ -127,6 +134,32 @@ func checkConfiguration(t *testing.T, c *config.Config, provider, join string) {
 	} else {
 		assert.Equal(t, wantVars, template.Vars)
 	}
+}
+
+// checkCertificate expects that each machine gets a certificate for the name of its own Node, and a kubeconfig
+// that names it and has no secret.
+func checkCertificate(t *testing.T, c *config.Config) {
+	t.Helper()
+	bootstrap := c.Certificates["bootstrap"]
+	assert.Equal(t, config.UsageClient, bootstrap.Usage)
+	assert.Equal(t, "system:node:{{.Instance.ID}}", bootstrap.CommonName)
+	assert.Equal(t, []string{"system:nodes"}, bootstrap.Organizations)
+	files := c.Templates["worker"].Files
+	require.Len(t, files, 2)
+	assert.Equal(t, "certificate", files["bootstrap.crt"].Kind)
+	data, err := json.Marshal(files["join.json"].Content["json"])
+	require.NoError(t, err)
+	kubeconfig, err := clientcmd.Load(data)
+	require.NoError(t, err)
+	require.NoError(t, clientcmd.ConfirmUsable(*kubeconfig, ""))
+	current := kubeconfig.Contexts[kubeconfig.CurrentContext]
+	cluster, user := kubeconfig.Clusters[current.Cluster], kubeconfig.AuthInfos[current.AuthInfo]
+	assert.Equal(t, "https://10.0.0.10:6443", cluster.Server)
+	assert.Equal(t, "-----BEGIN CERTIFICATE-----\n", string(cluster.CertificateAuthorityData))
+	assert.Equal(t, "/opt/nstance-agent/recv/bootstrap.crt", user.ClientCertificate)
+	assert.Equal(t, "/opt/nstance-agent/keys/bootstrap.key", user.ClientKey)
+	assert.Empty(t, user.Token)
+	assert.NotContains(t, c.Templates["worker"].Vars, "kubernetes_ca")
 }
 
 // TestSettingsOfAProvider: what differs from the defaults reaches the configuration.

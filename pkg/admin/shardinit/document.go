@@ -55,12 +55,14 @@ type document struct {
 	ImageOwner, NodeRole string
 	Userdata             string
 	JoinFile             bool
-	Vars                 map[string]string
-	Credentials          []string
-	Root                 string
-	MachinePermissions   string
-	ObjectPermissions    string
-	provider, join       string
+	// JoinKubeconfig is the kubeconfig of machines that join with a certificate, nil for others.
+	JoinKubeconfig     map[string]any
+	Vars               map[string]string
+	Credentials        []string
+	Root               string
+	MachinePermissions string
+	ObjectPermissions  string
+	provider, join     string
 }
 
 // newDocument returns the values of the templates.
@@ -112,6 +114,11 @@ func newDocument(v values) (*document, error) {
 	if d.Vars, err = vars(v); err != nil {
 		return nil, err
 	}
+	if v["join"] == joinCertificate {
+		if d.JoinKubeconfig, err = joinKubeconfig(v); err != nil {
+			return nil, err
+		}
+	}
 	d.Userdata, err = userdata(v)
 	return d, err
 }
@@ -128,7 +135,7 @@ func vars(v values) (map[string]string, error) {
 			found[name] = v[flag]
 		}
 	}
-	if path := v["kubernetes-ca"]; path != "" {
+	if path := v["kubernetes-ca"]; path != "" && v["join"] == joinKubeadm {
 		authority, err := os.ReadFile(path)
 		if err != nil {
 			return nil, fmt.Errorf("--kubernetes-ca: %w", err)
@@ -139,6 +146,27 @@ func vars(v values) (map[string]string, error) {
 		return nil, nil
 	}
 	return found, nil
+}
+
+// joinKubeconfig returns the kubeconfig with which machines join that have a certificate: kubeadm finds the
+// API server and its CA in it, and the kubelet requests its own certificate with it. It has no secret.
+func joinKubeconfig(v values) (map[string]any, error) {
+	authority, err := os.ReadFile(v["kubernetes-ca"])
+	if err != nil {
+		return nil, fmt.Errorf("--kubernetes-ca: %w", err)
+	}
+	type object = map[string]any
+	const name = "join"
+	return object{
+		"apiVersion": "v1", "kind": "Config", "current-context": name,
+		"clusters": []object{{"name": name, "cluster": object{
+			"server": "https://" + v["kubernetes-endpoint"], "certificate-authority-data": encode(authority),
+		}}},
+		"users": []object{{"name": name, "user": object{
+			"client-certificate": "/opt/nstance-agent/recv/bootstrap.crt", "client-key": "/opt/nstance-agent/keys/bootstrap.key",
+		}}},
+		"contexts": []object{{"name": name, "context": object{"cluster": name, "user": name}}},
+	}, nil
 }
 
 // files returns all files for the shard. It validates the configuration as the server does.

@@ -41,9 +41,10 @@ var sum = strings.Repeat("0a", 32)
 
 // flagsOf are the flags that a provider or a way to join needs, beside the flags of all shards.
 var flagsOf = map[string][]string{
-	"aws":     {"--subnet", "subnet-0123456789abcdef0,subnet-0123456789abcdef1", "--security-group", "sg-0123456789abcdef0"},
-	"google":  {"--subnet", "nodes-eu", "--project", "my-project", "--zone", "europe-west1-b"},
-	"proxmox": {"--endpoint", "https://pve1.example.com:8006,https://pve2.example.com:8006", "--node", "pve1,pve2", "--disk-storage", "ceph"},
+	"aws":                 {"--subnet", "subnet-0123456789abcdef0,subnet-0123456789abcdef1", "--security-group", "sg-0123456789abcdef0"},
+	"google":              {"--subnet", "nodes-eu", "--project", "my-project", "--zone", "europe-west1-b"},
+	"proxmox":             {"--endpoint", "https://pve1.example.com:8006,https://pve2.example.com:8006", "--node", "pve1,pve2", "--disk-storage", "ceph"},
+	"kubeadm-certificate": {"--kubernetes-endpoint", "10.0.0.10:6443"},
 	"eks": {"--image", "amazon-eks-node-al2023-x86_64-standard-1.34-*", "--eks-cluster", "prod", "--eks-endpoint", "https://ABC.gr7.us-west-2.eks.amazonaws.com",
 		"--eks-ca", "Q0E=", "--eks-cidr", "10.100.0.0/16", "--agent-url", agentAt, "--agent-sha256", sum},
 }
@@ -57,7 +58,7 @@ func arguments(t *testing.T, provider, join string) (args []string, folder strin
 		"--address", "10.0.0.20", "--output-dir", folder,
 	}, flagsOf[provider]...)
 	args = append(args, flagsOf[join]...)
-	if provider == "docker" && join == "kubeadm" {
+	if provider == "docker" && join == "kubeadm" || join == "kubeadm-certificate" {
 		authority := filepath.Join(t.TempDir(), "ca.crt")
 		require.NoError(t, os.WriteFile(authority, []byte("-----BEGIN CERTIFICATE-----\n"), 0o600))
 		args = append(args, "--kubernetes-ca", authority)

@@ -16,14 +16,16 @@ import (
 // How machines join Kubernetes.
 const (
 	joinKubeadm = "kubeadm"
-	joinK3s     = "k3s"
-	joinRKE2    = "rke2"
-	joinEKS     = "eks"
-	joinTalos   = "talos"
-	joinNone    = "none"
+	// joinCertificate is kubeadm with a certificate of the shard for each machine, and no secret.
+	joinCertificate = "kubeadm-certificate"
+	joinK3s         = "k3s"
+	joinRKE2        = "rke2"
+	joinEKS         = "eks"
+	joinTalos       = "talos"
+	joinNone        = "none"
 )
 
-var joinKinds = []string{joinKubeadm, joinK3s, joinRKE2, joinEKS, joinTalos, joinNone}
+var joinKinds = []string{joinKubeadm, joinCertificate, joinK3s, joinRKE2, joinEKS, joinTalos, joinNone}
 
 var providers = []string{"aws", "google", "proxmox", "qemu", "docker", "kwok"}
 
@@ -59,6 +61,8 @@ func unsupported(provider, join string) string {
 	case join == joinEKS && provider != "aws":
 		// https://awslabs.github.io/amazon-eks-ami/nodeadm/
 		return "nodeadm of EKS reads the metadata service of EC2, and the cluster accepts roles of IAM"
+	case provider == "docker" && join == joinCertificate:
+		return "its image nstance-node has the kubelet, which joins with the file of --join kubeadm"
 	case provider == "docker" && join != joinKubeadm:
 		return "its image nstance-node has the kubelet, and no other distribution of Kubernetes"
 	case provider == "docker" || slices.Contains(machines, provider):
@@ -91,8 +95,8 @@ func userdata(v values) (string, error) {
 		return compose(readyKubelet, "docker.sh", "docker-kubelet.sh"), nil
 	case v["provider"] == "docker":
 		return compose("", "docker.sh"), nil
-	case join == joinKubeadm:
-		return compose(readyFile, "agent.sh", "kubeadm.sh"), nil
+	case join == joinKubeadm || join == joinCertificate:
+		return kubeadm(join == joinCertificate), nil
 	case join == joinK3s || join == joinRKE2:
 		return strings.ReplaceAll(compose(readyKubelet, "agent.sh", "rancher.sh"), "DISTRIBUTION", join), nil
 	case join == joinEKS:
@@ -100,6 +104,17 @@ func userdata(v values) (string, error) {
 	default:
 		return compose("", "agent.sh"), nil
 	}
+}
+
+// kubeadm returns the userdata of machines that join with kubeadm. With a certificate the machine has the name
+// of its Node in it, and waits for it.
+func kubeadm(certificate bool) string {
+	var wait, name string
+	if certificate {
+		wait = "until [ -s /opt/nstance-agent/recv/bootstrap.crt ]; do sleep 1; done\n"
+		name = "  name: {{toJSON .Instance.ID}}\n"
+	}
+	return strings.NewReplacer("WAIT_FOR_CERTIFICATE\n", wait, "NAME_OF_THE_NODE\n", name).Replace(compose(readyFile, "agent.sh", "kubeadm.sh"))
 }
 
 // compose joins files of the folder userdata.

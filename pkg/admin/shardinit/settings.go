@@ -89,8 +89,11 @@ var settings = []setting{
 	{name: "eks-endpoint", usage: "URL of its API server", scope: "--join eks", applies: forJoin(joinEKS)},
 	{name: "eks-ca", usage: "its CA in base64, as \"aws eks describe-cluster\" prints it", scope: "--join eks", applies: forJoin(joinEKS)},
 	{name: "eks-cidr", usage: "its range of service addresses", scope: "--join eks", applies: forJoin(joinEKS), check: checkRange},
-	{name: "kubernetes-ca", usage: "file with the CA of Kubernetes", scope: "--provider docker --join kubeadm",
-		applies: func(v values) bool { return v["provider"] == "docker" && v["join"] == joinKubeadm }},
+	{name: "kubernetes-ca", usage: "file with the CA of Kubernetes", scope: "--provider docker --join kubeadm, or --join kubeadm-certificate",
+		applies: func(v values) bool {
+			return v["provider"] == "docker" && v["join"] == joinKubeadm || v["join"] == joinCertificate
+		}},
+	{name: "kubernetes-endpoint", usage: "address and port at which machines reach the API server", scope: "--join kubeadm-certificate", applies: forJoin(joinCertificate), check: checkEndpoint},
 	{name: "agent-url", usage: "URL of the program nstance-agent, for images that do not have it", fallback: constant(""), check: checkURL},
 	{name: "agent-sha256", usage: "its SHA-256, mandatory with --agent-url", fallback: constant(""), check: checkHash},
 	{name: "k3s-url", usage: "URL of the program k3s, for images that do not have it", scope: "--join k3s", applies: forJoin(joinK3s), fallback: constant(""), check: checkURL},
@@ -178,6 +181,13 @@ func oneOf(allowed []string) func(string) error {
 func checkHost(value string) error {
 	if _, _, err := net.SplitHostPort(value); err == nil || strings.ContainsAny(value, "/[] ") {
 		return errors.New("must be a host name or an IP address without a port")
+	}
+	return nil
+}
+
+func checkEndpoint(value string) error {
+	if host, port, err := net.SplitHostPort(value); err != nil || host == "" || port == "" || strings.ContainsAny(value, "/ ") {
+		return errors.New("must be a host name or an IP address with a port, such as 10.0.0.10:6443")
 	}
 	return nil
 }

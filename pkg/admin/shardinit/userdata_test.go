@@ -83,7 +83,7 @@ func boot(t *testing.T, script, commands string) (folder string) {
 	}
 	recv := folder + "/opt/nstance-agent/recv"
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "bin/sleep"),
-		[]byte("#!/bin/sh\nmkdir -p "+recv+"\necho '{\"server\": \"https://10.0.0.10:6443\", \"token\": \"T\"}' >"+recv+"/join.json\n"), 0o755))
+		[]byte("#!/bin/sh\nmkdir -p "+recv+"\n[ ! -e "+recv+"/join.json ] || echo certificate >"+recv+"/bootstrap.crt\necho '{\"server\": \"https://10.0.0.10:6443\", \"token\": \"T\"}' >"+recv+"/join.json\n"), 0o755))
 	text := strings.NewReplacer("/opt/", folder+"/opt/", "/etc/", folder+"/etc/", "/run/nstance", folder+"/run/nstance", "/usr/local/bin/", folder+"/usr/local/bin/").Replace(script)
 	shell := "sh"
 	if strings.HasPrefix(script, "#!/bin/bash") {
@@ -142,6 +142,30 @@ func TestMachinesOfKubeadm(t *testing.T) {
 			// Without vars of the pool.
 			folder = boot(t, render(t, c, nil), metadata)
 			assert.NotContains(t, read(t, folder, "etc/kubernetes/join.yaml"), "taints")
+		})
+	}
+}
+
+// TestMachinesWithACertificate wait for their certificate, and have the name in it.
+func TestMachinesWithACertificate(t *testing.T) {
+	for provider := range providerIDs {
+		t.Run(provider, func(t *testing.T) {
+			_, c := written(t, provider, "kubeadm-certificate")
+			folder := boot(t, render(t, c, nil), metadata)
+			var join struct {
+				NodeRegistration struct{ Name string }
+			}
+			text := read(t, folder, "etc/kubernetes/join.yaml")
+			require.NoError(t, yaml.Unmarshal([]byte(text), &join))
+			assert.Equal(t, instance, join.NodeRegistration.Name)
+			assert.FileExists(t, filepath.Join(folder, "opt/nstance-agent/recv/bootstrap.crt"), "the machine did not wait for its certificate")
+			assert.FileExists(t, filepath.Join(folder, "run/nstance-joined"))
+
+			// With a token it has the name of its host.
+			_, c = written(t, provider, "kubeadm")
+			folder = boot(t, render(t, c, nil), metadata)
+			assert.NotContains(t, read(t, folder, "etc/kubernetes/join.yaml"), "\n  name:")
+			assert.NoFileExists(t, filepath.Join(folder, "opt/nstance-agent/recv/bootstrap.crt"))
 		})
 	}
 }

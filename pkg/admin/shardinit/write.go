@@ -79,6 +79,9 @@ func (d *document) describe(w io.Writer, folder string, files []file) error {
 		fmt.Fprintf(&text, " --storage-prefix %s", d.V["prefix"])
 	}
 	fmt.Fprintf(&text, " --key-provider file --key encryption.key --config %s --identity-dir identity\n", filepath.Join(folder, d.ConfigFile))
+	if d.JoinKubeconfig != nil {
+		text.WriteString("Then let the API server accept the certificates of the machines: add identity/ca.crt to the file of its --client-ca-file.\n")
+	}
 	_, err := io.WriteString(w, text.String())
 	return err
 }

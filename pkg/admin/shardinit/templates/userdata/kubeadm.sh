@@ -1,6 +1,7 @@
 
-# The agent receives the file when it has registered: join-secret.sh stores it.
+# The agent receives what the machine joins with when it has registered.
 until [ -s /opt/nstance-agent/recv/join.json ]; do sleep 1; done
+WAIT_FOR_CERTIFICATE
 mkdir -p /etc/kubernetes
 cat >/etc/kubernetes/join.yaml <<'YAML'
 apiVersion: kubeadm.k8s.io/v1beta4
@@ -9,6 +10,7 @@ discovery:
   file:
     kubeConfigPath: /opt/nstance-agent/recv/join.json
 nodeRegistration:
+NAME_OF_THE_NODE
   kubeletExtraArgs:
     # The operator finds the Node by it.
     - name: provider-id
