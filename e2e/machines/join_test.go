@@ -4,15 +4,11 @@
 package machines
 
 import (
-	"bytes"
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/hex"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,11 +17,11 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/leaks"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
@@ -54,18 +50,29 @@ func TestMachineJoinsWithASecret(t *testing.T) {
 	started := containers.started(t, name)
 	node := started[len(started)-1]
 
-	encodings := encodings(secret)
+	texts := leaks.Of(secret)
 	// The kubelet reads it where the agent has written it.
-	found := filesInContainer(t, node, encodings)
+	found, err := texts.Machine(t.Context(), docker.Address, node)
+	require.NoError(t, err)
 	assert.NotEmpty(t, found, "the search finds nothing in the node")
 	for _, path := range found {
 		assert.Regexp(t, `^/opt/nstance-agent/recv/`, path)
 	}
-	for _, arguments := range [][]string{{"inspect", node}, {"logs", node}} {
-		assert.False(t, contains([]byte(runDocker(t, arguments...)), encodings), "docker %s", arguments)
+	seen, err := texts.Container(t.Context(), docker.Address, node)
+	require.NoError(t, err)
+	assert.False(t, seen, "docker inspect, or docker logs")
+	// The data of etcd has the Secret of the token.
+	files, err := texts.Files(env.Dir(), filepath.Join(env.Dir(), "etcd"))
+	require.NoError(t, err)
+	assert.Empty(t, files.Found)
+	assert.Positive(t, files.Searched(env.Installation.Bucket()), "objects of the bucket that were searched")
+	assert.Positive(t, files.Searched(filepath.Join(env.Dir(), "logs")), "logs that were searched")
+	objects, err := texts.Objects(t.Context(), env.Kube.Discovery(), env.Dynamic)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"secrets kube-system/" + tokenName(id)}, objects.Found)
+	for _, kind := range []string{"NstanceShardGroup", "NstanceMachinePool", "MachinePool", "Event", "Node", "Secret"} {
+		assert.True(t, objects.Kinds[kind], "no object of kind %s was searched", kind)
 	}
-	assert.Empty(t, filesOfCluster(t, encodings))
-	assert.Equal(t, []string{"secrets kube-system/" + tokenName(id)}, objectsWith(t, encodings))
 }
 
 func tokenName(id string) string { return "bootstrap-token-" + id }
@@ -128,118 +135,4 @@ func storeJoinSecret(t *testing.T, token string) (restore func()) {
 	set(filepath.Join(folder, "stored"))
 	before := write("before", bootstrap)
 	return func() { set(before) }
-}
-
-// encodings returns a text as it is, and the parts of its base64 that do not depend on what is
-// before and after it.
-func encodings(text string) [][]byte {
-	found := [][]byte{[]byte(text)}
-	for offset := range 3 {
-		encoded := base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", offset) + text))
-		found = append(found, []byte(encoded[4:len(encoded)-4]))
-	}
-	return found
-}
-
-func contains(data []byte, texts [][]byte) bool {
-	for _, text := range texts {
-		if bytes.Contains(data, text) {
-			return true
-		}
-	}
-	return false
-}
-
-// filesInContainer returns the files with one of the texts below the folders of a node that
-// the userdata, the agent and the kubelet write.
-func filesInContainer(t *testing.T, node string, texts [][]byte) []string {
-	t.Helper()
-	// /var/lib/nstance has the userdata until it has run.
-	arguments := []string{"exec", node, "grep", "--recursive", "--no-messages", "--files-with-matches", "--fixed-strings"}
-	for _, text := range texts {
-		arguments = append(arguments, "--regexp="+string(text))
-	}
-	output, _ := exec.CommandContext(t.Context(), "docker", append(append([]string{"--host", docker.Address}, arguments...),
-		"/etc", "/opt", "/root", "/tmp", "/var/lib/kubelet", "/var/lib/nstance", "/var/log")...).Output()
-	return strings.Fields(string(output))
-}
-
-// filesOfCluster returns the files with one of the texts that the servers, the operator and the
-// control plane have written: the bucket, caches, logs and the audit log, but not the data of etcd,
-// which has the token's Secret.
-func filesOfCluster(t *testing.T, texts [][]byte) []string {
-	t.Helper()
-	var found []string
-	bucket, logs := 0, 0
-	err := filepath.WalkDir(env.Dir(), func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case os.IsNotExist(err):
-			return nil // a server has replaced it
-		case err != nil:
-			return err
-		case path == filepath.Join(env.Dir(), "etcd"):
-			return filepath.SkipDir
-		case !entry.Type().IsRegular():
-			return nil
-		}
-		data, err := os.ReadFile(path)
-		if os.IsNotExist(err) {
-			return nil
-		}
-		if strings.HasPrefix(path, env.Installation.Bucket()) {
-			bucket++
-		}
-		if strings.HasPrefix(path, filepath.Join(env.Dir(), "logs")) {
-			logs++
-		}
-		if contains(data, texts) {
-			found = append(found, path)
-		}
-		return err
-	})
-	require.NoError(t, err)
-	assert.Positive(t, bucket, "objects of the bucket that were searched")
-	assert.Positive(t, logs, "logs that were searched")
-	return found
-}
-
-// objectsWith returns the objects of all kinds with one of the texts: groups, pools, machines and
-// events too.
-func objectsWith(t *testing.T, texts [][]byte) []string {
-	t.Helper()
-	lists, err := env.Kube.Discovery().ServerPreferredResources()
-	require.NoError(t, err)
-	var found []string
-	kinds := map[string]bool{}
-	for _, list := range lists {
-		for _, resource := range list.APIResources {
-			if slices.Contains(resource.Verbs, "list") {
-				found = append(found, objectsOf(t, list.GroupVersion, resource.Name, texts, kinds)...)
-			}
-		}
-	}
-	for _, kind := range []string{"NstanceShardGroup", "NstanceMachinePool", "MachinePool", "Event", "Node", "Secret"} {
-		assert.True(t, kinds[kind], "no object of kind %s was searched", kind)
-	}
-	return found
-}
-
-// objectsOf returns the objects of a resource with one of the texts, and adds the kinds of all of
-// its objects to kinds.
-func objectsOf(t *testing.T, groupVersion, resource string, texts [][]byte, kinds map[string]bool) []string {
-	t.Helper()
-	version, err := schema.ParseGroupVersion(groupVersion)
-	require.NoError(t, err)
-	objects, err := env.Dynamic.Resource(version.WithResource(resource)).List(t.Context(), metav1.ListOptions{})
-	require.NoError(t, err, "%s %s", groupVersion, resource)
-	var found []string
-	for _, object := range objects.Items {
-		kinds[object.GetKind()] = true
-		data, err := object.MarshalJSON()
-		require.NoError(t, err)
-		if contains(data, texts) {
-			found = append(found, resource+" "+object.GetNamespace()+"/"+object.GetName())
-		}
-	}
-	return found
 }

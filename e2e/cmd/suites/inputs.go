@@ -56,6 +56,7 @@ var suites = map[string][]string{
 	"faultproxy":     nil,
 	"gobuild":        nil,
 	"inputs":         nil,
+	"leaks":          nil,
 	"podroutes":      nil,
 	"previous":       nil,
 	"rights":         {inputs.Manifests},
