@@ -22,6 +22,15 @@ const (
 	authorityFile    = "kubernetes-ca.crt"
 	authorityKeyFile = "kubernetes-ca.key"
 	nonceSecret      = "operator-nonce.env"
+	// joinSecret is the secret that manifests/agent/join-secret.sh stores.
+	joinSecret = "join.json"
+)
+
+// Templates of machines that join the cluster: with a certificate of their own, or with a token that they
+// receive in a file.
+const (
+	certificateTemplate = "worker"
+	tokenTemplate       = "token-worker"
 )
 
 // auditVolume is the volume with the audit log of the API server.
@@ -91,7 +100,7 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			},
 		}
 	}
-	group := object{SystemGroup: object{"template": "worker", "size": 1}}
+	group := object{SystemGroup: object{"template": certificateTemplate, "size": 1}}
 	if s == c.shards[0] {
 		group = object{ControlPlaneGroup: object{"template": "control-plane", "size": 1, "replace_unhealthy": false}}
 	}
@@ -124,12 +133,13 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			"health_check_interval": "10s",
 		},
 		"templates": object{
-			"worker": template("knd", workerUserdata, []string{}, object{
+			certificateTemplate: template("knd", workerUserdata, []string{}, object{
 				"bootstrap.crt": object{
 					"kind": "certificate", "template": bootstrapTemplate, "key": object{"source": "agent", "name": bootstrapKey},
 				},
-				"join.json": object{"kind": "json", "json": c.joinKubeconfig()},
+				joinSecret: object{"kind": "json", "json": c.joinKubeconfig()},
 			}),
+			tokenTemplate: template("knt", workerUserdata, []string{}, object{joinSecret: secret(joinSecret)}),
 			"control-plane": template("cpl", controlPlaneUserdata, []string{
 				// The machine can be replaced: what the cluster cannot lose is not on it.
 				c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki", c.volume(auditVolume) + ":/var/log/kubernetes",

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"text/template"
@@ -75,7 +76,8 @@ type machine struct {
 	ran []string
 }
 
-// programs replace what userdata call. The Secret of the operator exists if the file registered does.
+// programs replace what userdata call. The Secret of the operator exists if the file registered does. The
+// certificate of the machine arrives while userdata sleep.
 const programs = `#!/bin/sh
 echo "${0##*/} $*" >>"$MACHINE/calls"
 case "${0##*/} $*" in
@@ -83,6 +85,7 @@ case "${0##*/} $*" in
 *" get secret "*) [ -e "$MACHINE/registered" ] ;;
 *--dry-run*) echo object ;;
 *" -f -") cat >/dev/null ;;
+"sleep "*) echo certificate >"$MACHINE/opt/nstance-agent/recv/bootstrap.crt" ;;
 esac
 `
 
@@ -92,14 +95,14 @@ var absolute = regexp.MustCompile(`(?m)(^|[\s"=>])(/(?:etc|opt|run|var|proc|seed
 func newMachine(t *testing.T) *machine {
 	t.Helper()
 	m := &machine{dir: t.TempDir()}
-	for _, name := range []string{"ip", "kubeadm", "kubectl", "ctr"} {
+	for _, name := range []string{"ip", "kubeadm", "kubectl", "ctr", "sleep"} {
 		m.write(t, "bin/"+name, programs)
 		require.NoError(t, os.Chmod(filepath.Join(m.dir, "bin", name), 0o755))
 	}
 	m.write(t, "proc/sys/net/ipv4/ip_forward", "0")
 	m.write(t, "run/nstance", "")
 	m.write(t, "etc/kubernetes/patches/none", "")
-	for _, name := range []string{"bootstrap.crt", "join.json", authorityFile, authorityKeyFile} {
+	for _, name := range []string{joinSecret, authorityFile, authorityKeyFile} {
 		m.write(t, "opt/nstance-agent/recv/"+name, "received "+name+"\n")
 	}
 	m.write(t, "opt/nstance-agent/recv/"+nonceSecret, "NONCE=the-nonce\n")
@@ -180,14 +183,28 @@ func (m *machine) expectRegistration(t *testing.T, configuration object) {
 	assert.FileExists(t, strings.TrimSpace(ready))
 }
 
-// A machine joins with what it has received, and without a secret.
+// A machine joins with what it has received: a kubeconfig with a token, or with the name of a certificate,
+// for which it waits.
 func TestUserdataOfANode(t *testing.T) {
-	m := newMachine(t)
-	join := m.run(t, workerUserdata)["JoinConfiguration"]
-	m.expectRegistration(t, join)
-	discovery, _ := join["discovery"].(object)
-	assert.Equal(t, object{"file": object{"kubeConfigPath": m.dir + "/opt/nstance-agent/recv/join.json"}}, discovery)
-	assert.Equal(t, []string{"ip -4 -o addr show eth0", "kubeadm join --config /etc/kubernetes/kubeadm.yaml"}, m.ran)
+	for name, tc := range map[string]struct {
+		kubeconfig func(*machine) string
+		waits      []string
+	}{
+		"token": {func(*machine) string { return `{"token": "a.b"}` }, nil},
+		"certificate": {func(m *machine) string {
+			return `{"client-certificate": "` + m.dir + `/opt/nstance-agent/recv/bootstrap.crt"}`
+		}, []string{"sleep 0.2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMachine(t)
+			m.write(t, "opt/nstance-agent/recv/"+joinSecret, tc.kubeconfig(m))
+			join := m.run(t, workerUserdata)["JoinConfiguration"]
+			m.expectRegistration(t, join)
+			discovery, _ := join["discovery"].(object)
+			assert.Equal(t, object{"file": object{"kubeConfigPath": m.dir + "/opt/nstance-agent/recv/join.json"}}, discovery)
+			assert.Equal(t, slices.Concat([]string{"ip -4 -o addr show eth0"}, tc.waits, []string{"kubeadm join --config /etc/kubernetes/kubeadm.yaml"}), m.ran)
+		})
+	}
 }
 
 // The machine of the control plane initializes the cluster with the CA that it has received, and seeds it.
@@ -196,6 +213,7 @@ func TestUserdataOfTheControlPlane(t *testing.T) {
 	documents := m.run(t, controlPlaneUserdata)
 	require.Len(t, documents, 4)
 	m.expectRegistration(t, documents["InitConfiguration"])
+	assert.Equal(t, []any{object{"ttl": "1s"}}, documents["InitConfiguration"]["bootstrapTokens"], "a token that kubeadm would create")
 	cluster := documents["ClusterConfiguration"]
 	assert.Equal(t, "172.17.0.1:6443", cluster["controlPlaneEndpoint"])
 	assert.Equal(t, object{"podSubnet": "10.1.0.0/16", "serviceSubnet": serviceNetwork, "dnsDomain": "cluster.local"}, cluster["networking"])

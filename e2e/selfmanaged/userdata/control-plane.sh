@@ -29,6 +29,9 @@ fi
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: InitConfiguration
 localAPIEndpoint: {advertiseAddress: "$node_ip", bindPort: 6443}
+# Machines get what they join with from the shards. Without this entry kubeadm creates a token that is valid
+# for a day.
+bootstrapTokens: [{ttl: 1s}]
 YAML
 	registration
 	cat <<YAML

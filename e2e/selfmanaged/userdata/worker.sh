@@ -1,8 +1,8 @@
 
-# The certificate of the machine itself, for the name of its Node: it can become no other Node, and there is
-# no token.
-wait_for $recv/bootstrap.crt
 wait_for $recv/join.json
+# Without a token, the kubeconfig names a certificate of the machine itself, for the name of its Node: it can
+# become no other Node, and there is no secret.
+if grep -q $recv/bootstrap.crt $recv/join.json; then wait_for $recv/bootstrap.crt; fi
 {
 	cat <<YAML
 apiVersion: kubeadm.k8s.io/v1beta4
