@@ -6,6 +6,7 @@ package attackers
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"net"
@@ -187,14 +188,25 @@ func nonceKey(t *testing.T) ed25519.PrivateKey {
 	return cluster.Nonce
 }
 
-// sign returns a JSON web token (https://www.rfc-editor.org/rfc/rfc7519) with claims.
-func sign(t *testing.T, claims object, key ed25519.PrivateKey) string {
+// sign returns a JSON web token (https://www.rfc-editor.org/rfc/rfc7519) with claims, and with the
+// certificates of a nonce issuer if there are any.
+func sign(t *testing.T, claims object, key ed25519.PrivateKey, issuer ...*x509.Certificate) string {
 	t.Helper()
-	data, err := json.Marshal(claims)
-	require.NoError(t, err)
-	encode := base64.RawURLEncoding.EncodeToString
-	signed := encode([]byte(`{"alg":"EdDSA","typ":"JWT"}`)) + "." + encode(data)
-	return signed + "." + encode(ed25519.Sign(key, []byte(signed)))
+	header := object{"alg": "EdDSA", "typ": "JWT"}
+	if len(issuer) > 0 {
+		var chain []string
+		for _, certificate := range issuer {
+			chain = append(chain, base64.StdEncoding.EncodeToString(certificate.Raw))
+		}
+		header["x5c"] = chain
+	}
+	encode := func(part object) string {
+		data, err := json.Marshal(part)
+		require.NoError(t, err)
+		return base64.RawURLEncoding.EncodeToString(data)
+	}
+	signed := encode(header) + "." + encode(claims)
+	return signed + "." + base64.RawURLEncoding.EncodeToString(ed25519.Sign(key, []byte(signed)))
 }
 
 // changed returns a nonce with other claims and the same signature.
