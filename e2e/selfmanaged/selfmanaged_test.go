@@ -174,8 +174,15 @@ func (c *Cluster) reconfigure(t *testing.T, shard string, change func(object)) {
 	require.NoError(t, os.Rename(path+".new", path))
 }
 
-// scale sets the replicas of a MachinePool, and creates it with its NstanceMachinePool if it does not exist.
+// scale sets the replicas of a MachinePool whose machines join with a certificate, and creates it with its
+// NstanceMachinePool if it does not exist.
 func (c *Cluster) scale(t *testing.T, name string, replicas int64) {
+	t.Helper()
+	c.scaleTemplate(t, name, certificateTemplate, replicas)
+}
+
+// scaleTemplate is scale for machines of another template.
+func (c *Cluster) scaleTemplate(t *testing.T, name, template string, replicas int64) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(c.Config)
 	require.NoError(t, err)
@@ -196,7 +203,7 @@ func (c *Cluster) scale(t *testing.T, name string, replicas int64) {
 	})
 	apply(nstanceMachinePools, object{
 		"apiVersion": nstanceMachinePools.GroupVersion().String(), "kind": "NstanceMachinePool", "metadata": metadata,
-		"spec": object{"group": name, "template": "worker", "shards": c.options.Shards[1:]},
+		"spec": object{"group": name, "template": template, "shards": c.options.Shards[1:]},
 	})
 }
 
@@ -269,14 +276,20 @@ func TestClusterManagesItself(t *testing.T) {
 	assert.Len(t, nodes, 2)
 
 	// Machines join with a certificate of their own: there is no bootstrap token.
-	secrets, err := c.Kube.CoreV1().Secrets(metav1.NamespaceSystem).List(t.Context(), metav1.ListOptions{FieldSelector: "type=bootstrap.kubernetes.io/token"})
-	require.NoError(t, err)
-	assert.Empty(t, secrets.Items)
+	until(t, stepTimeout, "there is no bootstrap token", func(ctx context.Context) error {
+		secrets, err := c.Kube.CoreV1().Secrets(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{FieldSelector: "type=" + string(corev1.SecretTypeBootstrapToken)})
+		if err == nil && len(secrets.Items) > 0 {
+			err = fmt.Errorf("there are %d", len(secrets.Items))
+		}
+		return err
+	})
 
 	until(t, stepTimeout, "the API server calls the webhook by its Service", c.rejected)
 
 	c.scale(t, "workers", 2)
 	until(t, stepTimeout, "two workers joined", c.ready("workers", 2))
+	c.expectOwnCertificates(t, "workers", 2)
+	c.expectJoinWithAToken(t)
 	c.scale(t, "workers", 0)
 	until(t, stepTimeout, "the workers left", c.ready("workers", 0))
 
