@@ -5,7 +5,9 @@ package controllers
 
 import (
 	"cmp"
+	"maps"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
@@ -50,6 +52,33 @@ func CommonShape(shapes []*shard.NodeShape) *shard.NodeShape {
 	})
 	common.Taints = slices.Compact(common.Taints)
 	return common
+}
+
+// WithNodeSettings adds the labels and taints that the operator sets on the Nodes of a pool to a shape,
+// which may be nil. Taints that are set once are removed by another component, and so no property of
+// the Nodes.
+func WithNodeSettings(shape *shard.NodeShape, settings *v1beta1.NodeSettings) *shard.NodeShape {
+	if shape == nil || settings == nil {
+		return shape
+	}
+	combined := *shape
+	combined.Labels = slices.DeleteFunc(slices.Clone(shape.Labels), func(l shard.Label) bool { _, ours := settings.Labels[l.Key]; return ours })
+	for _, key := range slices.Sorted(maps.Keys(settings.Labels)) {
+		combined.Labels = append(combined.Labels, shard.Label{Key: key, Value: settings.Labels[key]})
+	}
+	slices.SortFunc(combined.Labels, func(a, b shard.Label) int { return strings.Compare(a.Key, b.Key) })
+	combined.Taints = slices.Clone(shape.Taints)
+	for _, taint := range settings.Taints {
+		if taint.Propagation != v1beta1.TaintAlways {
+			continue
+		}
+		combined.Taints = slices.DeleteFunc(combined.Taints, func(t shard.Taint) bool { return t.Key == taint.Key && t.Effect == string(taint.Effect) })
+		combined.Taints = append(combined.Taints, shard.Taint{Key: taint.Key, Value: taint.Value, Effect: string(taint.Effect)})
+	}
+	slices.SortFunc(combined.Taints, func(a, b shard.Taint) int {
+		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Value, b.Value), strings.Compare(a.Effect, b.Effect))
+	})
+	return &combined
 }
 
 // agreed returns the value that all shapes have, and whether there is one.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -106,4 +107,26 @@ func TestALongPlatformIsLeftOut(t *testing.T) {
 	if got := NodeInfoOf(&shard.NodeShape{Architecture: longest, OperatingSystem: long}); got != (v1beta1.NodeInfo{Architecture: longest}) {
 		t.Errorf("got %+v", got)
 	}
+}
+
+// The cluster autoscaler sees what the operator sets on Nodes for good, and not a taint that is set once.
+func TestShapesHaveTheSettingsOfNodes(t *testing.T) {
+	reported := &shard.NodeShape{
+		Labels: shard.Labels{{Key: "arch", Value: "arm64"}, {Key: "team", Value: "old"}},
+		Taints: []shard.Taint{{Key: "dedicated", Value: "old", Effect: "NoSchedule"}, {Key: "dedicated", Value: "old", Effect: "NoExecute"}},
+	}
+	before := *reported
+	settings := &v1beta1.NodeSettings{
+		Labels: map[string]string{"team": "search", "a": "1"},
+		Taints: []v1beta1.NodeTaint{
+			{Key: "dedicated", Value: "search", Effect: "NoSchedule", Propagation: v1beta1.TaintAlways},
+			{Key: "starting", Effect: "NoSchedule", Propagation: v1beta1.TaintOnInitialization},
+		},
+	}
+	combined := WithNodeSettings(reported, settings)
+	assert.Equal(t, shard.Labels{{Key: "a", Value: "1"}, {Key: "arch", Value: "arm64"}, {Key: "team", Value: "search"}}, combined.Labels)
+	assert.Equal(t, []shard.Taint{{Key: "dedicated", Value: "old", Effect: "NoExecute"}, {Key: "dedicated", Value: "search", Effect: "NoSchedule"}}, combined.Taints)
+	assert.Equal(t, before, *reported, "the report is shared")
+	assert.Equal(t, reported, WithNodeSettings(reported, nil))
+	assert.Nil(t, WithNodeSettings(nil, settings))
 }

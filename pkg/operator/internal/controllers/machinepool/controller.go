@@ -24,6 +24,7 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 	"nstance.dev/operator/pkg/operator/internal/nodeannotations"
 	"nstance.dev/operator/pkg/operator/internal/nodeless"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -81,7 +82,7 @@ type Controller struct {
 	created    sync.Map
 	annotator  nodeannotations.Annotator
 	scaleDowns scaleDowns
-	shortfalls shortfallTimes
+	shortfalls shortfall.Times
 	nodeless   *nodeless.Times
 
 	outdatedMetric *prometheus.GaugeVec

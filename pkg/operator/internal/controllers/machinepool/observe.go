@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 	"nstance.dev/operator/pkg/operator/internal/nodeless"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -131,7 +132,11 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		}
 		observed.shards = append(observed.shards, state)
 	}
-	observed.mayMove, observed.shortfallWait = c.shortfalls.observe(pool, observed.shards, c.clock.Now())
+	var due sets.Set[string]
+	due, observed.mayMove, observed.shortfallWait = c.shortfalls.Observe(pool, observed.shortfalls(), c.clock.Now())
+	for i := range observed.shards {
+		observed.shards[i].shortfallDue = due.Has(observed.shards[i].id)
+	}
 	observed.nodeless = c.observeNodeless(pool, observed.shards)
 	observed.distributable = distributable(pool, observed.shards)
 	return observed, nil
@@ -289,6 +294,19 @@ func (s *shardState) stock() distribute.Stock {
 	return stock
 }
 
+// shortfalls returns the shards and the instances that their servers cannot create.
+func (o *observation) shortfalls() []shortfall.Shard {
+	shards := make([]shortfall.Shard, len(o.shards))
+	for i := range o.shards {
+		state := &o.shards[i]
+		shards[i] = shortfall.Shard{ID: state.id, Missing: state.stock().Missing}
+		if shards[i].Missing > 0 {
+			shards[i].Message = state.reported.Shortfall.Message
+		}
+	}
+	return shards
+}
+
 // observeNodeless returns the instances of a pool that run without a Node. Nothing is known while
 // the cache of Nodes may lack some.
 func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []shardState) nodeless.Found {
@@ -310,4 +328,22 @@ func (c *Controller) observeNodeless(pool *v1beta1.NstanceMachinePool, shards []
 		}
 	}
 	return c.nodeless.Observe(key, pool.UID, without, c.clock.Now())
+}
+
+// shapeOf returns the shape of future Nodes of a pool, nil if it is not known: no shard
+// reports it, or the report of a shard is missing, which may have less than the others,
+// or taints. A first shape does not wait for a shard that is not connected,
+// because the pool could not be scaled from zero until then.
+func shapeOf(observed observation) *shard.NodeShape {
+	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
+	var shapes []*shard.NodeShape
+	for _, state := range observed.shards {
+		if state.reported == nil && (known || state.reachable) {
+			return nil
+		}
+		if state.reported != nil {
+			shapes = append(shapes, state.reported.Node)
+		}
+	}
+	return controllers.WithNodeSettings(controllers.CommonShape(shapes), observed.pool.Spec.Node)
 }

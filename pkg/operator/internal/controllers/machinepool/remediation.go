@@ -13,7 +13,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -362,13 +361,5 @@ func (c *Controller) recordRemediation(pool *v1beta1.NstanceMachinePool, begin [
 	if len(unhealthy) > 0 {
 		controller.Record(c.recorder, pool, reasonReplacing, "Replace",
 			"the instances of unhealthy Nodes are being replaced: "+strings.Join(unhealthy, ", "))
-	}
-}
-
-// recordUnhealthy records that too many Nodes are unhealthy, when that begins.
-func (c *Controller) recordUnhealthy(pool *v1beta1.NstanceMachinePool, after []metav1.Condition) {
-	was, is := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionRemediating), meta.FindStatusCondition(after, v1beta1.ConditionRemediating)
-	if is != nil && is.Reason == v1beta1.ReasonTooManyUnhealthy && (was == nil || was.Reason != is.Reason) {
-		controller.Warn(c.recorder, pool, is.Reason, "Replace", is.Message)
 	}
 }

@@ -12,22 +12,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/base/rotation"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/shard"
-)
-
-// Reasons of the events of a rotation.
-const (
-	reasonRotationStarted  = "RotationStarted"
-	reasonRotationFinished = "RotationFinished"
 )
 
 // rotating has the inputs that only the rotation of a pool with a policy needs.
@@ -357,28 +349,6 @@ func (r *rollout) condition(replicas int32) metav1.Condition {
 		condition.Message = fmt.Sprintf("%d of %d instances are outdated (%s): %s", total, replicas, strings.Join(reasons, ", "), r.stop.message)
 	}
 	return condition
-}
-
-// warned are the reasons of a warning.
-var warned = []string{v1beta1.ReasonRotationFailed, v1beta1.ReasonInvalidSchedule, v1beta1.ReasonForcedAgeNear}
-
-// recordRotation records an event when a rotation begins, ends or stops because it has failed.
-func (c *Controller) recordRotation(pool *v1beta1.NstanceMachinePool, after []metav1.Condition) {
-	was, is := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionRollingOut), meta.FindStatusCondition(after, v1beta1.ConditionRollingOut)
-	if is == nil {
-		return
-	}
-	rolled := was != nil && was.Status == metav1.ConditionTrue
-	rolls := is.Status == metav1.ConditionTrue
-	switch {
-	case rolls && !rolled:
-		controller.Record(c.recorder, pool, reasonRotationStarted, "Rotate", is.Message)
-	case rolled && !rolls:
-		controller.Record(c.recorder, pool, reasonRotationFinished, "Rotate", "all instances are up to date")
-	}
-	if slices.Contains(warned, is.Reason) && (was == nil || was.Reason != is.Reason) {
-		controller.Warn(c.recorder, pool, is.Reason, "Rotate", is.Message)
-	}
 }
 
 // newOutdatedMetric returns the metric of reportRotation.

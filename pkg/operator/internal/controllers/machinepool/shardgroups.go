@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 )
 
 // planShardGroups returns the shard groups to write for a division.
@@ -243,4 +244,25 @@ func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
 		v1beta1.LabelGroup: string(spec.Group),
 		v1beta1.LabelShard: string(spec.Shard),
 	}
+}
+
+// newLoan returns spec.loan of a shard that lends instances, nil if it lends and borrows none.
+func newLoan(pool *v1beta1.NstanceMachinePool, lent, replicas int32) *v1beta1.Loan {
+	if lent == 0 {
+		return nil
+	}
+	return &v1beta1.Loan{Lent: lent, Division: *poolplan.Divided(pool, replicas)}
+}
+
+// loans describes which instances shards have lent to others after a decision, "" for none.
+func loans(observed observation, d decision) string {
+	if d.sizes != nil && !d.statusOnly {
+		return shortfall.Loans(observed.shortfalls(), d.lent, *observed.machinePools[0].Spec.Replicas)
+	}
+	lent, replicas := make([]int32, len(observed.shards)), int32(0)
+	for i := range observed.shards {
+		loan := poolplan.LoanOf(observed.pool, observed.shards[i].group)
+		lent[i], replicas = loan.Lent, max(replicas, loan.Replicas)
+	}
+	return shortfall.Loans(observed.shortfalls(), lent, replicas)
 }

@@ -91,7 +91,7 @@ func (h *stockHarness) expectState(shortfall string, sizes ...int32) {
 }
 
 // restart drops the times of shortfalls, as a new process does.
-func (h *stockHarness) restart() { h.controller.shortfalls.pools = nil }
+func (h *stockHarness) restart() { h.controller.shortfalls.Remove(h.controller.key("workers")) }
 
 const lentByA = "3 of 9 instances are lent by shard a to shards b (2), c (1)"
 

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 )
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.
@@ -68,7 +69,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	case mode.status != "":
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
-	capacity := capacityAvailable(pool, observed, d)
+	capacity := shortfall.Condition(pool, observed.shortfalls(), loans(observed, d))
 	set(capacity.Type, capacity.Status, capacity.Reason, capacity.Message)
 	var missing *problem
 	if late := observed.nodeless.Message(); late != "" {

@@ -11,9 +11,12 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
@@ -22,7 +25,9 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/capi"
 	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
+	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/poolevents"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -36,7 +41,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.scaleDowns.drop(key)
 		c.nodeless.Forget(key)
 		c.reportRotation(key.Name, nil, nil)
-		c.shortfalls.remove(key)
+		c.shortfalls.Remove(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
@@ -101,7 +106,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		c.recordRemediation(observed.pool, begin)
 	}
 	if d.moved && err == nil {
-		c.shortfalls.moved(key, c.clock.Now())
+		c.shortfalls.Moved(key, c.clock.Now())
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -269,4 +274,83 @@ func disown[T metav1.Object](ctx context.Context, objects client[T], cached T) (
 		return none, fmt.Errorf("hand over the spec of %T %s: %w", cached, klog.KObj(cached), err)
 	}
 	return written, nil
+}
+
+// shortest returns the shorter of two delays. Zero is no delay.
+func shortest(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// report writes the reports of the shard groups: first the provider ids into the spec,
+// where Cluster API reads them (docs/capi.md#provider-ids), then the status, which has the
+// new generation of the spec. It returns the delay after which to sync again, 0 to wait for a
+// change.
+func (c *Controller) report(ctx context.Context, observed observation, d decision) (time.Duration, error) {
+	pool := observed.pool
+	complete := allReported(observed) && !retains(pool) && (d.blocked == nil || !pool.DeletionTimestamp.IsZero())
+	ids, wrong := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, complete)
+	recheck := time.Duration(0)
+	if wrong != nil && wrong.reason == v1beta1.ReasonNodeOfOtherShard {
+		recheck = controllers.ForeignRecheck
+	}
+	if wait := observed.nodeless.Wait; wait > 0 && (recheck == 0 || wait < recheck) {
+		recheck = wait
+	}
+	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
+		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controllers.Apply)
+		if err != nil {
+			return 0, fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
+		}
+		c.poolWrites.Record(written)
+		pool = written
+	}
+
+	status := newStatus(pool, observed, d, wrong)
+	c.reportRotation(pool.Name, meta.FindStatusCondition(status.Conditions, v1beta1.ConditionRollingOut), d.rollout)
+	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
+		return recheck, nil
+	}
+	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controllers.Apply)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
+	}
+	c.poolWrites.Record(written)
+	poolevents.Record(c.recorder, observed.pool, written, func() string {
+		limited, cancel := context.WithTimeout(ctx, writerTimeout)
+		defer cancel()
+		return c.replicasWriter(limited, written.Name)
+	})
+	return recheck, nil
+}
+
+// applyPool returns the fields of a pool that this controller owns, without the
+// status: the finalizer, the provider ids, and during the deletion the owners.
+func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	pool := observed.pool
+	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithFinalizers(v1beta1.FinalizerMachinePool).
+		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
+	if pool.DeletionTimestamp.IsZero() {
+		return applied
+	}
+	for _, machinePool := range observed.machinePools {
+		applied.WithOwnerReferences(metav1ac.OwnerReference().
+			WithAPIVersion(clusterv1.GroupVersion.String()).
+			WithKind("MachinePool").
+			WithName(machinePool.Name).
+			WithUID(machinePool.UID))
+	}
+	return applied
+}
+
+// applyStatus returns the fields of the status that this controller owns.
+func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithStatus(controller.ApplyConfiguration[applyv1beta1.NstanceMachinePoolStatusApplyConfiguration](status))
 }
