@@ -77,7 +77,7 @@ func text(g Grant) string {
 }
 
 func TestGrants(t *testing.T) {
-	one, night, noon := Policy{MaxSurge: 1}, window(t, "0 2 * * *"), window(t, "0 12 * * *")
+	surge, night, noon := Policy{MaxSurge: 1}, window(t, "0 2 * * *"), window(t, "0 12 * * *")
 	for name, test := range map[string]struct {
 		policy Policy
 		shards []Shard
@@ -86,28 +86,28 @@ func TestGrants(t *testing.T) {
 		// next is in minutes, 0 for never.
 		next int
 	}{
-		"nothing is outdated":                 {one, []Shard{of("a", 3, 0), of("b", 2, 0)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
-		"one shard":                           {one, []Shard{of("a", 3, 3)}, []string{"1/0 to 3"}, "", 0},
-		"fewer than shards":                   {one, []Shard{of("a", 3, 0), of("b", 2, 1), of("c", 2, 2)}, []string{"0/0 to 0", "1/0 to 2", "0/0 to 0"}, "", 0},
+		"nothing is outdated":                 {surge, []Shard{of("a", 3, 0), of("b", 2, 0)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
+		"one shard":                           {surge, []Shard{of("a", 3, 3)}, []string{"1/0 to 3"}, "", 0},
+		"fewer than shards":                   {surge, []Shard{of("a", 3, 0), of("b", 2, 1), of("c", 2, 2)}, []string{"0/0 to 0", "1/0 to 2", "0/0 to 0"}, "", 0},
 		"one by one":                          {Policy{MaxSurge: 4}, []Shard{of("a", 3, 3), of("b", 3, 1), of("c", 3, 3)}, []string{"2/0 to 3", "1/0 to 3", "1/0 to 3"}, "", 0},
 		"one of each kind":                    {Policy{MaxSurge: 1, MaxUnavailable: 1}, []Shard{of("a", 3, 3), of("b", 3, 3), of("c", 3, 3)}, []string{"1/0 to 3", "0/0 to 0", "0/1 to 3"}, "", 0},
 		"more than is outdated":               {Policy{MaxSurge: 9}, []Shard{of("a", 3, 1), of("b", 3, 2)}, []string{"1/0 to 3", "2/0 to 3"}, "", 0},
-		"a shard that finishes":               {one, []Shard{of("a", 3, 0, with(1, 0, 3), above(1)), of("b", 2, 2)}, []string{"1/0 to 0", "0/0 to 0"}, "", 0},
-		"a shard that has finished":           {one, []Shard{of("a", 3, 0, with(1, 0, 3)), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
-		"a loss that is not in force yet":     {one, []Shard{of("a", 3, 0, func(s *Shard) { s.InForce = &Grant{MaxSurge: 1} }), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
-		"a loss that is in force":             {one, []Shard{of("a", 3, 0), of("b", 2, 2)}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
-		"what leaves for other reasons":       {one, []Shard{of("a", 3, 0, above(1)), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
+		"a shard that finishes":               {surge, []Shard{of("a", 3, 0, with(1, 0, 3), above(1)), of("b", 2, 2)}, []string{"1/0 to 0", "0/0 to 0"}, "", 0},
+		"a shard that has finished":           {surge, []Shard{of("a", 3, 0, with(1, 0, 3)), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
+		"a loss that is not in force yet":     {surge, []Shard{of("a", 3, 0, func(s *Shard) { s.InForce = &Grant{MaxSurge: 1} }), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
+		"a loss that is in force":             {surge, []Shard{of("a", 3, 0), of("b", 2, 2)}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
+		"what leaves for other reasons":       {surge, []Shard{of("a", 3, 0, above(1)), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
 		"what is missing elsewhere":           {Policy{MaxSurge: 1, MaxUnavailable: 1}, []Shard{of("a", 3, 0, below(1)), of("b", 2, 2)}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
-		"what health uses on two shards":      {one, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2, above(1))}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
-		"in use without a grant, no room":     {one, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2, with(1, 0, 2))}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
-		"in use without a grant":              {one, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2)}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
-		"a shard that is away counts":         {one, []Shard{of("a", 3, 3, with(1, 0, 3), away), of("b", 2, 2)}, []string{"1/0 to 3", "0/0 to 0"}, Away, 0},
+		"what health uses on two shards":      {surge, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2, above(1))}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
+		"in use without a grant, no room":     {surge, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2, with(1, 0, 2))}, []string{"0/0 to 0", "0/0 to 0"}, "", 0},
+		"in use without a grant":              {surge, []Shard{of("a", 3, 1, above(1)), of("b", 2, 2)}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
+		"a shard that is away counts":         {surge, []Shard{of("a", 3, 3, with(1, 0, 3), away), of("b", 2, 2)}, []string{"1/0 to 3", "0/0 to 0"}, Away, 0},
 		"a shard that is away uses more":      {Policy{MaxSurge: 2}, []Shard{of("a", 3, 3, with(1, 0, 3), above(2), away), of("b", 2, 2)}, []string{"1/0 to 3", "0/0 to 0"}, Away, 0},
-		"a shard that is away with nothing":   {one, []Shard{of("a", 3, 3, away), of("b", 2, 2)}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
-		"a shard that is away has no grant":   {one, []Shard{of("a", 3, 3, away, without), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, Away, 0},
+		"a shard that is away with nothing":   {surge, []Shard{of("a", 3, 3, away), of("b", 2, 2)}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
+		"a shard that is away has no grant":   {surge, []Shard{of("a", 3, 3, away, without), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, Away, 0},
 		"a shard that was never read":         {Policy{MaxSurge: 9}, []Shard{of("a", 3, 3, unread), of("b", 2, 2, with(1, 0, 2))}, []string{"0/0 to 0", "1/0 to 2"}, "", 0},
 		"only a shard that was never read":    {Policy{MaxSurge: 9}, []Shard{of("a", 3, 3, unread), of("b", 2, 2)}, []string{"0/0 to 0", "0/0 to 0"}, Unread, 0},
-		"shards without grants":               {one, []Shard{of("a", 3, 3, without), of("b", 2, 2, without)}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
+		"shards without grants":               {surge, []Shard{of("a", 3, 3, without), of("b", 2, 2, without)}, []string{"1/0 to 3", "0/0 to 0"}, "", 0},
 		"paused":                              {Policy{MaxSurge: 1, Paused: true}, []Shard{of("a", 3, 2, with(1, 0, 3), above(1))}, []string{"1/0 to 0"}, Paused, 0},
 		"paused, and nothing is moving":       {Policy{MaxSurge: 1, Paused: true}, []Shard{of("a", 3, 2, with(1, 0, 3))}, []string{"0/0 to 0"}, Paused, 0},
 		"paused, and a shard is away":         {Policy{MaxSurge: 2, Paused: true}, []Shard{of("a", 3, 2), of("b", 3, 0, with(1, 0, 3), away)}, []string{"0/0 to 0", "1/0 to 0"}, Paused, 0},

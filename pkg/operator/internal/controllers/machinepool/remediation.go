@@ -113,7 +113,7 @@ func (r request) describe(id string) string {
 	return fmt.Sprintf("%s (%s)", r.node, r.problem)
 }
 
-// remediating is what the policy for remediation of a pool decides.
+// remediating is the decision of the policy for remediation of a pool.
 type remediating struct {
 	policy remediation.Policy
 	remediation.Decision

@@ -50,7 +50,7 @@ func Trim(kept, node *corev1.Node) {
 // nameOf names a taint: there may be only one with its key and effect on a Node.
 func nameOf(key string, effect corev1.TaintEffect) string { return key + ":" + string(effect) }
 
-// change is what is written to a Node.
+// change is a write to a Node.
 type change struct {
 	// labels are the labels to set, nil for a label to remove.
 	labels map[string]*string

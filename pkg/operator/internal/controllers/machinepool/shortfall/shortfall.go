@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/base/poolplan"
 )
 
-// defaultAfter is what an unset spec.shortfall.afterSeconds means.
+// defaultAfter is the default of spec.shortfall.afterSeconds.
 const defaultAfter = 5 * time.Minute
 
 // Shard is a shard of a pool.
