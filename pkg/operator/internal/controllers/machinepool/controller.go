@@ -24,9 +24,9 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 	"nstance.dev/operator/pkg/operator/internal/nodeannotations"
 	"nstance.dev/operator/pkg/operator/internal/nodeless"
+	"nstance.dev/operator/pkg/operator/internal/shortfall"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 

@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
 	"nstance.dev/operator/pkg/operator/internal/nodeless"
+	"nstance.dev/operator/pkg/operator/internal/shortfall"
 	"nstance.dev/operator/pkg/operator/shard"
 )
 

@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
+	"nstance.dev/operator/pkg/operator/internal/shortfall"
 )
 
 // planShardGroups returns the shard groups to write for a division.

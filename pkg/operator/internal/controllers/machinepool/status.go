@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/shortfall"
+	"nstance.dev/operator/pkg/operator/internal/shortfall"
 )
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.

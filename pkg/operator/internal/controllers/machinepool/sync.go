@@ -27,7 +27,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
-	"nstance.dev/operator/pkg/operator/internal/controllers/machinepool/poolevents"
+	"nstance.dev/operator/pkg/operator/internal/poolevents"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
