@@ -81,7 +81,7 @@ func hasDeclaration(tree fs.FS, folder, name string) (bool, error) {
 	file := path.Ext(name) == ".go"
 	word := regexp.MustCompile(`\b` + regexp.QuoteMeta(name[strings.LastIndex(name, ".")+1:]) + `\b`)
 	has := false
-	err := fs.WalkDir(tree, folder, func(at string, entry fs.DirEntry, err error) error {
+	err := fs.WalkDir(tree, folder, func(at string, _ fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return err

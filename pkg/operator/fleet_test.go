@@ -109,7 +109,7 @@ func (i *fedInformer) AddEventHandler(handler cache.ResourceEventHandler) (cache
 
 // change puts an object into the cache, and calls the handlers.
 func (i *fedInformer) change(object metav1.Object) {
-	before, found, _ := i.indexer.Indexer.Get(object)
+	before, found, _ := i.indexer.Get(object)
 	_ = i.indexer.Update(object)
 	for _, handler := range i.handlers {
 		if found {
@@ -301,7 +301,7 @@ func startFleet(t *testing.T, size fleetSize) *fleet {
 	h.Informers.MachinePools.SharedIndexInformer = f.machinePools
 	h.Informers.Nodes = f.nodes
 	h.Informers.Pods = newFedInformer(ondemand.NewPodInformer(h.Workload.Metadata, "", 0), &f.visits)
-	h.Dependencies.Shards, h.NamedShards, h.Groups = counted, counted, countedGroups{counted}
+	h.Shards, h.NamedShards, h.Groups = counted, counted, countedGroups{counted}
 	h.Recorder = noEvents{}
 	h.Clock = clock.RealClock{}
 	h.PrependReactor("*", "*", f.accept)

@@ -229,7 +229,7 @@ func (m *model) restart() {
 }
 
 // operate lets the operator look at the shards and write the grants, and checks them.
-func (m *model) operate(t *testing.T) Decision {
+func (m *model) operate(t *testing.T) {
 	t.Helper()
 	decide := func() Decision {
 		got := Grants(m.policy, m.observe(), m.now)
@@ -248,7 +248,6 @@ func (m *model) operate(t *testing.T) Decision {
 	first := decide()
 	second := decide()
 	require.Equal(t, first, second, "the same again changes nothing")
-	return second
 }
 
 // fail lets something go wrong: a connection, the operator, or the mind of a user who changes the

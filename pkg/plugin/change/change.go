@@ -106,7 +106,7 @@ func ofNode(subject objects.Subject, value any, operator, what string) (Change, 
 	case node == nil:
 		return Change{}, errors.New("the instance has no Node, whose annotation would request its replacement")
 	case pool == nil:
-		return Change{}, fmt.Errorf("Node %s has no instance of a pool, and only those are replaced", node.Name)
+		return Change{}, fmt.Errorf("instances of pools are replaced, and Node %s has none", node.Name)
 	}
 	return Change{
 		APIVersion: objects.APIVersion, Kind: Kind, Namespace: pool.Namespace, Pool: pool.Name, Node: node.Name,

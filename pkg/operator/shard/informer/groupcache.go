@@ -84,7 +84,7 @@ func (c *groupCache) restart() {
 
 // shardRemoved removes the shard from holders. It returns nil, because shardChanged covers all groups of
 // a removed shard.
-func (c *groupCache) shardRemoved() []string {
+func (c *groupCache) shardRemoved() []string { //nolint:unparam // the caches of notices have keys
 	for key := range c.groups {
 		c.holders.remove(key, c.shard)
 	}

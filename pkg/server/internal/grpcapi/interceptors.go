@@ -123,8 +123,8 @@ const callBurst = 10
 // certificates: whoever has one would use up the calls of the tenant.
 func LimitCalls(limit func() int) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	var tenants clientrate.Limits
-	check := func(ctx context.Context) error {
-		tenant, most := clientFrom(ctx).Tenant, limit()
+	check := func(tenant string) error {
+		most := limit()
 		if tenants.Allow(tenant, rate.Limit(most), callBurst*most) {
 			return nil
 		}
@@ -132,13 +132,13 @@ func LimitCalls(limit func() int) (grpc.UnaryServerInterceptor, grpc.StreamServe
 			"tenant %s makes more than %d calls a second, which is the most that this shard allows (shard.max_calls_per_second)", tenant, most)
 	}
 	unary := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		if err := check(ctx); err != nil {
+		if err := check(clientFrom(ctx).Tenant); err != nil {
 			return nil, err
 		}
 		return handler(ctx, request)
 	}
 	stream := func(server any, stream grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-		if err := check(stream.Context()); err != nil {
+		if err := check(clientFrom(stream.Context()).Tenant); err != nil {
 			return err
 		}
 		return handler(server, stream)

@@ -59,9 +59,9 @@ func newStatusCache() (*StatusCache, *shard) {
 	return NewStatusCache(StatusOptions{Groups: s, Instances: s, Nodes: s}), s
 }
 
-// list returns all groups of a tenant.
-func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
-	return c.listSince(tenant, "").GetGroups()
+// list returns all groups of the tenant of the tests.
+func (c *StatusCache) list() []*nstancev1.GroupStatus {
+	return c.listSince("default", "").GetGroups()
 }
 
 func key(group string) instance.GroupKey {
@@ -149,7 +149,7 @@ func TestOnlyChangedStatusesAreSent(t *testing.T) {
 	}
 	c.Refresh(key("workers"))
 	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
-	if status := c.list("default")[0]; status.ActualSize != 0 || len(status.ProviderIds) != 0 {
+	if status := c.list()[0]; status.ActualSize != 0 || len(status.ProviderIds) != 0 {
 		t.Errorf("the status is %v, want no usable instances", status)
 	}
 
@@ -160,7 +160,7 @@ func TestOnlyChangedStatusesAreSent(t *testing.T) {
 	}
 	c.Refresh(key("workers"))
 	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
-	if status := c.list("default")[0]; status.ActualSize != 2 || !slices.Equal(status.ProviderIds, []string{"id-a", "id-b"}) {
+	if status := c.list()[0]; status.ActualSize != 2 || !slices.Equal(status.ProviderIds, []string{"id-a", "id-b"}) {
 		t.Errorf("the status is %v, want the running instances, sorted", status)
 	}
 
@@ -223,7 +223,7 @@ func TestLostGroup(t *testing.T) {
 	s.lost = true
 	s.instances[key("lost")] = []instance.Instance{shown("a", instance.Running), shown("b", instance.Running), onDemand(shown("c", instance.Running))}
 	c.Refresh(key("lost"))
-	listed := c.list("default")
+	listed := c.list()
 	require.Len(t, listed, 1)
 	status := listed[0]
 	require.False(t, status.Deleting)
@@ -240,7 +240,7 @@ func TestHiddenRevision(t *testing.T) {
 	s.groups[group.Key] = group
 	for _, s.hides = range []bool{true, false} {
 		c.Refresh(group.Key)
-		status := c.list("default")[0]
+		status := c.list()[0]
 		require.EqualValues(t, 3, status.Size)
 		require.NotNil(t, status.Revision)
 		require.Equal(t, s.hides, status.Revision.Uid == "")
@@ -367,14 +367,14 @@ func TestNodeShape(t *testing.T) {
 	c, s := newStatusCache()
 	s.node = node
 	s.resize(c, "workers", 0)
-	got := c.list("default")[0].Node
+	got := c.list()[0].Node
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	// So does a deleted group for as long as it is listed.
 	s.instances[key("workers")] = []instance.Instance{shown("a", instance.Running)}
 	s.remove(c, "workers")
-	if status := c.list("default")[0]; !status.Deleting || !proto.Equal(status.Node, want) {
+	if status := c.list()[0]; !status.Deleting || !proto.Equal(status.Node, want) {
 		t.Errorf("the deleted group is %v", status)
 	}
 }
@@ -404,7 +404,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 		if event.GetType() != nstancev1.GroupEvent_TYPE_UPSERT || !proto.Equal(event.GetGroup(), want) {
 			t.Errorf("got event %v, want one of %v", event, want)
 		}
-		if all := c.list("default"); len(all) != 1 || !proto.Equal(all[0], want) {
+		if all := c.list(); len(all) != 1 || !proto.Equal(all[0], want) {
 			t.Errorf("listed are %v, want %v", all, want)
 		}
 		c.Refresh(workers)
@@ -438,7 +438,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	s.instances[workers] = []instance.Instance{onDemand}
 	c.Refresh(workers)
 	expectEvents(t, takeEvents(w), "TYPE_DELETE workers 0")
-	if listed := c.list("default"); len(listed) != 0 {
+	if listed := c.list(); len(listed) != 0 {
 		t.Errorf("listed are %v", listed)
 	}
 
@@ -596,7 +596,7 @@ func TestInstancesThatStartOneByOneShareStatuses(t *testing.T) {
 			// A list, a new watch and the reply to a request have what was true when they began.
 			switch n / 500 % 3 {
 			case 0:
-				assert.Equal(t, int32(n+2), c.list("default")[0].ActualSize, "listed")
+				assert.Equal(t, int32(n+2), c.list()[0].ActualSize, "listed")
 			case 1:
 				second := c.watch("default")
 				assert.Equal(t, fmt.Sprint("large ", n+2), taken(second, running)[0], "at the begin of a watch")
@@ -656,14 +656,14 @@ func TestDeletionOrder(t *testing.T) {
 	s.instances[key][1].State = instance.Pending
 	order := func() (ids []string) {
 		c.Refresh(key)
-		for _, next := range c.list("default")[0].GetDeletionOrder() {
+		for _, next := range c.list()[0].GetDeletionOrder() {
 			assert.Equal(t, "expired", next.GetReason())
 			ids = append(ids, next.GetInstanceId())
 		}
 		return ids
 	}
 	assert.Equal(t, []string{"i002", "i000"}, order())
-	status := c.list("default")[0]
+	status := c.list()[0]
 	assert.EqualValues(t, 1, status.GetRotationProgress().GetOutdated()["rotated"])
 	assert.EqualValues(t, 2, status.GetRotationProgress().GetUpToDate())
 	assert.EqualValues(t, 3, status.GetRotationProgress().GetAbove())

@@ -117,10 +117,9 @@ func (r *reconciliation) actTogether(ctx context.Context, actions []action, now 
 	acting.SetLimit(recordWriters)
 	for n, a := range actions {
 		acting.Go(func() error {
-			if ctx.Err() != nil {
-				return nil
+			if ctx.Err() == nil {
+				errs[n] = r.protect(ctx, func() error { return r.act(ctx, a, now) })
 			}
-			errs[n] = r.protect(ctx, func() error { return r.act(ctx, a, now) })
 			if errors.Is(errs[n], errPanic) {
 				// It may have passed by the code that reports errors to operators.
 				r.Failed(r.key, a.id, errs[n])
