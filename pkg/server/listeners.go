@@ -79,7 +79,7 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	if err != nil {
 		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
-	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
+	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate) //nolint:contextcheck // each call has its own context
 	operators = p.guard.Listener(operators, handshakeLimits(maxOperatorConnections))
 	registrations = connlimit.Total(connlimit.PerAddress(registrations, maxRegistrationsPerAddress), maxRegistrationConnections)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
