@@ -167,7 +167,7 @@ func asIssuer(t *testing.T, keyFile string, args ...string) (string, error) {
 	command := admin.NewCommand()
 	var output bytes.Buffer
 	command.SetOut(&output)
-	command.SetErr(&output)
+	command.SetErr(t.Output()) // notes, such as about a tenant without groups
 	command.SetArgs(slices.Concat(args, []string{
 		"--nonce-issuer", issuerName, "--storage", "file", "--storage-bucket", env.Installation.Bucket(), "--key-provider", "file", "--key", keyFile,
 	}))
