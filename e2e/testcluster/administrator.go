@@ -146,7 +146,8 @@ func (c *Cluster) CreateAccount(t testing.TB, name, role string) (token string) 
 // installation, and returns what it prints.
 func (c *Cluster) Kubectl(t testing.TB, arguments ...string) string {
 	t.Helper()
-	printed, err := c.KubectlCommand(t.Context(), arguments...).CombinedOutput()
+	// The context of a test has ended when its cleanups run.
+	printed, err := c.KubectlCommand(context.WithoutCancel(t.Context()), arguments...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("kubectl %v: %v\n%s", arguments, err, printed)
 	}
