@@ -55,6 +55,8 @@ func (r Request) Action() string {
 	return action
 }
 
+var reviews = []string{"tokenreviews", "subjectaccessreviews"}
+
 var readVerbs = []string{"get", "list", "watch"}
 
 // Position is an offset in an audit log.
@@ -74,10 +76,10 @@ func (l AuditLog) End() (Position, error) {
 }
 
 // Writes returns the writes that were recorded from the given position on and that match, which
-// may be nil.
+// may be nil. A review is no write: it is answered and not stored.
 func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error) {
 	return l.Requests(from, func(r Request) bool {
-		return r.Path == "" && !slices.Contains(readVerbs, r.Verb) && (match == nil || match(r))
+		return r.Path == "" && !slices.Contains(readVerbs, r.Verb) && !slices.Contains(reviews, r.Resource) && (match == nil || match(r))
 	})
 }
 

@@ -34,8 +34,8 @@ const (
 	// bareWriters is how many groups are written at once: the workers of the
 	// importer, the pools and the shard groups together.
 	bareWriters = 16
-	// mostOfBare is the target for the time of an import, as a multiple of the time of the plain client.
-	mostOfBare = 1.2
+	// mostOfBare is the most that an import may take, as a multiple of the time of the plain client.
+	mostOfBare = 3
 )
 
 var (

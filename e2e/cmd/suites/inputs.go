@@ -58,7 +58,7 @@ var suites = map[string][]string{
 	"inputs":         nil,
 	"leaks":          nil,
 	"podroutes":      nil,
-	"previous":       nil,
+	"previous":       {previous.Input},
 	"rights":         {inputs.Manifests},
 	"runbook":        {inputs.Docs, inputs.Manifests},
 	"tcpproxy":       nil,

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/listers"
 	corev1listers "k8s.io/client-go/listers/core/v1"
@@ -60,6 +61,7 @@ type Controller struct {
 	clusters             *capi.ClusterClient
 	secrets              corev1client.SecretInterface
 	serviceAccounts      corev1client.ServiceAccountInterface
+	tokenReviews         authenticationclient.TokenReviewInterface
 	nstanceClusterLister nstancelisters.NstanceClusterNamespaceLister
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	secretLister         corev1listers.SecretNamespaceLister
@@ -88,6 +90,7 @@ func New(d controllers.Dependencies, o Options) (*Controller, error) {
 		clusters:             d.CAPI.Clusters(d.Namespace),
 		secrets:              d.Kube.CoreV1().Secrets(d.Namespace),
 		serviceAccounts:      d.Kube.CoreV1().ServiceAccounts(d.Namespace),
+		tokenReviews:         d.Kube.AuthenticationV1().TokenReviews(),
 		nstanceClusterLister: nstanceClusters.Lister().NstanceClusters(d.Namespace),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		secretLister:         corev1listers.NewSecretLister(secrets.GetIndexer()).Secrets(d.Namespace),

@@ -6,6 +6,7 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -51,6 +52,11 @@ type harness struct {
 	// tokenError is the error of requests for a token; it may be nil.
 	tokenError error
 	tokens     int
+	// refused are the tokens that the API server does not accept, reviewError the error of reviews, which may
+	// be nil, and reviews counts them.
+	refused     []string
+	reviewError error
+	reviews     int
 	// writes are the writes to all API groups in order.
 	writes []string
 	// created counts the objects of Cluster API in writes.
@@ -77,6 +83,7 @@ func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New()), tokenLifetime: time.Hour, secretVersion: 1, identity: &certificate{}}
 	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key(name)) }
 	h.KubeClient.PrependReactor("create", "serviceaccounts", h.createToken)
+	h.KubeClient.PrependReactor("create", "tokenreviews", h.reviewToken)
 	h.KubeClient.PrependReactor("patch", "secrets", h.applySecret)
 	for _, fake := range []*clienttesting.Fake{&h.API.Fake, &h.KubeClient.Fake} {
 		fake.PrependReactor("*", "*", h.recordWrite)
@@ -107,6 +114,16 @@ func (h *harness) createToken(action clienttesting.Action) (bool, runtime.Object
 	}}, nil
 }
 
+func (h *harness) reviewToken(action clienttesting.Action) (bool, runtime.Object, error) {
+	if h.reviewError != nil {
+		return true, nil, h.reviewError
+	}
+	h.reviews++
+	review := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
+	review.Status.Authenticated = !slices.Contains(h.refused, review.Spec.Token)
+	return true, review, nil
+}
+
 // applySecret sets the resource version of a Secret, by which the controller detects a stale
 // cache.
 func (h *harness) applySecret(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -121,7 +138,9 @@ func (h *harness) applySecret(action clienttesting.Action) (bool, runtime.Object
 }
 
 func (h *harness) recordWrite(action clienttesting.Action) (bool, runtime.Object, error) {
-	if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
+	// A review changes nothing.
+	verb := action.GetVerb()
+	if verb != "get" && verb != "list" && verb != "watch" && action.GetResource().Resource != "tokenreviews" {
 		h.writes = append(h.writes, apitest.Describe(action))
 	}
 	return false, nil, nil

@@ -35,6 +35,10 @@ const (
 	// minRefresh is the minimum time between two tokens. It applies to a token that is
 	// short-lived, or appears to be because clocks differ.
 	minRefresh = time.Minute
+	// reviewPeriod is how often the API server is asked whether it still accepts the token. It does not
+	// if the ServiceAccount was deleted and created again, as by another way of installation: tokens are
+	// bound to its UID (https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/).
+	reviewPeriod = 5 * time.Minute
 	// kubeconfigKey is the key of the Secret that Cluster API reads.
 	kubeconfigKey = "value"
 )
@@ -51,23 +55,55 @@ type token struct {
 	expiry string
 	// refresh is when the token is replaced.
 	refresh time.Time
+	// reviewed is when the token was granted or reviewed; zero for the token of a previous leader.
+	reviewed time.Time
 }
 
-// ensureKubeconfig ensures that the Secret has a valid token, and returns the delay
-// until it has to be replaced. A Secret that was changed in any way gets a new token.
+// ensureKubeconfig ensures that the Secret has a token that the API server accepts, and returns the
+// delay until it has to be reviewed or replaced. A Secret that was changed in any way gets a new token.
 func (c *Controller) ensureKubeconfig(ctx context.Context, secret *corev1.Secret) (time.Duration, error) {
 	if c.token == nil {
 		c.token = existingToken(secret, c.options.Kubeconfig)
 	}
-	if c.token.isIn(secret, c.name) {
-		if delay := c.token.refresh.Sub(c.clock.Now()); delay > 0 {
-			return delay, nil
-		}
+	if c.token.isIn(secret, c.name) && c.token.refresh.After(c.clock.Now()) && c.accepted(ctx) {
+		return c.token.due(c.clock.Now()), nil
 	}
 	if err := c.writeSecret(ctx, secret); err != nil {
 		return 0, err
 	}
-	return c.token.refresh.Sub(c.clock.Now()), nil
+	return c.token.due(c.clock.Now()), nil
+}
+
+// accepted reports whether the API server accepts the token. It is asked once in reviewPeriod; until it
+// has answered, the token counts as accepted.
+func (c *Controller) accepted(ctx context.Context) bool {
+	now := c.clock.Now()
+	if now.Before(c.token.reviewed.Add(reviewPeriod)) {
+		return true
+	}
+	c.token.reviewed = now
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "secret", klog.KRef(c.namespace, SecretName(c.name)))
+	config, err := clientcmd.RESTConfigFromKubeConfig(c.token.kubeconfig)
+	if err != nil {
+		logger.Error(err, "The kubeconfig for Cluster API has no token")
+		return false
+	}
+	review, err := c.tokenReviews.Create(ctx, &authenticationv1.TokenReview{
+		Spec: authenticationv1.TokenReviewSpec{Token: config.BearerToken},
+	}, metav1.CreateOptions{FieldManager: controllers.FieldManager})
+	if err != nil {
+		logger.Error(err, "Cannot review the token of the kubeconfig for Cluster API")
+		return true
+	}
+	if !review.Status.Authenticated {
+		logger.Info("The API server does not accept the token of the kubeconfig for Cluster API", "reason", review.Status.Error)
+	}
+	return review.Status.Authenticated
+}
+
+// due returns the delay until the token has to be reviewed or replaced.
+func (t *token) due(now time.Time) time.Duration {
+	return min(t.refresh.Sub(now), t.reviewed.Add(reviewPeriod).Sub(now))
 }
 
 // existingToken returns the token that a previous leader wrote, nil if it is not usable.
@@ -126,7 +162,7 @@ func (c *Controller) writeSecret(ctx context.Context, secret *corev1.Secret) err
 	c.secretWrites.Record(written)
 	// The token is replaced after three quarters of its granted lifetime.
 	refresh := now.Add(max(expiry.Sub(now)*3/4, minRefresh))
-	c.token = &token{kubeconfig: kubeconfig, expiry: annotation, refresh: refresh}
+	c.token = &token{kubeconfig: kubeconfig, expiry: annotation, refresh: refresh, reviewed: now}
 	klog.FromContext(ctx).Info("Kubeconfig for Cluster API written", "secret", klog.KObj(written), "expiry", expiry, "refresh", refresh)
 	return nil
 }

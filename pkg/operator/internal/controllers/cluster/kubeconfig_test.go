@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/clientcmd"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -52,15 +53,23 @@ func TestSecretIsWhatClusterAPIReads(t *testing.T) {
 func TestTokenIsReplacedInTime(t *testing.T) {
 	for _, lifetime := range []time.Duration{2 * time.Hour, time.Hour, 20 * time.Minute, 10 * time.Minute} {
 		h, requeue := newSyncedHarness(t, lifetime)
-		if requeue < lifetime/2 || requeue > lifetime*8/10 {
-			t.Errorf("a token of %s is replaced after %s, want between 50 and 80 %%", lifetime, requeue)
+		var age time.Duration
+		// The reviews before it change nothing.
+		for h.tokens == 1 {
+			require.Positive(t, requeue)
+			age += requeue
+			h.Advance(requeue)
+			var writes []string
+			var err error
+			writes, requeue, err = h.sync()
+			require.NoError(t, err)
+			if h.tokens == 1 {
+				require.Empty(t, writes)
+			}
 		}
-		h.Advance(requeue - time.Second)
-		if again := h.expect(); again != time.Second {
-			t.Errorf("a second before, the requeue is after %s", again)
+		if age < lifetime/2 || age > lifetime*8/10 {
+			t.Errorf("a token of %s is replaced after %s, want between 50 and 80 %%", lifetime, age)
 		}
-		h.Advance(time.Second)
-		h.expect(requestToken, writeSecret)
 		if got := h.bearerToken(); got != "token-2" {
 			t.Errorf("the token is %q", got)
 		}
@@ -93,10 +102,45 @@ func TestTokenOfAPreviousLeaderIsReplacedInTime(t *testing.T) {
 		h.Advance(after)
 		h.restart(source())
 		requeue := h.expect(want...)
-		if left := 45*time.Minute - after; want == nil && requeue != left {
-			t.Errorf("a token that is %s old is replaced after %s, want %s", after, requeue, left)
+		if due := min(45*time.Minute-after, reviewPeriod); want == nil && requeue != due {
+			t.Errorf("a token that is %s old is due after %s, want %s", after, requeue, due)
 		}
 	}
+}
+
+// A token of a ServiceAccount that was deleted and created again has not expired, and is not accepted. A
+// review that fails replaces nothing.
+func TestTokenThatIsNotAcceptedIsReplaced(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		h, _ := newSyncedHarness(t, time.Hour)
+		h.refused = []string{"token-1"}
+		h.Advance(reviewPeriod - time.Second)
+		h.expect()
+		require.Zero(t, h.reviews, "reviews before they are due")
+		h.Advance(time.Second)
+		if restarted {
+			h.restart(source())
+		}
+		h.reviewError = apierrors.NewServiceUnavailable("down")
+		require.Equal(t, reviewPeriod, h.expect())
+		h.reviewError = nil
+		h.Advance(reviewPeriod)
+		require.Equal(t, reviewPeriod, h.expect(requestToken, writeSecret))
+		require.Equal(t, "token-2", h.bearerToken())
+		h.expect()
+		require.Equal(t, 1, h.reviews)
+	}
+}
+
+// A new leader reviews the token that it finds.
+func TestTokenOfAPreviousLeaderIsReviewed(t *testing.T) {
+	h, _ := newSyncedHarness(t, time.Hour)
+	h.refused = []string{"token-1"}
+	h.restart(source())
+	h.expect(requestToken, writeSecret)
+	h.restart(source())
+	h.expect()
+	require.Equal(t, 2, h.reviews)
 }
 
 func TestSecretIsWrittenAgain(t *testing.T) {

@@ -94,8 +94,8 @@ func TestSyncWithoutATokenPublishesNoEndpointAndReportsTheError(t *testing.T) {
 
 // A published endpoint is not removed.
 func TestTokenThatCannotBeReplacedIsReported(t *testing.T) {
-	h, requeue := newSyncedHarness(t, time.Hour)
-	h.Advance(requeue)
+	h, _ := newSyncedHarness(t, time.Hour)
+	h.Advance(time.Hour)
 	h.tokenError = apierrors.NewForbidden(corev1.Resource("serviceaccounts"), "nstance-capi-workload", errors.New("not allowed"))
 	if writes, _, err := h.sync(); !apierrors.IsForbidden(err) || !slices.Equal(writes, []string{requestToken, writeStatus}) {
 		t.Errorf("wrote %q, error %v", writes, err)
@@ -227,7 +227,7 @@ func TestPause(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, requeue := newSyncedHarness(t, time.Hour)
+			h, _ := newSyncedHarness(t, time.Hour)
 			if got := h.condition(v1beta1.ConditionPaused); got.Status != metav1.ConditionFalse {
 				t.Errorf("before, Paused is %+v", got)
 			}
@@ -237,7 +237,7 @@ func TestPause(t *testing.T) {
 			if got := h.condition(v1beta1.ConditionPaused); got.Status != metav1.ConditionTrue || got.Message == "" {
 				t.Errorf("Paused is %+v", got)
 			}
-			h.Advance(requeue)
+			h.Advance(time.Hour)
 			h.expect(requestToken, writeSecret)
 
 			test.unpause(h)
