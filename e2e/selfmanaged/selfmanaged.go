@@ -89,7 +89,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	c = &Cluster{options: o, close: func() error { return nil }}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, c.Close())
+			err = errors.Join(err, c.Close(ctx))
 		}
 	}()
 	for _, id := range o.Shards {
@@ -125,7 +125,7 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if err := c.fillBucket(ctx); err != nil {
 		return c, err
 	}
-	c.connect()
+	c.connect(ctx)
 	for _, s := range c.shards {
 		if err := c.startServer(ctx, s); err != nil {
 			return c, err
@@ -148,9 +148,9 @@ func (c *Cluster) WriteKubeconfig(path string) error {
 	return nil
 }
 
-// Close stops the servers and removes the machines.
-func (c *Cluster) Close() error {
-	ctx := context.Background()
+// Close stops the servers and removes the machines, even if ctx is done.
+func (c *Cluster) Close(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
 	var errs []error
 	for _, s := range c.shards {
 		if s.server != nil {
@@ -165,9 +165,9 @@ func (c *Cluster) Close() error {
 	return errors.Join(errs...)
 }
 
-// connect routes this machine to the Pods, and serves the names of Services to them.
-func (c *Cluster) connect() {
-	ctx, cancel := context.WithCancel(context.Background())
+// connect routes this machine to the Pods, and serves the names of Services to them, until Close.
+func (c *Cluster) connect(ctx context.Context) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var group sync.WaitGroup
 	var routes, dns error
 	group.Go(func() { routes = podroutes.Run(ctx, c.Kube) })

@@ -60,7 +60,7 @@ func start(t *testing.T) *Cluster {
 	c, err := Start(t.Context(), options)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		assert.NoError(t, c.Close())
+		assert.NoError(t, c.Close(t.Context()))
 		if !t.Failed() {
 			assert.NoError(t, os.RemoveAll(dir))
 		}

@@ -20,7 +20,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
+	// After the first signal the next signal kills the program at once.
+	context.AfterFunc(ctx, stop)
 	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "selfmanaged:", err)
 		os.Exit(1)
@@ -48,7 +49,7 @@ func run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, cluster.Close()) }()
+	defer func() { err = errors.Join(err, cluster.Close(ctx)) }()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	if err := cluster.WriteKubeconfig(kubeconfig); err != nil {
 		return err
