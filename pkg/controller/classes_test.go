@@ -126,3 +126,32 @@ func TestUrgentKeysStayUrgentUntilTheyAreSynced(t *testing.T) {
 		})
 	}
 }
+
+// A sync that panics is tried again after lastRetry.
+func TestAnUrgentKeyWhoseSyncPanicsStaysUrgent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o order
+		panicked := false
+		o.answer = func(name string) (time.Duration, error) {
+			if name == "urgent-0" && !panicked {
+				panicked = true
+				panic("index out of range")
+			}
+			return 0, nil
+		}
+		// 2 workers sync 2,000 keys in lastRetry.
+		const rest = 4000
+		runQueue(t, o.sync, time.Hour, func(q *Queue[cache.ObjectName]) {
+			q.AddUrgent(named("urgent-", 0))
+			for n := range rest {
+				q.Add(named("rest-", n))
+			}
+		})
+		second := len(o.synced) - 1
+		for o.synced[second] != "urgent-0" {
+			second--
+		}
+		assert.Positive(t, second, "syncs before the second try")
+		assert.Less(t, second, rest, "syncs before the second try")
+	})
+}

@@ -234,7 +234,7 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	wasUrgent := q.urgent.take(key)
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "object", key)
 	requeue, panicked, err := q.call(klog.NewContext(ctx, logger), key)
-	if wasUrgent && (err != nil || requeue > 0 && requeue <= maxStaleRetry) {
+	if wasUrgent && (panicked || err != nil || requeue > 0 && requeue <= maxStaleRetry) {
 		q.urgent.set(key)
 	}
 	switch {

@@ -124,7 +124,7 @@ func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceSha
 	if equality.Semantic.DeepEqual(status, object.Status) {
 		return 0, nil
 	}
-	if wait := c.reportWait(object, observed, status, result.now.Time); wait > 0 {
+	if wait := c.reportWait(object, observed, status, c.clock.Now()); wait > 0 {
 		return wait, nil
 	}
 	written, err := c.client.ApplyStatus(ctx, applyStatus(object, status), controllers.Apply)

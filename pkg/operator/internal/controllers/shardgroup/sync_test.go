@@ -262,6 +262,16 @@ func TestASizeWhoseInstancesAreSlowIsReported(t *testing.T) {
 	h.expectReported(2, 5)
 }
 
+// The call may take seconds.
+func TestTheDelayOfAStatusBeginsWhenTheShardHasAnswered(t *testing.T) {
+	h := scaled(t, func(*harness) {})
+	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
+		h.Advance(8 * time.Second)
+		return accept(config)
+	}
+	assert.Equal(t, reportDelay, h.Expect(upsert5))
+}
+
 // A size that is sent again, because another writer has changed the group, does not delay the status
 // further.
 func TestACorrectionDoesNotDelayTheStatus(t *testing.T) {
