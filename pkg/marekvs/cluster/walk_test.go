@@ -507,8 +507,9 @@ func (w *walk) end() {
 		w.run(100)
 		w.keepVolumes()
 	}
+	// An update of seven nodes and the removal of three take 600 seconds each, if partitions are copied slowly.
 	const look = 20
-	for kept, seconds := 0, 0; kept < 6 && seconds < 6000; seconds += look {
+	for kept, seconds := 0, 0; kept < 6 && seconds < 12000; seconds += look {
 		if w.run(look); ended() {
 			kept++
 		} else {
