@@ -81,9 +81,10 @@ image() {
 # archives NAME...: writes the archives of programs.
 archives() {
 	local name os arch folder archive output=$release/programs/$version
-	rm -rf "$output"
 	mkdir -p "$output"
 	for name; do
+		# The archives of other programs stay: a release has them too.
+		rm -f "$output/${name}"_*
 		for os in linux darwin; do
 			if [[ $os == darwin && " ${machine_programs[*]} " == *" $name "* ]]; then
 				continue
