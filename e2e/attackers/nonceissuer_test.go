@@ -38,7 +38,7 @@ const (
 	issuerName, issuedTenant = "crooked", "issued"
 )
 
-// Who has the key of a nonce issuer, and the bucket, lets operators of its tenants register, which the
+// A holder of the key of a nonce issuer, and of the bucket, lets operators of its tenants register, which the
 // audit log shows, and nothing else: no operator of another tenant, no agent, no other issuer, and
 // nothing after the issuer was revoked.
 func TestNonceIssuer(t *testing.T) {

@@ -58,9 +58,9 @@ func (t Texts) In(data []byte) bool {
 	return slices.ContainsFunc(t, func(text []byte) bool { return bytes.Contains(data, text) })
 }
 
-// Files are files below a folder.
+// Files is the result of a search below a folder.
 type Files struct {
-	// Found are those with the secret.
+	// Found are the paths of files with the secret.
 	Found []string
 	// searched are the paths of all files that were read.
 	searched []string

@@ -352,7 +352,7 @@ func (s *Store) LoseNode(ctx context.Context, node string) error {
 	return nil
 }
 
-// LoseVolume loses the volume of a Pod: its data is gone, and no Node accepts a Pod with its claim. It deletes the
+// LoseVolume loses the volume of a Pod: its data is lost, and no Node accepts a Pod with its claim. It deletes the
 // Pod.
 func (s *Store) LoseVolume(ctx context.Context, pod string) error {
 	s.mu.Lock()

@@ -61,8 +61,8 @@ type Server struct {
 	// Nameless leaves the URI of the shard out of the server's certificate, as
 	// servers of other versions do.
 	Nameless bool
-	// PollInterval is how often the server looks for what administrators change in the storage, if that
-	// is rarer than by default: the configuration every two seconds, the authorities every five.
+	// PollInterval is the shortest interval at which the server reads the configuration and the
+	// authorities. Default: two and five seconds.
 	PollInterval time.Duration
 	// ReadConfig triggers reading the configuration. Default: a ticker of PollInterval.
 	ReadConfig <-chan time.Time

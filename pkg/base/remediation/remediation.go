@@ -70,7 +70,7 @@ type Replacement struct {
 	Problem string
 }
 
-// Decision is what Decide returns.
+// Decision has the instances to replace, and why others are not.
 type Decision struct {
 	// Replace are the instances to replace on connected shards, also those that were named before. They
 	// are sorted by shard and id.

@@ -134,7 +134,7 @@ func (d *divider) settle() {
 
 // restrict sets the grants of the shards that are not connected: what they have, as far as others may
 // start replacements too. Their servers get it when the connection is back, together with a
-// new configuration, and before anybody can look at them. A shard without a grant gets a grant of
+// new configuration, and before their instances can be seen. A shard without a grant gets a grant of
 // nothing: otherwise it would replace one instance at a time, whatever the policy says.
 func (d *divider) restrict(stopped bool, closes time.Time) {
 	for i := range d.shards {

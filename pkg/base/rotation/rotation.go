@@ -18,7 +18,7 @@ import (
 type Policy struct {
 	// MaxSurge is how many instances the shards may have above their sizes, together.
 	MaxSurge int32
-	// MaxUnavailable is how many instances below their sizes may work, together.
+	// MaxUnavailable is by how many fewer instances than their sizes may work, together.
 	MaxUnavailable int32
 	// ShardByShard finishes a shard before the next one begins.
 	ShardByShard bool
@@ -32,7 +32,7 @@ type Policy struct {
 	// AllReady makes steps wait for outdated instances that are not ready, too.
 	AllReady bool
 	// ProgressDeadline is how long after its creation an instance may take to be ready. Zero means
-	// that nobody looks whether instances are ready.
+	// that readiness does not count.
 	ProgressDeadline time.Duration
 	// Windows are the times at which replacements may be started. None means always.
 	Windows []Window
@@ -55,7 +55,7 @@ type Shard struct {
 	// Size is the wanted number of instances.
 	Size int32
 	// Connected reports whether the state is current, and the server knows grants. Unread reports that
-	// the server was never read, so that nobody knows what it may be doing.
+	// the server was never read: what it does is not known.
 	Connected, Unread bool
 	// Grant is the grant that the operator has written last, nil without a grant. InForce is the
 	// grant that the server has reported, which may still be an earlier one.
@@ -89,12 +89,12 @@ type Instance struct {
 type Grant struct {
 	// MaxSurge is how many instances the shard may have above its size.
 	MaxSurge int32
-	// MaxUnavailable is how many instances below its size may work.
+	// MaxUnavailable is by how many fewer instances than its size may work.
 	MaxUnavailable int32
 	// UpToDate is the number of instances that are up to date from which on no replacement is
 	// started.
 	UpToDate int32
-	// NotAfter is when the last replacement may be started, zero for never.
+	// NotAfter is the time from which on no replacement is started; zero means no end.
 	NotAfter time.Time
 	// Target is the target for which UpToDate was decided. For another target the server starts no
 	// replacement.

@@ -121,7 +121,7 @@ func (d *divider) keep(i int, held *Grant, closes time.Time) {
 }
 
 // stepTo returns how many instances are up to date after one more step with a grant. Instances that
-// are missing are a part of it: they are new, and nobody can know yet whether they will be ready.
+// are missing are a part of it: they are new, and it is not known yet whether they will be ready.
 func (s *Shard) stepTo(grant *Grant) int32 {
 	var exist int32
 	for i := range s.Instances {

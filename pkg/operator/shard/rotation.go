@@ -13,12 +13,12 @@ import (
 type RotationGrant struct {
 	// MaxSurge is how many instances there may be above the size.
 	MaxSurge int32
-	// MaxUnavailable is how many instances below the size may work.
+	// MaxUnavailable is by how many fewer instances than the size may work.
 	MaxUnavailable int32
 	// UpToDate is the number of instances that are up to date from which on no replacement is
 	// started.
 	UpToDate int32
-	// NotAfter is when the last replacement may be started, zero for never.
+	// NotAfter is the time from which on no replacement is started; zero means no end.
 	NotAfter time.Time
 	// After is a time: once it has passed, instances that were created before are outdated. It may
 	// be zero.

@@ -18,8 +18,8 @@ import (
 type Rollout struct {
 	// Text describes the progress.
 	Text string
-	// Ended is set if no instance is outdated, and Stopped if the rotation does not go on before somebody
-	// does something.
+	// Ended is set if no instance is outdated, and Stopped if the rotation does not go on until a user
+	// acts.
 	Ended, Stopped bool
 }
 

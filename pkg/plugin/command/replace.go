@@ -38,7 +38,7 @@ an instance or its last part.`,
 			return o.replace(command.Context(), args[0], keep)
 		},
 	}
-	command.Flags().BoolVar(&keep, "keep", false, "remove the annotation: what has not begun is not done")
+	command.Flags().BoolVar(&keep, "keep", false, "remove the annotation: cancel a replacement that has not begun")
 	return command
 }
 

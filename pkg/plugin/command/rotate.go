@@ -40,7 +40,7 @@ are replaced within surge, windows and all else that spec.rotation says. With --
 spec.rotation.paused is set. The output has the call of kubectl that does the same.
 
 Exit codes: 0 if the pool was changed, and with --wait if no instance is outdated any more; 3 if the
-rotation does not go on before somebody does something; those of plan with --dry-run; 1 for any other
+rotation does not go on until a user acts; those of plan with --dry-run; 1 for any other
 error.`,
 		Example: `  # Replace all instances, and wait for the end
   kubectl nstance rotate workers --wait

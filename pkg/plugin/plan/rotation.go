@@ -44,14 +44,14 @@ func (b *builder) rotation() []string {
 	at, open := policy.Open(b.Now)
 	switch {
 	case policy.Blocked != nil:
-		add("no window: %s; nothing is replaced", policy.Blocked.Message)
+		add("no window: %s; no replacement is started", policy.Blocked.Message)
 	case !open:
 		add("windows: closed until %s", at.UTC().Format(time.RFC3339))
 	case !at.IsZero():
 		add("windows: open until %s", at.UTC().Format(time.RFC3339))
 	}
 	if ptr.Deref(spec.Paused, false) {
-		add("paused: nothing is replaced")
+		add("paused: no replacement is started")
 	}
 	if rolling := meta.FindStatusCondition(b.pool.Status.Conditions, v1beta1.ConditionRollingOut); rolling != nil &&
 		rolling.Status == metav1.ConditionTrue && rolling.Reason != v1beta1.ReasonRollingOut {

@@ -114,12 +114,12 @@ type Change struct {
 type RotationGrant struct {
 	// MaxSurge is how many instances there may be above the size.
 	MaxSurge int32 `json:"max_surge"`
-	// MaxUnavailable is how many instances below the size may work.
+	// MaxUnavailable is by how many fewer instances than the size may work.
 	MaxUnavailable int32 `json:"max_unavailable"`
 	// UpToDate is the number of instances that are up to date from which on no replacement is
 	// started.
 	UpToDate int32 `json:"up_to_date"`
-	// NotAfter is when the last replacement may be started, nil for never.
+	// NotAfter is the time from which on no replacement is started; nil means no end.
 	NotAfter *time.Time `json:"not_after,omitempty"`
 	// After is a time: once it has passed, instances that were created before are outdated.
 	After *time.Time `json:"after,omitempty"`

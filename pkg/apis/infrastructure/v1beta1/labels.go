@@ -71,8 +71,8 @@ const (
 const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 
 // AnnotationRemediateInstance is on a Node whose instance is to be replaced, with any value: another
-// instance is created first, and then this one is drained and deleted. Without the annotation nothing
-// that has not begun is done (docs/reference.md#replace-an-instance).
+// instance is created first, and then this one is drained and deleted. Removing the annotation cancels a
+// replacement that has not begun (docs/reference.md#replace-an-instance).
 // +metadata:on=Nodes,writer=user,stable
 const AnnotationRemediateInstance = "nstance.dev/remediate-instance"
 

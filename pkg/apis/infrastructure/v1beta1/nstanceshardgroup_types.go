@@ -82,7 +82,7 @@ type NstanceShardGroupSpec struct {
 	Rotation *RotationGrant `json:"rotation,omitempty"`
 
 	// replace are the ids of the instances that the shard is to replace whatever rotation allows, because
-	// their Nodes have the annotation nstance.dev/remediate-instance.
+	// users have annotated their Nodes, or spec.remediation of the pool requests it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000

@@ -74,7 +74,7 @@ type RotationPolicy struct {
 	// +optional
 	Paused *bool `json:"paused,omitempty"`
 	// after is a time. Once it has passed, all instances that were created before are outdated.
-	// Removing it, or an earlier time, replaces no instance.
+	// Removing it, or setting it to an earlier time than before, makes no further instance outdated.
 	// +optional
 	After *metav1.Time `json:"after,omitempty"`
 	// maxAgeSeconds is the age at which an instance is outdated, in seconds. The configuration of a
@@ -126,7 +126,7 @@ type RotationGrant struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000
 	MaxSurge int32 `json:"maxSurge"`
-	// maxUnavailable is how many instances below its size may work.
+	// maxUnavailable is by how many fewer instances than its size may work.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000

@@ -120,7 +120,7 @@ const callBurst = 10
 // LimitCalls returns the interceptors that refuse the calls of a tenant beyond limit() in a second
 // with ResourceExhausted, so that no tenant keeps a server from the others with calls
 // (docs/server-reference.md#limits). They must follow those of Authorize, and those that refuse revoked
-// certificates: whoever has one would use up the calls of the tenant.
+// certificates: a client with a revoked certificate would use up the calls of the tenant.
 func LimitCalls(limit func() int) (grpc.UnaryServerInterceptor, grpc.StreamServerInterceptor) {
 	var tenants clientrate.Limits
 	check := func(tenant string) error {

@@ -119,7 +119,7 @@ const maxRemoved = 1000
 // since another list. A tenant learns nothing of others by the numbers. The lock of StatusCache guards
 // them.
 type versions struct {
-	// term is another text in each term: another leader has other numbers.
+	// term identifies the leader's term: another leader starts other numbers.
 	term    string
 	tenants map[string]*tenantVersions
 }

@@ -16,8 +16,8 @@ import (
 // has no replacement.
 //
 // The forced age is guaranteed, which one surplus instance at a time could not achieve while
-// another instance drains. So this is the only case that exceeds size + 1: the alternatives
-// are to miss the age or to fall below the size.
+// another instance drains. So every overdue instance gets a replacement, whatever the surge is:
+// the alternatives are to miss the age or to fall below the size.
 func (p *planner) replaceOverdue() {
 	// Surplus instances are replacements, which are due later.
 	replaced := max(0, p.present()-p.size)

@@ -227,7 +227,7 @@ func (o *DeletionOrders) remove(key instance.GroupKey) {
 
 // scaleUp creates missing instances. Instances that drain and are replaced still count, so
 // that only surplus instances exceed size + surge. If a grant allows no surge, an instance that
-// leaves for a rotation keeps its place until it is gone: there may be no room for its replacement
+// leaves for a rotation keeps its place until it is deleted: there may be no room for its replacement
 // before. One plan creates at most one instance more than one reconciliation can, so that another
 // reconciliation follows.
 func (p *planner) scaleUp() {

@@ -295,7 +295,7 @@ func (p *Provider) markUncertain(id string) {
 func (p *Provider) renew(id string, uncertain bool) {
 	p.mu.Lock()
 	if e, known := p.table[id]; known && e.request != nil {
-		// Without the userdata, which have a secret.
+		// Without the userdata, which has a secret.
 		p.renewed[id] = entry{id: id, group: e.group, origin: e.origin, request: &request{uncertain: uncertain, hiddenUntil: e.request.hiddenUntil}}
 	}
 	p.mu.Unlock()

@@ -32,8 +32,8 @@ var Known = []string{File, GCS, S3}
 // bucketPollInterval is PollInterval of services that charge for each call.
 const bucketPollInterval = 15 * time.Second
 
-// PollInterval returns the least time between two looks of a server for changes of an object, for a value
-// of --storage; zero if a look costs nothing.
+// PollInterval returns how often at most a server reads an object to see whether it has changed, for a
+// value of --storage; zero if reads cost nothing.
 func PollInterval(provider string) time.Duration {
 	if provider == File {
 		return 0

@@ -46,9 +46,9 @@ const (
 // shards have. No group has this name.
 const allGroups = ""
 
-// changedShards is the key for which a sync enqueues the groups of the shards that have changed, and
-// the groups that have waited for them. All shards change when an operator starts, and the queue
-// merges equal keys. The key of a group has a namespace.
+// changedShards is a queue key: its sync enqueues the groups of changed shards and the groups that
+// waited for them. All shards change when an operator starts, and the queue merges equal keys. The
+// key of a group has a namespace.
 var changedShards = cache.NewObjectName("", "shards")
 
 // DefaultDelay is Options.Delay for servers that read their configuration from a bucket, every 15

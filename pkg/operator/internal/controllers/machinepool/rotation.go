@@ -125,7 +125,7 @@ func planRotation(observed observation, replicas int32, sizes []int32) *rollout 
 	return r
 }
 
-// serious are the reasons for which a rotation does not go on before somebody does something.
+// serious are the reasons for which a rotation does not go on until a user acts.
 var serious = []string{v1beta1.ReasonUnsupportedByServer, v1beta1.ReasonRotationFailed, v1beta1.ReasonInvalidSchedule}
 
 // forcedAgeNear returns a warning if the windows are too short for the instances that are left: then the

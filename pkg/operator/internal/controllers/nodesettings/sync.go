@@ -99,9 +99,9 @@ func (c *Controller) read(ctx context.Context, cached *corev1.Node) (*corev1.Nod
 	return &list.Items[at], nil
 }
 
-// poolOfNode returns the pool whose instance has a Node, nil if that is not certain: no shard reports an
-// instance with the provider id of the Node, or one that may not name the Node, which foreign says, or
-// several pools or Nodes have the provider id.
+// poolOfNode returns the pool whose instance has a Node, nil if that is not certain: no shard reports the
+// provider id, or several pools or Nodes have it. foreign reports that a shard which may not name the
+// Node reports it.
 func (c *Controller) poolOfNode(node *corev1.Node) (pool *v1beta1.NstanceMachinePool, foreign bool, err error) {
 	id := node.Spec.ProviderID
 	if providerid.Key(id) == "" || len(c.owners.WithProviderID(id)) != 1 {

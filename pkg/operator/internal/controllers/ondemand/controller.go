@@ -45,9 +45,9 @@ const (
 	existingPodRetry = 5 * time.Minute
 )
 
-// allWaiting is in place of a UID in the key for which a sync enqueues all Pods without a machine. All
-// shards change when an operator starts, and the queue merges equal keys: so the Pods are not visited
-// once for each shard. No Pod has this UID.
+// allWaiting replaces the UID in a queue key: the sync of that key enqueues all Pods without a machine.
+// All shards change when an operator starts, and the queue merges equal keys: so the Pods are not
+// visited once for each shard. No Pod has this UID.
 const allWaiting types.UID = ""
 
 // Options are the settings that only this controller has.
