@@ -33,6 +33,9 @@ import (
 // issuedAnnotation is on a certificate that the operator renews (docs/certificates.md#identity).
 const issuedAnnotation = "nstance.dev/certificate-issued"
 
+// operatorLabel is on the namespace of an operator (docs/install.md#install).
+const operatorLabel = "nstance.dev/operator"
+
 // ParseServers returns the addresses of shards of a flag: shard=host:port,...
 type ParseServers func(flag string) (map[string]string, error)
 
@@ -104,7 +107,7 @@ func (o *options) objects(parse ParseServers, now time.Time) ([]any, error) {
 		&corev1.Namespace{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
 			ObjectMeta: metav1.ObjectMeta{Name: o.namespace, Labels: map[string]string{
-				"nstance.dev/operator":               "true",
+				operatorLabel:                        "true",
 				"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/warn": "restricted",
 			}},
 		},

@@ -18,6 +18,11 @@ const (
 	// +metadata:on=shard groups; NstanceMachines; Machines; Nodes,writer=operator; userdata on Nodes,stable
 	LabelShard = "nstance.dev/shard"
 
+	// LabelOperator is on the namespace of an operator, so that the policies of other operators do not
+	// warn of its pools (docs/install.md#install).
+	// +metadata:on=Namespaces,writer=user,stable
+	LabelOperator = "nstance.dev/operator"
+
 	// LabelPodUID is the UID of the Pod that requested a Machine and its NstanceMachine.
 	// +metadata:on=Machines; NstanceMachines,writer=operator,internal
 	LabelPodUID = "nstance.dev/pod-uid"
