@@ -5002,7 +5002,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "replace are the ids of the instances that the shard is to replace whatever rotation allows, because their Nodes have the annotation nstance.dev/remediate-instance.",
+							Description: "replace are the ids of the instances that the shard is to replace whatever rotation allows, because users have annotated their Nodes, or spec.remediation of the pool requests it.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -5316,7 +5316,7 @@ func schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref common.ReferenceCa
 					},
 					"maxUnavailable": {
 						SchemaProps: spec.SchemaProps{
-							Description: "maxUnavailable is how many instances below its size may work.",
+							Description: "maxUnavailable is by how many fewer instances than its size may work.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -5467,7 +5467,7 @@ func schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref common.ReferenceC
 					},
 					"after": {
 						SchemaProps: spec.SchemaProps{
-							Description: "after is a time. Once it has passed, all instances that were created before are outdated. Removing it, or an earlier time, replaces no instance.",
+							Description: "after is a time. Once it has passed, all instances that were created before are outdated. Removing it, or setting it to an earlier time than before, makes no further instance outdated.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},

@@ -599,11 +599,11 @@ type RotationGrant struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many instances there may be above the size.
 	MaxSurge *int32 `protobuf:"varint,1,opt,name=max_surge,json=maxSurge,proto3,oneof" json:"max_surge,omitempty"`
-	// How many instances below the size may serve.
+	// By how many fewer instances than the size may work.
 	MaxUnavailable *int32 `protobuf:"varint,2,opt,name=max_unavailable,json=maxUnavailable,proto3,oneof" json:"max_unavailable,omitempty"`
 	// No replacement is started while so many instances are up to date.
 	UpToDate *int32 `protobuf:"varint,3,opt,name=up_to_date,json=upToDate,proto3,oneof" json:"up_to_date,omitempty"`
-	// No replacement is started from then on; unset means never.
+	// The time from which on no replacement is started; unset means no end.
 	NotAfter *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
 	// Instances that were created before it are outdated once it has passed.
 	After *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=after,proto3" json:"after,omitempty"`

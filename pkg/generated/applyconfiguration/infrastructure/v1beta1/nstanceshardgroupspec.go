@@ -29,7 +29,7 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	// policy for its rotation.
 	Rotation *RotationGrantApplyConfiguration `json:"rotation,omitempty"`
 	// replace are the ids of the instances that the shard is to replace whatever rotation allows, because
-	// their Nodes have the annotation nstance.dev/remediate-instance.
+	// users have annotated their Nodes, or spec.remediation of the pool requests it.
 	Replace []string `json:"replace,omitempty"`
 	// deletionPolicy is the policy of the pool if it is Retain, and not set otherwise. A shard
 	// group with Retain is deleted without deleting the group on the shard.

@@ -16,7 +16,7 @@ import (
 type RotationGrantApplyConfiguration struct {
 	// maxSurge is how many instances the shard may have above its size.
 	MaxSurge *int32 `json:"maxSurge,omitempty"`
-	// maxUnavailable is how many instances below its size may work.
+	// maxUnavailable is by how many fewer instances than its size may work.
 	MaxUnavailable *int32 `json:"maxUnavailable,omitempty"`
 	// upToDate is the number of instances that are up to date from which on no replacement is
 	// started.

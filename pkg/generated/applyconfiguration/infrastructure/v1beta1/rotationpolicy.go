@@ -53,7 +53,7 @@ type RotationPolicyApplyConfiguration struct {
 	// paused starts no further replacement. What has begun is finished.
 	Paused *bool `json:"paused,omitempty"`
 	// after is a time. Once it has passed, all instances that were created before are outdated.
-	// Removing it, or an earlier time, replaces no instance.
+	// Removing it, or setting it to an earlier time than before, makes no further instance outdated.
 	After *v1.Time `json:"after,omitempty"`
 	// maxAgeSeconds is the age at which an instance is outdated, in seconds. The configuration of a
 	// shard may have a smaller age. An unset field means the age of the configuration.
