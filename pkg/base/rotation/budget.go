@@ -205,9 +205,9 @@ func (d *divider) waiting() *Stop {
 	}
 	switch {
 	case len(unread) > 0:
-		return &Stop{Unread, "it is not known what these shards replace: " + strings.Join(unread, ", ")}
+		return &Stop{NotSynced, "it is not known what these shards replace: " + strings.Join(unread, ", ")}
 	case len(away) > 0:
-		return &Stop{Away, "these shards may use the budget, and are not connected: " + strings.Join(away, ", ")}
+		return &Stop{ShardUnreachable, "these shards may use the budget, and are not connected: " + strings.Join(away, ", ")}
 	}
 	return nil
 }

@@ -6,11 +6,11 @@ package rotation
 import "time"
 
 const (
-	// usualPace is how long a step takes while no instance shows it.
-	usualPace = 10 * time.Minute
+	// defaultStep is how long a step takes while no instance shows it.
+	defaultStep = 10 * time.Minute
 	// A Node may become Ready again long after its instance was created, so that the difference says
 	// nothing about a step.
-	leastPace, mostPace = time.Minute, time.Hour
+	minStep, maxStep = time.Minute, time.Hour
 )
 
 // Forecast returns how many steps are left, and whether the windows are open for long enough before an
@@ -27,13 +27,13 @@ func (p *Policy) Forecast(shards []Shard, now, end time.Time) (steps int, inTime
 			}
 		}
 	}
-	pace := usualPace
+	step := defaultStep
 	if !newest.Created.IsZero() {
-		pace = min(max(newest.ReadySince.Sub(newest.Created), leastPace), mostPace)
+		step = min(max(newest.ReadySince.Sub(newest.Created), minStep), maxStep)
 	}
 	atOnce := max(1, int(p.MaxSurge+p.MaxUnavailable))
 	steps = (outdated + atOnce - 1) / atOnce
-	return steps, p.openFor(time.Duration(steps)*(pace+p.MinReady), now, end)
+	return steps, p.openFor(time.Duration(steps)*(step+p.MinReady), now, end)
 }
 
 // openFor reports whether the windows are open for so long between two times.

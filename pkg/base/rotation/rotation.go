@@ -106,12 +106,12 @@ type Reason string
 
 // Reasons of a Stop.
 const (
-	Paused        Reason = "Paused"
-	OutsideWindow Reason = "OutsideWindow"
-	Baking        Reason = "Baking"
-	Failed        Reason = "RotationFailed"
-	Away          Reason = "ShardUnreachable"
-	Unread        Reason = "NotSynced"
+	Paused           Reason = "Paused"
+	OutsideWindow    Reason = "OutsideWindow"
+	Baking           Reason = "Baking"
+	Failed           Reason = "RotationFailed"
+	ShardUnreachable Reason = "ShardUnreachable"
+	NotSynced        Reason = "NotSynced"
 )
 
 // Stop is why no replacement is started now.

@@ -170,7 +170,7 @@ func (d *divider) next() (turn []int, limit int32, stop *Stop) {
 		}
 	}
 	if len(away) > 0 {
-		return nil, 0, &Stop{Away, fmt.Sprintf("it is not known whether these shards, which come before shard %s, have finished: %s",
+		return nil, 0, &Stop{ShardUnreachable, fmt.Sprintf("it is not known whether these shards, which come before shard %s, have finished: %s",
 			d.shards[outdated[0]].ID, strings.Join(away, ", "))}
 	}
 	if len(unproved) > 0 {

@@ -98,9 +98,9 @@ func Keep(subject objects.Subject) (Change, error) {
 	return ofNode(subject, nil, "-", "is not replaced, unless that has begun")
 }
 
-// ofNode returns a change of the annotation of a Node. operator is what kubectl annotate needs after
-// its name.
-func ofNode(subject objects.Subject, value any, operator, what string) (Change, error) {
+// ofNode returns a change of the annotation of a Node. suffix follows the key of the annotation in the
+// call of kubectl annotate.
+func ofNode(subject objects.Subject, value any, suffix, what string) (Change, error) {
 	node, pool := subject.Node, subject.Pool
 	switch {
 	case node == nil:
@@ -111,7 +111,7 @@ func ofNode(subject objects.Subject, value any, operator, what string) (Change, 
 	return Change{
 		APIVersion: objects.APIVersion, Kind: Kind, Namespace: pool.Namespace, Pool: pool.Name, Node: node.Name,
 		Messages: []string{fmt.Sprintf("Pool %s: the instance of Node %s %s.", pool.Name, node.Name, what)},
-		Command:  fmt.Sprintf("kubectl annotate node %s %s%s", node.Name, v1beta1.AnnotationRemediateInstance, operator),
+		Command:  fmt.Sprintf("kubectl annotate node %s %s%s", node.Name, v1beta1.AnnotationRemediateInstance, suffix),
 		uid:      node.UID,
 		fields:   map[string]any{"metadata": map[string]any{"annotations": map[string]any{v1beta1.AnnotationRemediateInstance: value}}},
 	}, nil

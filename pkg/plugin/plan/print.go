@@ -105,11 +105,11 @@ func (p *Plan) replacedLines() []string {
 			names = append(names, fmt.Sprintf("%s (%s)", cmp.Or(instance.Node, instance.Name), instance.Reason))
 		}
 		if len(names) > 0 {
-			pace := ", one at a time"
+			suffix := ", one at a time"
 			if len(p.Rotation) > 0 {
-				pace = ""
+				suffix = ""
 			}
-			lines = append(lines, fmt.Sprintf("%s: %d%s: %s", shard.Name, len(names), pace, strings.Join(names, ", ")))
+			lines = append(lines, fmt.Sprintf("%s: %d%s: %s", shard.Name, len(names), suffix, strings.Join(names, ", ")))
 		}
 	}
 	return lines
