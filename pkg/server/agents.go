@@ -31,10 +31,10 @@ import (
 func (t *term) newHealth() *agenthealth.Tracker {
 	return agenthealth.NewTracker(agenthealth.Options{
 		Interval: func() time.Duration { return t.groups.Config().Shard.HealthCheckInterval },
-		Changed:  t.changedOne,
+		Changed:  t.instanceChanged,
 		Check: func(key instance.GroupKey, id string) {
 			t.refresh(id)
-			t.changedOne(key)
+			t.instanceChanged(key)
 		},
 		Failed: t.failures.ReportShard,
 	})
@@ -133,7 +133,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 			},
 			Registered: func(i instance.Instance) {
 				t.health.Registered(&i.Record)
-				t.changedOne(i.Key())
+				t.instanceChanged(i.Key())
 			},
 			Refused: t.health.Refused,
 			Refresh: t.refresh,

@@ -75,7 +75,7 @@ func (p *process) runTerm(ctx context.Context) (served bool, err error) {
 		return false, err
 	}
 	g, groupCtx := errgroup.WithContext(termCtx)
-	g.Go(func() error { return t.provider.Run(groupCtx, t.changedOne, t.failures.ReportInstance) })
+	g.Go(func() error { return t.provider.Run(groupCtx, t.instanceChanged, t.failures.ReportInstance) })
 	g.Go(func() error {
 		if err := t.start(groupCtx); err != nil {
 			return err
@@ -237,10 +237,10 @@ func (t *term) serve(ctx context.Context) error {
 		changed: func() {
 			t.shared.inForce.Store(t.groups.Config())
 			t.hashes.enqueue()
-			t.changed(t.allKeys()...)
+			t.groupsChanged(t.allKeys()...)
 		},
 	}
-	t.changed(t.allKeys()...)
+	t.groupsChanged(t.allKeys()...)
 	collector := &reconciler.Collector{Groups: t.groups, Instances: t.instances}
 	t.shared.registry.MustRegister(collector)
 	defer t.shared.registry.Unregister(collector)
@@ -260,7 +260,7 @@ func (t *term) serve(ctx context.Context) error {
 		Capacity:       capacity,
 		Changed: func(key instance.GroupKey) {
 			t.hashes.enqueue()
-			t.changed(key)
+			t.groupsChanged(key)
 		},
 	})
 	defer closeGate()
@@ -291,16 +291,16 @@ func (t *term) allKeys() []instance.GroupKey {
 	return slices.Compact(keys)
 }
 
-// changedOne is called after an instance of a group has changed.
-func (t *term) changedOne(key instance.GroupKey) {
+// instanceChanged is called after an instance of a group has changed.
+func (t *term) instanceChanged(key instance.GroupKey) {
 	if t.hasStarted() {
 		t.statuses.RefreshSoon(key)
 		t.enqueue(key)
 	}
 }
 
-// changed updates the status of groups and enqueues them.
-func (t *term) changed(keys ...instance.GroupKey) {
+// groupsChanged updates the status of groups and enqueues them.
+func (t *term) groupsChanged(keys ...instance.GroupKey) {
 	if t.hasStarted() {
 		t.statuses.Refresh(keys...)
 		t.enqueue(keys...)

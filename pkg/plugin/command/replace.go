@@ -57,11 +57,11 @@ func (o *options) replace(ctx context.Context, name string, keep bool) error {
 			return errors.New(unknown)
 		}
 	}
-	of := change.Replace
+	newChange := change.Replace
 	if keep {
-		of = change.Keep
+		newChange = change.Keep
 	}
-	made, err := of(snapshot.Locate(name))
+	made, err := newChange(snapshot.Locate(name))
 	if err != nil {
 		return fmt.Errorf("replace %s: %w", name, err)
 	}

@@ -63,7 +63,7 @@ func (t *Times) Observe(pool *v1beta1.NstanceMachinePool, shards []Shard, now ti
 		t.pools[cache.MetaObjectToName(pool)] = state
 	}
 	due = sets.New[string]()
-	after := patience(pool)
+	after := delayOf(pool)
 	mayMove = now.Sub(state.moved) >= after
 	short := false
 	for _, shard := range shards {
@@ -105,8 +105,8 @@ func (t *Times) Remove(pool cache.ObjectName) {
 	delete(t.pools, pool)
 }
 
-// patience returns how long a shard may have a shortfall before instances move.
-func patience(pool *v1beta1.NstanceMachinePool) time.Duration {
+// delayOf returns how long a shard may have a shortfall before instances move.
+func delayOf(pool *v1beta1.NstanceMachinePool) time.Duration {
 	if settings := pool.Spec.Shortfall; settings != nil && settings.AfterSeconds != 0 {
 		return time.Duration(settings.AfterSeconds) * time.Second
 	}
@@ -132,7 +132,7 @@ func Condition(pool *v1beta1.NstanceMachinePool, shards []Shard, loans string) m
 		condition.Reason, condition.Message = v1beta1.ReasonMoved, loans
 	case missing > 0 && poolplan.Moves(pool):
 		condition.Reason = v1beta1.ReasonZoneOutOfStock
-		condition.Message = fmt.Sprintf("%s; they move after %s to connected shards without a shortfall", waiting, patience(pool))
+		condition.Message = fmt.Sprintf("%s; they move after %s to connected shards without a shortfall", waiting, delayOf(pool))
 	case missing > 0:
 		condition.Reason, condition.Message = v1beta1.ReasonWaiting, waiting
 	default:

@@ -34,11 +34,11 @@ func (p *planner) rotate() {
 	slices.SortFunc(outdated, p.compareSurplus)
 	reasons := slices.SortedFunc(slices.Values(outdated), p.compareProblems)
 	for n := range p.startable(len(outdated)) {
-		serving := p.size - int(grant.MaxUnavailable)
+		least := p.size - int(grant.MaxUnavailable)
 		switch {
 		case p.present()+p.created >= p.size && p.total < p.size+int(grant.MaxSurge):
 			p.create(p.problemOf(reasons[n]).reason())
-		case p.mayLeave() && p.present()+p.created <= p.size && p.serving() > serving:
+		case p.mayLeave() && p.present()+p.created <= p.size && p.serving() > least:
 			i := outdated[0]
 			outdated = outdated[1:]
 			p.staying = slices.DeleteFunc(p.staying, func(other *instance.Instance) bool { return other == i })

@@ -42,10 +42,10 @@ func shrinks(observed observation, d decision) bool {
 	})
 }
 
-// rotates reports whether a decision lets a shard start replacements that it could not start before,
-// which the user may have forbidden since the cache was filled. Without a policy a shard replaces
+// startsReplacements reports whether a decision lets a shard start replacements that it could not start
+// before, which the user may have forbidden since the cache was filled. Without a policy a shard replaces
 // instances at any time.
-func rotates(observed observation, d decision) bool {
+func startsReplacements(observed observation, d decision) bool {
 	return slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool {
 		at := slices.IndexFunc(observed.shards, func(s shardState) bool { return s.id == string(want.spec.Shard) })
 		if at < 0 {

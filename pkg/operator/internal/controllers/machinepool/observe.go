@@ -49,10 +49,10 @@ type observation struct {
 	candidates []distribute.Candidate
 	// guarded is nil if the pool has no guards.
 	guarded *guarded
-	// rotating is nil if the pool has no policy for its rotation.
-	rotating *rotating
-	// remediating is nil if the pool has no policy for remediation, or while the Nodes cannot be seen.
-	remediating *remediating
+	// rotationInputs is nil if the pool has no policy for its rotation.
+	rotationInputs *rotationInputs
+	// remediation is nil if the pool has no policy for remediation, or while the Nodes cannot be seen.
+	remediation *remediationDecision
 	// mayMove is set when the last move for a shortfall is long enough ago.
 	mayMove bool
 	// nodeless are the instances that run without a Node.
@@ -79,7 +79,7 @@ type shardState struct {
 	// are read only for guards, rotations and remediation.
 	draining sets.Set[string]
 	// remediated are the instances that are to be replaced, by id, nil while that is not known.
-	remediated map[string]request
+	remediated map[string]replacementCause
 	// shortfallDue reports whether the shard has reported its shortfall for long enough.
 	shortfallDue bool
 	// group is the shard group of that name, of this pool or another owner.

@@ -51,8 +51,8 @@ type decision struct {
 	lent []int32
 	// handOver leaves the specs that the operator has created to the users.
 	handOver bool
-	// rollout is the rotation, nil if the pool has no policy for it or nothing is decided.
-	rollout *rollout
+	// rotation is the rotation, nil if the pool has no policy for it or nothing is decided.
+	rotation *rotationDecision
 	// moved is set if instances move from one shard to another because of a shortfall.
 	moved bool
 }
@@ -115,7 +115,7 @@ func planReplicas(observed observation) decision {
 	division := pool.Divide()
 	rotation := planRotation(observed, replicas, division.Sizes)
 	d := decision{
-		rollout:     rotation,
+		rotation:    rotation,
 		machines:    machines,
 		sizes:       division.Sizes,
 		scalingDown: allowed.progress(division),

@@ -92,8 +92,8 @@ func (c *Controller) healthChanged(before, after *corev1.Node) {
 	}
 }
 
-// request is why an instance is to be replaced.
-type request struct {
+// replacementCause is why an instance is to be replaced.
+type replacementCause struct {
 	// node is the name of the Node, "" if the instance has no Node.
 	node string
 	// problem is why the Node is unhealthy, "" if a user wants the replacement.
@@ -101,20 +101,20 @@ type request struct {
 }
 
 // describe returns the Node, or the instance without a Node, and the problem.
-func (r request) describe(id string) string {
+func (c replacementCause) describe(id string) string {
 	switch {
-	case r.node == "" && r.problem == "":
+	case c.node == "" && c.problem == "":
 		return "instance " + id
-	case r.node == "":
-		return fmt.Sprintf("instance %s (%s)", id, r.problem)
-	case r.problem == "":
-		return r.node
+	case c.node == "":
+		return fmt.Sprintf("instance %s (%s)", id, c.problem)
+	case c.problem == "":
+		return c.node
 	}
-	return fmt.Sprintf("%s (%s)", r.node, r.problem)
+	return fmt.Sprintf("%s (%s)", c.node, c.problem)
 }
 
-// remediating is the decision of the policy for remediation of a pool.
-type remediating struct {
+// remediationDecision is the decision of the policy for remediation of a pool.
+type remediationDecision struct {
 	policy remediation.Policy
 	remediation.Decision
 	// wait is when another Node becomes unhealthy, 0 for never.
@@ -122,7 +122,7 @@ type remediating struct {
 }
 
 // delay returns the time until another Node becomes unhealthy, 0 for never.
-func (r *remediating) delay() time.Duration {
+func (r *remediationDecision) delay() time.Duration {
 	if r == nil {
 		return 0
 	}
@@ -152,7 +152,7 @@ func (c *Controller) observeRemediation(observed *observation) {
 // checkNodes adds the instances that the policy of the pool wants to be replaced.
 func (c *Controller) checkNodes(observed *observation) {
 	now := c.clock.Now()
-	r := &remediating{policy: poolplan.RemediationPolicy(observed.pool.Spec.Remediation, distribute.Total(distribute.Sizes(observed.distributable)))}
+	r := &remediationDecision{policy: poolplan.RemediationPolicy(observed.pool.Spec.Remediation, distribute.Total(distribute.Sizes(observed.distributable)))}
 	var instances []remediation.Instance
 	shards := map[string]*shardState{}
 	for i := range observed.shards {
@@ -170,11 +170,11 @@ func (c *Controller) checkNodes(observed *observation) {
 		r.wait = r.Next.Sub(now)
 	}
 	for _, replacement := range r.Replace {
-		if wanted := shards[replacement.Shard].remediated; wanted[replacement.ID] == (request{}) {
-			wanted[replacement.ID] = request{replacement.Node, replacement.Problem}
+		if wanted := shards[replacement.Shard].remediated; wanted[replacement.ID] == (replacementCause{}) {
+			wanted[replacement.ID] = replacementCause{replacement.Node, replacement.Problem}
 		}
 	}
-	observed.remediating = r
+	observed.remediation = r
 }
 
 // checked converts an instance for package remediation. Its Node counts only if it belongs to the
@@ -199,11 +199,11 @@ func (c *Controller) checked(state *shardState, instance *shard.Instance, withou
 // remediated returns the instances on a shard that users want to be replaced, by id, nil while the
 // instances are not known. A Node that the shard may not name does not count, nor does one of several
 // Nodes with a provider id.
-func (c *Controller) remediated(state *shardState, nodes map[string][]*corev1.Node) map[string]request {
+func (c *Controller) remediated(state *shardState, nodes map[string][]*corev1.Node) map[string]replacementCause {
 	if !state.configured || !state.synced || !state.reachable || state.reported == nil || state.reported.Progress == nil {
 		return nil
 	}
-	wanted := map[string]request{}
+	wanted := map[string]replacementCause{}
 	if len(nodes) == 0 {
 		return wanted
 	}
@@ -216,7 +216,7 @@ func (c *Controller) remediated(state *shardState, nodes map[string][]*corev1.No
 				continue
 			}
 			if all, foreign := c.nodes.OfInstance(state.id, instance.ProviderID); len(all) == 1 && foreign == "" {
-				wanted[instance.ID] = request{node: node.Name}
+				wanted[instance.ID] = replacementCause{node: node.Name}
 			}
 		}
 	}
@@ -235,14 +235,14 @@ func (s *shardState) replace() []string {
 	return nil
 }
 
-// beginning is an instance whose replacement begins.
-type beginning struct {
-	request
+// newReplacement is an instance whose replacement begins.
+type newReplacement struct {
+	replacementCause
 	id, providerID string
 }
 
-// remediates returns the instances that a decision names for the first time.
-func remediates(observed observation, d decision) (begin []beginning) {
+// newReplacements returns the instances that a decision names for the first time.
+func newReplacements(observed observation, d decision) (begin []newReplacement) {
 	for _, want := range d.apply {
 		at := slices.IndexFunc(observed.shards, func(s shardState) bool { return s.id == string(want.spec.Shard) })
 		if at < 0 {
@@ -251,7 +251,7 @@ func remediates(observed observation, d decision) (begin []beginning) {
 		state := &observed.shards[at]
 		for _, id := range want.spec.Replace {
 			if state.group == nil || !slices.Contains(state.group.Spec.Replace, id) {
-				begin = append(begin, beginning{state.remediated[id], id, state.providerID(id)})
+				begin = append(begin, newReplacement{state.remediated[id], id, state.providerID(id)})
 			}
 		}
 	}
@@ -273,9 +273,9 @@ func (s *shardState) providerID(id string) string {
 // stillWanted reports whether the API server, too, has the reasons for which the replacements of
 // instances begin: since the cache was filled, a user may have removed the annotation, a Node may have
 // become healthy, or an instance may have got a Node.
-func (c *Controller) stillWanted(ctx context.Context, observed observation, begin []beginning) (bool, error) {
+func (c *Controller) stillWanted(ctx context.Context, observed observation, begin []newReplacement) (bool, error) {
 	joined := map[string]bool{}
-	if slices.ContainsFunc(begin, func(b beginning) bool { return b.node == "" }) {
+	if slices.ContainsFunc(begin, func(b newReplacement) bool { return b.node == "" }) {
 		var err error
 		if joined, err = c.readProviderIDs(ctx); err != nil {
 			return false, err
@@ -295,7 +295,7 @@ func (c *Controller) stillWanted(ctx context.Context, observed observation, begi
 			return false, fmt.Errorf("read Node %s, whose instance is to be replaced: %w", b.node, err)
 		}
 		if !slices.ContainsFunc(list.Items, func(node corev1.Node) bool {
-			return node.Name == b.node && (wantsRemediation(&node) || b.problem != "" && observed.remediating.policy.IsUnhealthy(poolplan.HealthOf(&node), c.clock.Now()))
+			return node.Name == b.node && (wantsRemediation(&node) || b.problem != "" && observed.remediation.policy.IsUnhealthy(poolplan.HealthOf(&node), c.clock.Now()))
 		}) {
 			return false, nil
 		}
@@ -321,7 +321,7 @@ func (c *Controller) readProviderIDs(ctx context.Context) (map[string]bool, erro
 }
 
 // condition returns the condition Remediating.
-func (r *remediating) condition() metav1.Condition {
+func (r *remediationDecision) condition() metav1.Condition {
 	condition := metav1.Condition{Type: v1beta1.ConditionRemediating, Status: metav1.ConditionFalse, Reason: v1beta1.ReasonNotRemediating}
 	switch {
 	case r.TooMany:
@@ -332,7 +332,7 @@ func (r *remediating) condition() metav1.Condition {
 		condition.Message = fmt.Sprintf("%d Nodes are unhealthy, and %d of their instances are being replaced", r.Failing, r.InFlight)
 		var named []string
 		for _, replacement := range r.Replace[:min(len(r.Replace), maxListedUnhealthy)] {
-			named = append(named, request{replacement.Node, replacement.Problem}.describe(replacement.ID))
+			named = append(named, replacementCause{replacement.Node, replacement.Problem}.describe(replacement.ID))
 		}
 		if len(named) > 0 {
 			condition.Message += ": " + strings.Join(named, ", ")
@@ -345,7 +345,7 @@ func (r *remediating) condition() metav1.Condition {
 }
 
 // recordRemediation records which replacements begin, and why.
-func (c *Controller) recordRemediation(pool *v1beta1.NstanceMachinePool, begin []beginning) {
+func (c *Controller) recordRemediation(pool *v1beta1.NstanceMachinePool, begin []newReplacement) {
 	var wanted, unhealthy []string
 	for _, b := range begin {
 		if b.problem == "" {

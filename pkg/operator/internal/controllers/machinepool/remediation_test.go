@@ -152,7 +152,7 @@ func TestAnnotationsEnqueuePools(t *testing.T) {
 
 // The list of a shard group is sorted, so that it is written once, and stays while it is not known.
 func TestTheListOfInstancesToReplace(t *testing.T) {
-	state := shardState{id: "a", remediated: map[string]request{"b": {}, "c": {}, "a": {}}}
+	state := shardState{id: "a", remediated: map[string]replacementCause{"b": {}, "c": {}, "a": {}}}
 	assert.True(t, slices.IsSorted(state.replace()))
 	assert.Equal(t, []string{"x"}, (&shardState{group: &v1beta1.NstanceShardGroup{Spec: v1beta1.NstanceShardGroupSpec{Replace: []string{"x"}}}}).replace())
 	assert.Nil(t, (&shardState{reported: &shard.Group{}}).replace())

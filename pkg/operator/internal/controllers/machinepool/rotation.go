@@ -22,8 +22,8 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// rotating has the inputs that only the rotation of a pool with a policy needs.
-type rotating struct {
+// rotationInputs has the inputs that only the rotation of a pool with a policy needs.
+type rotationInputs struct {
 	now time.Time
 	// nodes are by provider id. They are read only if the rotation looks at Nodes.
 	nodes map[string]nodeReadiness
@@ -31,8 +31,8 @@ type rotating struct {
 	unseen *rotation.Stop
 }
 
-// rollout is the rotation of a pool with a policy.
-type rollout struct {
+// rotationDecision is the rotation of a pool with a policy.
+type rotationDecision struct {
 	// grants are by shard.
 	grants []*v1beta1.RotationGrant
 	// outdated are the numbers of outdated instances by reason, and moving is how many of the
@@ -54,17 +54,17 @@ func (c *Controller) observeRotation(observed *observation) {
 	if policy == nil || observed.paused != "" || !observed.pool.DeletionTimestamp.IsZero() {
 		return
 	}
-	observed.rotating = &rotating{now: c.clock.Now()}
+	observed.rotationInputs = &rotationInputs{now: c.clock.Now()}
 	if !poolplan.LooksAtNodes(policy) || !slices.ContainsFunc(observed.shards, hasOutdated) {
 		return
 	}
 	if !c.nodesSynced() || c.NodesReachable != nil && !c.NodesReachable() {
-		observed.rotating.unseen = &rotation.Stop{
+		observed.rotationInputs.unseen = &rotation.Stop{
 			Reason: v1beta1.ReasonWorkloadClusterUnreachable, Message: "the Nodes of new instances cannot be seen",
 		}
 		return
 	}
-	observed.rotating.nodes = c.readiness(observed.shards)
+	observed.rotationInputs.nodes = c.readiness(observed.shards)
 }
 
 // hasOutdated reports whether a shard has outdated instances. Without them no Node matters.
@@ -74,22 +74,22 @@ func hasOutdated(s shardState) bool {
 
 // planRotation decides how far each shard may replace outdated instances, nil for a pool without
 // a policy: then the shards decide.
-func planRotation(observed observation, replicas int32, sizes []int32) *rollout {
+func planRotation(observed observation, replicas int32, sizes []int32) *rotationDecision {
 	spec := observed.pool.Spec.Rotation
-	if spec == nil || observed.rotating == nil {
+	if spec == nil || observed.rotationInputs == nil {
 		return nil
 	}
 	policy := poolplan.RotationPolicy(spec, replicas)
 	if policy.Blocked == nil {
 		policy.Blocked = blockedRotation(observed)
 	}
-	r := &rollout{outdated: map[string]int32{}}
+	r := &rotationDecision{outdated: map[string]int32{}}
 	shards := make([]rotation.Shard, len(observed.shards))
 	var unsupported []string
 	for i := range observed.shards {
-		shards[i] = observed.shards[i].rotatable(observed.rotating, sizes[i], poolplan.LooksAtNodes(spec))
+		shards[i] = observed.shards[i].rotatable(observed.rotationInputs, sizes[i], poolplan.LooksAtNodes(spec))
 		reported := observed.shards[i].reported
-		r.unknown = r.unknown || shards[i].Unread || isBehind(reported, spec, observed.rotating.now)
+		r.unknown = r.unknown || shards[i].Unread || isBehind(reported, spec, observed.rotationInputs.now)
 		switch {
 		case reported == nil:
 		case reported.Progress == nil && reported.Revision != nil && shards[i].Size > 0:
@@ -102,7 +102,7 @@ func planRotation(observed observation, replicas int32, sizes []int32) *rollout 
 			}
 		}
 	}
-	decision := rotation.Grants(policy, shards, observed.rotating.now)
+	decision := rotation.Grants(policy, shards, observed.rotationInputs.now)
 	for _, grant := range decision.Grants {
 		r.grants = append(r.grants, poolplan.NewGrant(grant, spec))
 	}
@@ -120,7 +120,7 @@ func planRotation(observed observation, replicas int32, sizes []int32) *rollout 
 		r.stop = cmp.Or(forcedAgeNear(observed, &policy, shards), r.stop)
 	}
 	if !decision.Next.IsZero() {
-		r.wait = decision.Next.Sub(observed.rotating.now)
+		r.wait = decision.Next.Sub(observed.rotationInputs.now)
 	}
 	return r
 }
@@ -138,14 +138,14 @@ func forcedAgeNear(observed observation, policy *rotation.Policy, shards []rotat
 		if reported == nil || reported.Progress == nil {
 			continue
 		}
-		if at := reported.Progress.ForcedAt; at.After(observed.rotating.now) && (first.IsZero() || at.Before(first)) {
+		if at := reported.Progress.ForcedAt; at.After(observed.rotationInputs.now) && (first.IsZero() || at.Before(first)) {
 			first = at
 		}
 	}
 	if first.IsZero() {
 		return nil
 	}
-	steps, inTime := policy.Forecast(shards, observed.rotating.now, first)
+	steps, inTime := policy.Forecast(shards, observed.rotationInputs.now, first)
 	if inTime {
 		return nil
 	}
@@ -157,8 +157,8 @@ func forcedAgeNear(observed observation, policy *rotation.Policy, shards []rotat
 // blockedRotation returns the state of the pool for which its rotation waits, nil for none.
 func blockedRotation(observed observation) *rotation.Stop {
 	states := observed.pool.Spec.Rotation.PauseWhile
-	if observed.rotating.unseen != nil {
-		return observed.rotating.unseen
+	if observed.rotationInputs.unseen != nil {
+		return observed.rotationInputs.unseen
 	}
 	if away := unreachable(observed.shards); len(away) > 0 && slices.Contains(states, v1beta1.PauseWhileShardUnreachable) {
 		return &rotation.Stop{Reason: v1beta1.ReasonShardUnreachable, Message: "these shards are not connected: " + strings.Join(away, ", ")}
@@ -171,7 +171,7 @@ func blockedRotation(observed observation) *rotation.Stop {
 
 // rotatable converts a shard for package rotation. An older server, which does not know grants, counts
 // as not connected. What a server used when it was connected, it may be using still.
-func (s *shardState) rotatable(observed *rotating, size int32, looksAtNodes bool) rotation.Shard {
+func (s *shardState) rotatable(observed *rotationInputs, size int32, looksAtNodes bool) rotation.Shard {
 	converted := rotation.Shard{ID: s.id, Size: size, Unread: !s.synced && s.reported == nil}
 	if s.group != nil {
 		converted.Grant = poolplan.GrantOf(s.group.Spec.Rotation)
@@ -210,7 +210,7 @@ func (s *shardState) rotatable(observed *rotating, size int32, looksAtNodes bool
 
 // rotatableInstances returns the instances that a server has reported last, without those that are being
 // deleted. An older server does not report which of them are outdated.
-func (s *shardState) rotatableInstances(observed *rotating, looksAtNodes bool) (instances []rotation.Instance) {
+func (s *shardState) rotatableInstances(observed *rotationInputs, looksAtNodes bool) (instances []rotation.Instance) {
 	if s.reported.Progress == nil {
 		return nil
 	}
@@ -238,7 +238,7 @@ func reportedGrant(group *shard.Group) *rotation.Grant {
 // server adds to the budget of another.
 func bounded(n int32) int32 { return min(max(n, 0), v1beta1.MaxReplicas) }
 
-func rotatableInstance(instance *shard.Instance, observed *rotating, looksAtNodes bool) rotation.Instance {
+func rotatableInstance(instance *shard.Instance, observed *rotationInputs, looksAtNodes bool) rotation.Instance {
 	converted := rotation.Instance{ID: instance.ID, Outdated: instance.Outdated != "", Created: time.Unix(instance.Created, 0)}
 	node := observed.nodes[instance.ProviderID]
 	switch {
@@ -254,7 +254,7 @@ func rotatableInstance(instance *shard.Instance, observed *rotating, looksAtNode
 
 // grant returns the grant for a shard, or the present grant of its shard group if the rotation is not
 // decided now.
-func (r *rollout) grant(i int, state *shardState) *v1beta1.RotationGrant {
+func (r *rotationDecision) grant(i int, state *shardState) *v1beta1.RotationGrant {
 	switch {
 	case r != nil:
 		return r.grants[i]
@@ -287,7 +287,7 @@ func pauseRotation(observed observation) (apply []wantedShardGroup) {
 }
 
 // delay returns the time until the rotation may go on, 0 for never.
-func (r *rollout) delay() time.Duration {
+func (r *rotationDecision) delay() time.Duration {
 	if r == nil {
 		return 0
 	}
@@ -314,7 +314,7 @@ func isBehind(reported *shard.Group, spec *v1beta1.RotationPolicy, now time.Time
 }
 
 // total returns how many instances are outdated, as far as the shards were read.
-func (r *rollout) total() int32 {
+func (r *rotationDecision) total() int32 {
 	var total int32
 	for _, n := range r.outdated {
 		total = bounded(total + n)
@@ -324,12 +324,12 @@ func (r *rollout) total() int32 {
 
 // known reports whether it is known if instances are outdated. Otherwise the condition stays, also its
 // generation: a rotation does not end because another operator has not read its shards yet.
-func (r *rollout) known() bool {
+func (r *rotationDecision) known() bool {
 	return !r.unknown || r.total() > 0 || r.stop != nil && slices.Contains(lasting, r.stop.reason)
 }
 
 // condition returns the condition RollingOut.
-func (r *rollout) condition(replicas int32) metav1.Condition {
+func (r *rotationDecision) condition(replicas int32) metav1.Condition {
 	condition := metav1.Condition{Type: v1beta1.ConditionRollingOut, Status: metav1.ConditionFalse, Reason: v1beta1.ReasonNotRollingOut}
 	total := r.total()
 	var reasons []string
@@ -362,7 +362,7 @@ func newOutdatedMetric(registry prometheus.Registerer) *prometheus.GaugeVec {
 }
 
 // reportRotation sets the metric of a pool, and removes it for a pool without outdated instances.
-func (c *Controller) reportRotation(pool string, condition *metav1.Condition, r *rollout) {
+func (c *Controller) reportRotation(pool string, condition *metav1.Condition, r *rotationDecision) {
 	c.outdatedMetric.DeletePartialMatch(prometheus.Labels{"pool": pool})
 	if r == nil || condition == nil || condition.Status != metav1.ConditionTrue || r.total() == 0 {
 		return

@@ -25,7 +25,7 @@ import (
 )
 
 // planShardGroups returns the shard groups to write for a division.
-func planShardGroups(observed observation, division distribute.Division, rotation *rollout, before, after machinesMode) (apply []wantedShardGroup) {
+func planShardGroups(observed observation, division distribute.Division, rotation *rotationDecision, before, after machinesMode) (apply []wantedShardGroup) {
 	resized := resizes(observed.shards, division.Sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, division.Sizes[i])}

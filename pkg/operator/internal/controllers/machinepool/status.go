@@ -52,15 +52,15 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	switch {
 	case pool.Spec.Rotation == nil:
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionRollingOut)
-	case d.rollout != nil && d.rollout.known():
-		rolling := d.rollout.condition(*status.DesiredReplicas)
+	case d.rotation != nil && d.rotation.known():
+		rolling := d.rotation.condition(*status.DesiredReplicas)
 		set(rolling.Type, rolling.Status, rolling.Reason, rolling.Message)
 	}
 	switch {
 	case pool.Spec.Remediation == nil:
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionRemediating)
-	case observed.remediating != nil && !d.statusOnly && pool.DeletionTimestamp.IsZero():
-		unhealthy := observed.remediating.condition()
+	case observed.remediation != nil && !d.statusOnly && pool.DeletionTimestamp.IsZero():
+		unhealthy := observed.remediation.condition()
 		set(unhealthy.Type, unhealthy.Status, unhealthy.Reason, unhealthy.Message)
 	}
 	switch mode := d.machines; {

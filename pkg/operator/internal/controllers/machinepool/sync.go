@@ -73,8 +73,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	c.observeRotation(&observed)
 	c.observeRemediation(&observed)
 	d := plan(observed)
-	begin := remediates(observed, d)
-	if shrinks(observed, d) || rotates(observed, d) || slices.ContainsFunc(begin, func(b beginning) bool { return b.problem != "" }) {
+	begin := newReplacements(observed, d)
+	if shrinks(observed, d) || startsReplacements(observed, d) || slices.ContainsFunc(begin, func(b newReplacement) bool { return b.problem != "" }) {
 		if current, err := c.isUpToDate(ctx, observed); err != nil || !current {
 			return c.staleReads.Delay(key), err
 		}
@@ -122,7 +122,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return observed.shortfallWait, nil
 	}
 	recheck, failed := c.report(ctx, observed, d)
-	return shortest(shortest(shortest(shortest(d.scalingDown.delay(), d.rollout.delay()), observed.remediating.delay()), observed.shortfallWait), recheck), errors.Join(err, failed)
+	return shortest(shortest(shortest(shortest(d.scalingDown.delay(), d.rotation.delay()), observed.remediation.delay()), observed.shortfallWait), recheck), errors.Join(err, failed)
 }
 
 // act carries out a decision. If a part fails, the others are still done.
@@ -309,7 +309,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	}
 
 	status := newStatus(pool, observed, d, wrong)
-	c.reportRotation(pool.Name, meta.FindStatusCondition(status.Conditions, v1beta1.ConditionRollingOut), d.rollout)
+	c.reportRotation(pool.Name, meta.FindStatusCondition(status.Conditions, v1beta1.ConditionRollingOut), d.rotation)
 	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
 		return recheck, nil
 	}

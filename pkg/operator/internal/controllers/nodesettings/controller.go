@@ -38,21 +38,21 @@ type Controller struct {
 	namespace   string
 	clusterName string
 
-	nodes    cache.Indexer
-	owners   *controllers.Nodes
-	members  *controllers.Members
-	pools    nstancelisters.NstanceMachinePoolNamespaceLister
-	clusters listers.ResourceIndexer[*clusterv1.Cluster]
-	client   kubernetes.Interface
-	recorder events.EventRecorder
-	queue    *controller.Queue[string]
+	nodeIndex         cache.Indexer
+	nodesByProviderID *controllers.Nodes
+	members           *controllers.Members
+	pools             nstancelisters.NstanceMachinePoolNamespaceLister
+	clusters          listers.ResourceIndexer[*clusterv1.Cluster]
+	client            kubernetes.Interface
+	recorder          events.EventRecorder
+	queue             *controller.Queue[string]
 
 	nodesWritten prometheus.Counter
 }
 
 // New returns the controller and registers its handlers.
 func New(d controllers.Dependencies) (*Controller, error) {
-	owners, err := controllers.NewNodes(&d)
+	nodesByProviderID, err := controllers.NewNodes(&d)
 	if err != nil {
 		return nil, err
 	}
@@ -62,15 +62,15 @@ func New(d controllers.Dependencies) (*Controller, error) {
 	}
 	pools, shardGroups := d.Informers.Nstance.NstanceMachinePools(), d.Informers.Nstance.NstanceShardGroups()
 	c := &Controller{
-		namespace:   d.Namespace,
-		clusterName: d.ClusterName,
-		nodes:       d.Informers.Nodes.GetIndexer(),
-		owners:      owners,
-		members:     members,
-		pools:       pools.Lister().NstanceMachinePools(d.Namespace),
-		clusters:    d.Informers.Clusters.Lister(),
-		client:      d.Workload.Kube,
-		recorder:    d.Recorder,
+		namespace:         d.Namespace,
+		clusterName:       d.ClusterName,
+		nodeIndex:         d.Informers.Nodes.GetIndexer(),
+		nodesByProviderID: nodesByProviderID,
+		members:           members,
+		pools:             pools.Lister().NstanceMachinePools(d.Namespace),
+		clusters:          d.Informers.Clusters.Lister(),
+		client:            d.Workload.Kube,
+		recorder:          d.Recorder,
 		nodesWritten: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nstance_operator_node_settings_written_total",
 			Help: "Writes of labels and taints of pools to Nodes.",
@@ -115,7 +115,7 @@ func isCandidate(node *corev1.Node) bool {
 // has many other Nodes.
 func (c *Controller) keys() []string {
 	names := sets.New[string]()
-	for _, node := range controller.Indexed[corev1.Node](c.nodes, candidates, candidate) {
+	for _, node := range controller.Indexed[corev1.Node](c.nodeIndex, candidates, candidate) {
 		names.Insert(node.Name)
 	}
 	pools, err := c.pools.List(labels.Everything())
@@ -129,7 +129,7 @@ func (c *Controller) keys() []string {
 		}
 		for _, group := range c.members.ShardGroupsOfName(pool.Name) {
 			for _, id := range group.Status.ProviderIDs {
-				for _, node := range c.owners.WithProviderID(id) {
+				for _, node := range c.nodesByProviderID.WithProviderID(id) {
 					names.Insert(node.Name)
 				}
 			}
@@ -153,7 +153,7 @@ func (c *Controller) nodeChanged(before, after *corev1.Node) {
 		slices.EqualFunc(before.Spec.Taints, after.Spec.Taints, sameTaint) {
 		return
 	}
-	if isCandidate(after) || slices.ContainsFunc(c.owners.ShardGroupsWith(after.Spec.ProviderID), func(group *v1beta1.NstanceShardGroup) bool {
+	if isCandidate(after) || slices.ContainsFunc(c.nodesByProviderID.ShardGroupsWith(after.Spec.ProviderID), func(group *v1beta1.NstanceShardGroup) bool {
 		return c.hasSettings(poolOf(group))
 	}) {
 		c.queue.Add(after.Name)
@@ -201,7 +201,7 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 // enqueue enqueues the Nodes with these provider ids, all or the candidates.
 func (c *Controller) enqueue(providerIDs []string, all bool) {
 	for _, id := range providerIDs {
-		for _, node := range c.owners.WithProviderID(id) {
+		for _, node := range c.nodesByProviderID.WithProviderID(id) {
 			if all || isCandidate(node) {
 				c.queue.Add(node.Name)
 			}

@@ -28,7 +28,7 @@ const reasonRejected = "NodeSettingsRejected"
 
 // sync makes the labels and taints of a Node those of its pool.
 func (c *Controller) sync(ctx context.Context, name string) (time.Duration, error) {
-	object, exists, err := c.nodes.GetByKey(name)
+	object, exists, err := c.nodeIndex.GetByKey(name)
 	if err != nil {
 		return 0, fmt.Errorf("read Node %s from the cache: %w", name, err)
 	}
@@ -104,16 +104,16 @@ func (c *Controller) read(ctx context.Context, cached *corev1.Node) (*corev1.Nod
 // Node reports it.
 func (c *Controller) poolOfNode(node *corev1.Node) (pool *v1beta1.NstanceMachinePool, foreign bool, err error) {
 	id := node.Spec.ProviderID
-	if providerid.Key(id) == "" || len(c.owners.WithProviderID(id)) != 1 {
+	if providerid.Key(id) == "" || len(c.nodesByProviderID.WithProviderID(id)) != 1 {
 		return nil, false, nil
 	}
 	found := ""
-	for _, group := range c.owners.ShardGroupsWith(id) {
+	for _, group := range c.nodesByProviderID.ShardGroupsWith(id) {
 		name := poolOf(group)
 		if name == "" || !slices.ContainsFunc(group.Status.ProviderIDs, func(reported string) bool { return providerid.Match(reported, id) }) {
 			continue
 		}
-		if c.owners.Foreign(string(group.Spec.Shard), node) != "" {
+		if c.nodesByProviderID.Foreign(string(group.Spec.Shard), node) != "" {
 			foreign = true
 			continue
 		}
