@@ -184,7 +184,7 @@ func (c *Cluster) bucket() string { return filepath.Join(c.options.Dir, "bucket"
 // storage are the flags of nstance-admin for the bucket.
 func (c *Cluster) storage() []string {
 	return []string{
-		"--cluster-id", installation.ClusterID, "--storage", "file", "--storage-bucket", c.bucket(),
+		"--storage", "file", "--storage-bucket", c.bucket(),
 		"--key-provider", "file", "--key", c.encryptionKey(),
 	}
 }
@@ -193,7 +193,7 @@ func (c *Cluster) encryptionKey() string { return filepath.Join(c.options.Dir, "
 
 // fillBucket does what an administrator does before the first server starts.
 func (c *Cluster) fillBucket(ctx context.Context) error {
-	command := append([]string{"cluster", "init", "--nonce-secret", nonceSecret}, c.storage()...)
+	command := append([]string{"cluster", "init", "--cluster-id", installation.ClusterID, "--nonce-secret", nonceSecret}, c.storage()...)
 	for _, s := range c.shards {
 		path, err := c.writeConfiguration(s)
 		if err != nil {
