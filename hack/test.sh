@@ -58,14 +58,16 @@ end_to_end() {
 		"$root/hack/gotest.sh" e2e -p "$lanes" -parallel 8 -timeout 40m "${flags[@]}" "${longest[@]}" "${packages[@]}"
 		return
 	fi
-	local failed=0
 	"$root/hack/gotest.sh" e2e -p "$lanes" -parallel 8 -timeout 60m -skip '^TestManyPodsAtOnce$' \
-		"${flags[@]}" "${longest[@]}" "${packages[@]}" || failed=1
-	# The short resync period of the suites repairs what a handler has not seen. These two tests
-	# are about the resync.
+		"${flags[@]}" "${longest[@]}" "${packages[@]}"
+}
+
+# The short resync period of the suites repairs what a handler has not seen. Two tests are about the resync.
+without_resync() {
+	export NSTANCE_E2E_RIGHTS=$rights
+	cd e2e
 	NSTANCE_TEST_NO_RESYNC=1 "$root/hack/gotest.sh" noresync -parallel 8 -timeout 40m \
-		-skip '^(TestQuietWhenIdle|TestUnknownShard)$' "${flags[@]}" ./operator || failed=1
-	return "$failed"
+		-skip '^(TestQuietWhenIdle|TestUnknownShard)$' "${flags[@]}" ./operator
 }
 
 # Tests that keep the whole machine busy, and what all tests together must have done.
@@ -87,7 +89,11 @@ units=$!
 trap 'kill "$units"' INT TERM
 (end_to_end) || failed=1
 if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
+	# Machines mostly boot and wait.
+	(without_resync) &
+	others=$!
 	make --no-print-directory test-machines test-moto || failed=1
+	wait "$others" || failed=1
 fi
 wait "$units" || failed=1
 if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
