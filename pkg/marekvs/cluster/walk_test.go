@@ -313,10 +313,10 @@ func (w *walk) adopt() {
 }
 
 // lose loses a volume together with its Kubernetes Node, unless others are lost that may have the other
-// copies.
+// copies. A node that has not started since it was added, or replaced, has no volume yet.
 func (w *walk) lose(ordinal int32) {
 	factor := int(w.cluster().WithDefaults().Spec.ReplicationFactor)
-	if _, deleting := w.deleting[ordinal]; deleting || w.VolumesLost() >= factor-1 || !w.LoseVolume(ordinal) {
+	if _, deleting := w.deleting[ordinal]; deleting || !w.claimed[ordinal] || w.VolumesLost() >= factor-1 || !w.LoseVolume(ordinal) {
 		return
 	}
 	w.lost++
