@@ -261,6 +261,8 @@ func (s *shard) configuration() object {
 			"leader_election":       object{"interval": (leaderTimeout / 5).String(), "timeout": leaderTimeout.String()},
 			"garbage_collection":    object{"interval": "5s", "registration_timeout": s.registrationTimeout.String()},
 			"health_check_interval": s.reportInterval.String(),
+			// The tests ask for the status of every instance, again and again.
+			"max_calls_per_second":  100000,
 			"subnet_pools":          object{"default": []string{left, right}},
 			"default_drain_timeout": "0s",
 		},
