@@ -213,7 +213,11 @@ fuzz: ## Run every fuzz target for FUZZTIME, one after another.
 .PHONY: bench-targets
 bench-targets: ## Run every benchmark once; a target that is missed fails. Nothing is recorded.
 	NSTANCE_TEST_FULL=1 $(GOTEST) bench -run '^$$' -bench . ./...
-	cd e2e && for suite in $$(grep -rlE '^func Benchmark' --include='*_test.go' --exclude-dir=.cache . | xargs -n1 dirname | sort -u); do \
+	$(MAKE) --no-print-directory bench-suites
+
+.PHONY: bench-suites
+bench-suites:
+	cd e2e && for suite in $(or $(SUITES),$$(grep -rlE '^func Benchmark' --include='*_test.go' --exclude-dir=.cache . | xargs -n1 dirname | sort -u)); do \
 		NSTANCE_TEST_FULL=1 $(GOTEST) "bench-$${suite##*/}" -run '^$$' -bench . -benchtime 1x -timeout 60m "$$suite" || failed=1; \
 	done; exit $${failed:-0}
 

@@ -33,11 +33,11 @@ shift
 results=$root/.dev/test
 mkdir -p "$results"
 # make test-full goes on with a run: a step that has passed in it is kept while nothing has changed
-# but the tests of other suites.
+# but the tests of other packages.
 kept=
 if [[ -n ${NSTANCE_TEST_KEEP:-} ]] && tree=$(git ls-tree -r --full-tree HEAD) && [[ -z $(git status --porcelain) ]]; then
-	own=$(git ls-tree -r HEAD -- "$@")
-	kept=$NSTANCE_TEST_KEEP/$(grep -v $'\te2e/.*_test\.go$' <<<"$tree"$'\n'"$own" | sha256sum | cut -c 1-16)
+	own=$(git ls-tree -r HEAD -- "${@%/...}")
+	kept=$NSTANCE_TEST_KEEP/$({ grep -v '_test\.go$' <<<"$tree"; echo "$own"; } | sha256sum | cut -c 1-16)
 	if [[ -e $kept/$name.time ]]; then
 		echo "✓  $name has passed in this run"
 		cp "$kept/$name".* "$results"

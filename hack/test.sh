@@ -89,8 +89,13 @@ units=$!
 trap 'kill "$units"' INT TERM
 (end_to_end) || failed=1
 if [[ -n ${NSTANCE_TEST_FULL:-} ]]; then
-	# Machines mostly boot and wait.
-	(without_resync) &
+	# Machines mostly boot and wait, as do benchmarks of counts and memory.
+	{
+		others=0
+		(without_resync) || others=1
+		make --no-print-directory bench-suites SUITES='./marekvs ./agents ./autoscaler ./shardserver' || others=1
+		exit "$others"
+	} &
 	others=$!
 	make --no-print-directory test-machines test-moto || failed=1
 	wait "$others" || failed=1

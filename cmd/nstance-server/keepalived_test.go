@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -109,9 +110,10 @@ func TestKeepalivedScript(t *testing.T) {
 	if err != nil {
 		return // TestKeepalivedFollowsTheLeader checks what it can
 	}
-	leads := true
+	var leads atomic.Bool
+	leads.Store(true)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != "/leader/health" || !leads {
+		if r.URL.Path != "/leader/health" || !leads.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
@@ -122,7 +124,7 @@ func TestKeepalivedScript(t *testing.T) {
 		return exec.CommandContext(t.Context(), program, append(args, url)...).Run()
 	}
 	require.NoError(t, run())
-	leads = false
+	leads.Store(false)
 	_, failed := errors.AsType[*exec.ExitError](run())
 	assert.True(t, failed, "the server stands by")
 	server.Close()
