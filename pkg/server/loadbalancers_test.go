@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
@@ -142,11 +144,11 @@ type balancedWorld struct {
 
 	mu       sync.Mutex
 	provider provider.Provider
-	// deregistering is when the deregistration of an instance was first requested.
-	deregistering map[string]time.Time
-	failing       int
-	registered    int
-	terminated    map[string]bool
+	// draining is when the last drain of an instance began.
+	draining   map[string]time.Time
+	failing    int
+	registered int
+	terminated map[string]bool
 }
 
 func (w *balancedWorld) setProvider(p provider.Provider) {
@@ -160,14 +162,12 @@ func (w *balancedWorld) called(operation, _ string, ids []string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, id := range ids {
-		switch _, known := w.deregistering[id]; {
-		case operation == "register":
-			w.registered++
-			if vm, found := w.provider.Get(id); !found || vm.ProviderID == "" {
-				w.t.Errorf("instance %s is registered before it runs", id)
-			}
-		case !known:
-			w.deregistering[id] = time.Now()
+		if operation != "register" {
+			continue
+		}
+		w.registered++
+		if vm, found := w.provider.Get(id); !found || vm.ProviderID == "" {
+			w.t.Errorf("instance %s is registered before it runs", id)
 		}
 	}
 	if w.random.IntN(100) < w.failing {
@@ -176,8 +176,28 @@ func (w *balancedWorld) called(operation, _ string, ids []string) error {
 	return nil
 }
 
+// follow remembers when the drains of a server began, until the server ends.
+func (w *balancedWorld) follow(s *servertest.Server) {
+	w.t.Helper()
+	stream, err := s.Operator("default").WatchInstances(w.t.Context(), &emptypb.Empty{}, grpc.WaitForReady(true))
+	require.NoError(w.t, err)
+	go func() {
+		for {
+			event, err := stream.Recv()
+			if err != nil {
+				return
+			}
+			if began := event.UnhealthyAt; began != nil {
+				w.mu.Lock()
+				w.draining[event.InstanceId] = began.AsTime()
+				w.mu.Unlock()
+			}
+		}
+	}()
+}
+
 // checkTermination requires that an instance is not a target, or that the drain timeout has
-// passed since its deregistration began.
+// passed since its drain began.
 func (w *balancedWorld) checkTermination(id string) {
 	states := w.balancers.States("web")
 	w.mu.Lock()
@@ -186,9 +206,9 @@ func (w *balancedWorld) checkTermination(id string) {
 	if _, isTarget := states[id]; !isTarget {
 		return
 	}
-	began, known := w.deregistering[id]
-	if drained := time.Since(began); !known || drained < 2*time.Minute-2*time.Second {
-		w.t.Errorf("instance %s is terminated while it is a target, %v after its deregistration has begun: %t", id, drained, known)
+	began, known := w.draining[id]
+	if drained := time.Since(began); !known || drained < 2*time.Minute {
+		w.t.Errorf("instance %s is terminated while it is a target, %v after its drain began: %t", id, drained, known)
 	}
 }
 
@@ -208,7 +228,7 @@ func walkBalanced(t *testing.T, seed uint64) {
 	balancers.Delay = 30 * time.Second
 	w := &balancedWorld{
 		t: t, balancers: balancers, random: rand.New(rand.NewPCG(seed, 3)),
-		deregistering: map[string]time.Time{}, terminated: map[string]bool{},
+		draining: map[string]time.Time{}, terminated: map[string]bool{},
 	}
 	balancers.Called = w.called
 	kubernetes := kwoktest.NewClientset()
@@ -219,6 +239,7 @@ func walkBalanced(t *testing.T, seed uint64) {
 		return terminationChecker{servertest.BalancerOptions{BalancerOptions: providertest.BalancerOptions{Options: options}, Balancers: balancers}, w}
 	}}
 	s := servertest.Start(t, o)
+	w.follow(s)
 	random := rand.New(rand.NewPCG(seed, 4))
 	for range 30 {
 		size := random.Int32N(6)
@@ -237,6 +258,7 @@ func walkBalanced(t *testing.T, seed uint64) {
 			s.Kill()
 			o.DataDir, o.Authority = s.DataDir, s.Authority
 			s = servertest.Start(t, o)
+			w.follow(s)
 		}
 	}
 	w.mu.Lock()
@@ -263,7 +285,7 @@ func (w *balancedWorld) acknowledgeAll(s *servertest.Server) {
 	defer cancel()
 	w.mu.Lock()
 	var ids []string
-	for id := range w.deregistering {
+	for id := range w.draining {
 		ids = append(ids, id)
 	}
 	w.mu.Unlock()
