@@ -61,6 +61,10 @@ func TestPlan(t *testing.T) {
 	pool := newPool("b", "a", "c")
 	otherPool := newPool("a")
 	otherPool.Name, otherPool.UID = "other", "uid-other"
+	owned := pool.DeepCopy()
+	owned.OwnerReferences = []metav1.OwnerReference{{
+		APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool", Name: "workers", UID: "uid-vanished", Controller: ptr.To(true),
+	}}
 	deleting := func(group *v1beta1.NstanceShardGroup) *v1beta1.NstanceShardGroup {
 		group.DeletionTimestamp = ptr.To(metav1.Now())
 		return group
@@ -190,6 +194,9 @@ func TestPlan(t *testing.T) {
 		},
 		"a missing MachinePool of a group without instances is created with zero replicas": {
 			with(observed(pool, 0), func(seen *observation) { seen.machinePools = nil }), "create MachinePool 0, blocked NoMachinePool",
+		},
+		"a missing MachinePool that owns the pool is not created: the garbage collector deletes the pool": {
+			with(observed(owned, 0), func(seen *observation) { seen.machinePools = nil }), "blocked NoMachinePool",
 		},
 		"an unread shard gets the user's number": {
 			with(observed(pool, 3), func(seen *observation) { seen.shards[1].synced = false }),
