@@ -80,6 +80,8 @@ func TestRestartWritesNothing(t *testing.T) {
 // importResult has the writes and the time of an import.
 type importResult struct {
 	operator installation.Operator
+	// from is where the audit log ended when the operator was started.
+	from controlplane.Position
 	// writes are the writes of pools, MachinePools and shard groups, without conflicts.
 	writes []controlplane.Write
 	// took is the time from the first of them to the last.
@@ -96,7 +98,7 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	result := &importResult{}
+	result := &importResult{from: from}
 	result.operator, err = env.Installation.StartOperator(ctx, installation.Operator{
 		Component: component,
 		// The machine is small and busy, and no other operator could lead.
@@ -105,7 +107,8 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := poll(ctx, "all groups are imported", allImported); err != nil {
+	// A list of a thousand pools costs the API server as much as dozens of writes.
+	if err := testcluster.Poll(ctx, 5*time.Second, timeout, "all groups are imported", allImported); err != nil {
 		return nil, err
 	}
 	if err := untilSynced(ctx, result.operator); err != nil {
@@ -120,7 +123,7 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 		if w.Code == http.StatusConflict {
 			continue
 		}
-		if slices.Contains([]string{"nstancemachinepools", "nstanceshardgroups", "machinepools"}, w.Resource) {
+		if ofGroups(w) {
 			result.writes = append(result.writes, w)
 		}
 	}
@@ -197,6 +200,11 @@ func untilSynced(ctx context.Context, operator installation.Operator) error {
 // groupOf returns the group of an object of that name.
 func groupOf(name string) string {
 	return name[:min(len(name), len(groupName(0)))]
+}
+
+// ofGroups matches the writes of pools, MachinePools and shard groups.
+func ofGroups(w controlplane.Write) bool {
+	return slices.Contains([]string{"nstancemachinepools", "nstanceshardgroups", "machinepools"}, w.Resource)
 }
 
 // ofOperator matches the operator's writes, other than to its lease and of events.
