@@ -4,6 +4,7 @@
 package drains
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -24,9 +25,31 @@ import (
 // the moment when a notice reaches the operator to the requests that cordon the
 // Node and evict its first Pod, and counts the operator's requests to the API
 // server. A plain client cordons as many other Nodes before, and does nothing else.
+// Either does that several times in turn. The figures are of the round with the
+// median ratio.
 func BenchmarkDrains200(b *testing.B) {
-	const name, count, podsPerNode = "storm", 200, 2
-	bare := cordonBare(b, createGroup(b, steadyShard, "bare", count))
+	for b.Loop() {
+		rounds := make([]map[string]float64, drainRounds)
+		for n := range rounds {
+			rounds[n] = drain200(b, fmt.Sprintf("storm-%d", n))
+			b.Logf("round %d: cordon/bare %.2f", n, rounds[n]["cordon/bare"])
+		}
+		slices.SortFunc(rounds, func(x, y map[string]float64) int { return cmp.Compare(x["cordon/bare"], y["cordon/bare"]) })
+		median := rounds[drainRounds/2]
+		for unit, value := range median {
+			b.ReportMetric(value, unit)
+		}
+		if ratio := median["cordon/bare"]; ratio > mostOfBare {
+			b.Errorf("99 %% of the Nodes are cordoned in %.2f times the time of a plain client, want at most %v", ratio, mostOfBare)
+		}
+	}
+}
+
+// drain200 creates groups for the plain client and for the operator, and returns the figures by their units.
+func drain200(b *testing.B, name string) map[string]float64 {
+	b.Helper()
+	const count, podsPerNode = 200, 2
+	bare := cordonBare(b, createGroup(b, steadyShard, name+"-bare", count))
 	nodes := createGroup(b, steadyShard, name, count)
 	env.CreateNamespace(b, name)
 	var pods []*corev1.Pod
@@ -39,69 +62,68 @@ func BenchmarkDrains200(b *testing.B) {
 	}
 	env.CreatePods(b, timeout, pods...)
 
-	for b.Loop() {
-		from := env.AuditEnd(b)
-		env.Scale(b, name, 0)
-		var drains []drain
-		testcluster.Eventually(b, timeout, "all instances are deleted", func(context.Context) error {
-			drains = env.drains[steadyShard].matching(func(d *drain) bool { return d.Group == name })
-			deleted := 0
-			for _, d := range drains {
-				if !d.Deleted.IsZero() {
-					deleted++
-				}
-			}
-			if deleted < count {
-				return fmt.Errorf("%d drains, %d instances deleted", len(drains), deleted)
-			}
-			return nil
-		})
-		requests := env.OperatorRequests(b, from)
-		watches := env.Requests(b, from, testcluster.ByOperator, func(r controlplane.Request) bool {
-			return r.Verb == "watch" && r.Resource == "pods"
-		})
-		cordons, firstEvictions := map[string]time.Time{}, map[string]time.Time{}
-		for _, r := range requests {
-			switch {
-			case r.Resource == "nodes" && r.Name != "" && isCordon(r.Name)(r):
-				keepFirst(cordons, r.Name, r.Time)
-			case isEviction(r) && r.Namespace == name:
-				keepFirst(firstEvictions, nodeOf[r.Name], r.Time)
-			}
-		}
+	from := env.AuditEnd(b)
+	env.Scale(b, name, 0)
+	var drains []drain
+	testcluster.Eventually(b, timeout, "all instances are deleted", func(context.Context) error {
+		drains = env.drains[steadyShard].matching(func(d *drain) bool { return d.Group == name })
+		deleted := 0
 		for _, d := range drains {
-			expectValidAcknowledgement(b, d)
+			if !d.Deleted.IsZero() {
+				deleted++
+			}
 		}
-		b.ReportMetric(drains[count-1].Reported.Sub(drains[0].Reported).Seconds()*1000, "ms-between-notices")
-		delays := sortedDelays(b, "cordon", drains, cordons)
-		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "cordon-p50-ms")
-		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "cordon-p99-ms")
-		b.ReportMetric(testcluster.PercentileMilliseconds(bare, 50), "bare-p50-ms")
-		b.ReportMetric(testcluster.PercentileMilliseconds(bare, 99), "bare-p99-ms")
-		ratio := testcluster.PercentileMilliseconds(delays, 99) / testcluster.PercentileMilliseconds(bare, 99)
-		b.ReportMetric(ratio, "cordon/bare")
-		if ratio > mostOfBare {
-			b.Errorf("99 %% of the Nodes are cordoned in %.2f times the time of a plain client, want at most %v", ratio, mostOfBare)
+		if deleted < count {
+			return fmt.Errorf("%d drains, %d instances deleted", len(drains), deleted)
 		}
-		delays = sortedDelays(b, "eviction", drains, firstEvictions)
-		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 50), "eviction-p50-ms")
-		b.ReportMetric(testcluster.PercentileMilliseconds(delays, 99), "eviction-p99-ms")
-		perDrain := func(verb string, resources ...string) float64 {
-			ofVerb := slices.DeleteFunc(slices.Clone(requests), func(r controlplane.Request) bool { return r.Verb != verb })
-			return testcluster.CountResources(ofVerb, resources...) / count
+		return nil
+	})
+	requests := env.OperatorRequests(b, from)
+	watches := env.Requests(b, from, testcluster.ByOperator, func(r controlplane.Request) bool {
+		return r.Verb == "watch" && r.Resource == "pods"
+	})
+	cordons, firstEvictions := map[string]time.Time{}, map[string]time.Time{}
+	for _, r := range requests {
+		switch {
+		case r.Resource == "nodes" && r.Name != "" && isCordon(r.Name)(r):
+			keepFirst(cordons, r.Name, r.Time)
+		case isEviction(r) && r.Namespace == name:
+			keepFirst(firstEvictions, nodeOf[r.Name], r.Time)
 		}
-		b.ReportMetric(perDrain("create", "pods"), "evictions/drain")
-		b.ReportMetric(perDrain("create", "events"), "events/drain")
-		b.ReportMetric(perDrain("list", "pods"), "list-pods/drain")
-		b.ReportMetric(perDrain("patch", "nodes"), "patch-nodes/drain")
-		b.ReportMetric(perDrain("patch", "nstanceshardgroups", "nstancemachinepools"), "patch-pools/drain")
-		b.ReportMetric(float64(len(requests))/count, "requests/drain")
+	}
+	for _, d := range drains {
+		expectValidAcknowledgement(b, d)
+	}
+	cordonDelays := sortedDelays(b, "cordon", drains, cordons)
+	evictionDelays := sortedDelays(b, "eviction", drains, firstEvictions)
+	cordon99, bare99 := testcluster.PercentileMilliseconds(cordonDelays, 99), testcluster.PercentileMilliseconds(bare, 99)
+	perDrain := func(verb string, resources ...string) float64 {
+		ofVerb := slices.DeleteFunc(slices.Clone(requests), func(r controlplane.Request) bool { return r.Verb != verb })
+		return testcluster.CountResources(ofVerb, resources...) / count
+	}
+	return map[string]float64{
+		"ms-between-notices": drains[count-1].Reported.Sub(drains[0].Reported).Seconds() * 1000,
+		"cordon-p50-ms":      testcluster.PercentileMilliseconds(cordonDelays, 50),
+		"cordon-p99-ms":      cordon99,
+		"bare-p50-ms":        testcluster.PercentileMilliseconds(bare, 50),
+		"bare-p99-ms":        bare99,
+		"cordon/bare":        cordon99 / bare99,
+		"eviction-p50-ms":    testcluster.PercentileMilliseconds(evictionDelays, 50),
+		"eviction-p99-ms":    testcluster.PercentileMilliseconds(evictionDelays, 99),
+		"evictions/drain":    perDrain("create", "pods"),
+		"events/drain":       perDrain("create", "events"),
+		"list-pods/drain":    perDrain("list", "pods"),
+		"patch-nodes/drain":  perDrain("patch", "nodes"),
+		"patch-pools/drain":  perDrain("patch", "nstanceshardgroups", "nstancemachinepools"),
+		"requests/drain":     float64(len(requests)) / count,
 		// The log has each watch twice: when it begins and when it ends.
-		b.ReportMetric(float64(len(watches))/2/count, "watch-pods/drain")
+		"watch-pods/drain": float64(len(watches)) / 2 / count,
 	}
 }
 
 const (
+	// drainRounds is odd, so that there is a median.
+	drainRounds = 3
 	// bareCordons is how many Nodes the plain client cordons at the same time: as many as the operator has
 	// workers.
 	bareCordons = 32

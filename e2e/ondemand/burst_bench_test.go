@@ -4,10 +4,12 @@
 package ondemand
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -37,52 +39,68 @@ const (
 	labelBare = "bare.example.com/burst"
 )
 
+// burstRounds is odd, so that there is a median.
+const burstRounds = 3
+
 // BenchmarkOnDemandPods500 creates 500 Pods that request a machine each, and measures from the first
 // Pod to the creation of the last Machine. A plain client does the same for 500 Pods that request
 // nothing: it creates a Machine and an NstanceMachine for each, without a look at the Pod. The rest of
-// the operator, and Cluster API, do the same work for both.
+// the operator, and Cluster API, do the same work for both. They take turns, and the figures are of the
+// round with the median ratio.
 func BenchmarkOnDemandPods500(b *testing.B) {
+	type round struct{ burst, bare, ratio float64 }
 	for b.Loop() {
-		bare := createBarePairs(b, "bare-burst")
-		begin, from := time.Now(), env.AuditEnd(b)
-		env.CreateNamespace(b, "burst")
-		createBurst(b, "burst", func(pod *corev1.Pod) {
-			pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
-		}, nil)
-		testcluster.EventuallyByProgress(b, 5*time.Minute, "all Pods have a machine", func(ctx context.Context) (int, error) {
-			machines, err := machinesOf(ctx, "burst")
+		rounds := make([]round, burstRounds)
+		for n := range rounds {
+			bare := createBarePairs(b, fmt.Sprintf("bare-burst-%d", n)).Seconds()
+			burst := burstOnDemand(b, fmt.Sprintf("burst-%d", n)).Seconds()
+			rounds[n] = round{burst, bare, burst / bare}
+			b.Logf("round %d: %+v", n, rounds[n])
+		}
+		slices.SortFunc(rounds, func(x, y round) int { return cmp.Compare(x.ratio, y.ratio) })
+		median := rounds[burstRounds/2]
+		b.ReportMetric(median.burst, "burst-s")
+		b.ReportMetric(median.bare, "bare-s")
+		b.ReportMetric(median.ratio, "burst/bare")
+		if median.ratio > mostOfBare {
+			b.Errorf("%d Pods get their machines in %.2f times the time of a plain client, want at most %v", burstPods, median.ratio, mostOfBare)
+		}
+	}
+}
+
+// burstOnDemand creates Pods that request a machine each. It returns the time until the last Machine is
+// created, and deletes all of them.
+func burstOnDemand(b *testing.B, namespace string) time.Duration {
+	b.Helper()
+	begin, from := time.Now(), env.AuditEnd(b)
+	env.CreateNamespace(b, namespace)
+	createBurst(b, namespace, func(pod *corev1.Pod) {
+		pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
+	}, nil)
+	untilMachines := func(description string, count int) {
+		testcluster.EventuallyByProgress(b, 5*time.Minute, description, func(ctx context.Context) (int, error) {
+			machines, err := machinesOf(ctx, namespace)
 			if err != nil {
 				return math.MinInt, err
 			}
-			return len(machines), machineCount(ctx, "burst", burstPods)
-		})
-		var last time.Time
-		created := env.OperatorWrites(b, from, func(w controlplane.Write) bool {
-			return w.Verb == "create" && (w.Resource == "machines" || w.Resource == "nstancemachines") && w.Code < 300
-		})
-		require.Len(b, created, 2*burstPods, "Machines and NstanceMachines that the operator has created")
-		for _, w := range created {
-			if w.Time.After(last) {
-				last = w.Time
-			}
-		}
-		took := last.Sub(begin)
-		b.ReportMetric(took.Seconds(), "burst-s")
-		b.ReportMetric(bare.Seconds(), "bare-s")
-		ratio := took.Seconds() / bare.Seconds()
-		b.ReportMetric(ratio, "burst/bare")
-		if ratio > mostOfBare {
-			b.Errorf("%d Pods get their machines in %.2f times the time of a plain client, want at most %v", burstPods, ratio, mostOfBare)
-		}
-		deleteNamespace(b, "burst")
-		testcluster.EventuallyByProgress(b, 5*time.Minute, "the machines of the Pods are deleted", func(ctx context.Context) (int, error) {
-			machines, err := machinesOf(ctx, "burst")
-			if err != nil {
-				return math.MinInt, err
-			}
-			return -len(machines), machineCount(ctx, "burst", 0)
+			missing := len(machines) - count
+			return -max(missing, -missing), machineCount(ctx, namespace, count)
 		})
 	}
+	untilMachines("all Pods have a machine", burstPods)
+	var last time.Time
+	created := env.OperatorWrites(b, from, func(w controlplane.Write) bool {
+		return w.Verb == "create" && (w.Resource == "machines" || w.Resource == "nstancemachines") && w.Code < 300
+	})
+	require.Len(b, created, 2*burstPods, "Machines and NstanceMachines that the operator has created")
+	for _, w := range created {
+		if w.Time.After(last) {
+			last = w.Time
+		}
+	}
+	deleteNamespace(b, namespace)
+	untilMachines("the machines of the Pods are deleted", 0)
+	return last.Sub(begin)
 }
 
 // createBurst creates Pods, several at the same time, and calls then after each. change and then may be
