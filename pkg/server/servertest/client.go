@@ -6,9 +6,12 @@ package servertest
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
+	"syscall"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -93,6 +96,9 @@ type network struct {
 	// inMemory has the listeners by address. It is nil for the network of the
 	// machine.
 	inMemory map[string]*bufconn.Listener
+	// patience is how long a listener waits for its port. The port of a server that is started again
+	// may be the source port of a connection to another server in the meantime.
+	patience time.Duration
 	// addresses has the addresses at which the server listens, in order.
 	addresses chan string
 
@@ -124,12 +130,27 @@ func (n *network) listen(ctx context.Context, address string) (net.Listener, err
 
 func (n *network) newListener(ctx context.Context, address string) (net.Listener, error) {
 	if n.inMemory == nil {
-		return new(net.ListenConfig).Listen(ctx, "tcp", address)
+		return n.listenTCP(ctx, address)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.inMemory[address] = bufconn.Listen(1 << 16)
 	return n.inMemory[address], nil
+}
+
+func (n *network) listenTCP(ctx context.Context, address string) (net.Listener, error) {
+	begin := time.Now()
+	for {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if !errors.Is(err, syscall.EADDRINUSE) || time.Since(begin) > n.patience {
+			return listener, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
 }
 
 func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error) {

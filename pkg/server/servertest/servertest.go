@@ -205,6 +205,9 @@ func Prepare(t testing.TB, o Options) *Server {
 		cancel:     func() {},
 		stopped:    make(chan struct{}),
 	}
+	if o.DataDir != "" {
+		s.network.patience = time.Minute
+	}
 	if s.Kubernetes == nil {
 		s.Kubernetes = kwoktest.NewClientset()
 	}
