@@ -134,6 +134,9 @@ func TestGuardedScaleDown(t *testing.T) {
 		"Ready in the future, by another clock": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{ready: true, since: noon.Add(time.Hour)})
 		}, []int32{3, 3}, "MinReadySeconds: 4 more instances are to be removed: the Node of instance a0 has been Ready since 2026-01-01T13:00:00Z, and spec.scaleDown.minReadySeconds is 60", time.Minute},
+		"a shard is not synced, so that the readiness is not known": {pausedWhile(v1beta1.PauseWhileInstanceNotReady), 2, func(seen *observation) {
+			seen.shards[0].synced, seen.shards[0].reported = false, nil
+		}, []int32{3, 3}, "NotSynced: 4 more instances are to be removed: it is not known which instances these shards have: a", 0},
 		"no Node": {&v1beta1.ScaleDownGuards{MinReadySeconds: ptr.To[int32](60)}, 2, func(seen *observation) {
 			everyNode(seen, nodeReadiness{problem: "has no Node"})
 		}, []int32{3, 3}, `InstanceNotReady: 4 more instances are to be removed: 6 of 6 remaining instances are not ready: instance a0 has no Node`, 0},
