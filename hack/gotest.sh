@@ -36,7 +36,12 @@ mkdir -p "$results"
 # but the tests of other packages.
 kept=
 if [[ -n ${NSTANCE_TEST_KEEP:-} ]] && tree=$(git ls-tree -r --full-tree HEAD) && [[ -z $(git status --porcelain) ]]; then
-	own=$(git ls-tree -r HEAD -- "${@%/...}")
+	# Packages begin with a dot; the dot alone is a pattern, such as the value of -bench.
+	packages=()
+	for argument; do
+		[[ $argument != ./* ]] || packages+=("${argument%/...}")
+	done
+	own=$(git ls-tree -r HEAD -- "${packages[@]}")
 	kept=$NSTANCE_TEST_KEEP/$({ grep -v '_test\.go$' <<<"$tree"; echo "$own"; } | sha256sum | cut -c 1-16)
 	if [[ -e $kept/$name.time ]]; then
 		echo "✓  $name has passed in this run"
