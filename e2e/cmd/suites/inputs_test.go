@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"testing"
 	"time"
@@ -89,4 +90,15 @@ func TestProgramsThatAreUpToDateKeepTheirTime(t *testing.T) {
 	again, err := os.Stat(program)
 	require.NoError(t, err)
 	assert.Equal(t, info.ModTime(), again.ModTime())
+}
+
+// Run with the flags that this program prints, as make test does.
+func TestNoTestBinaryHasTheDigestsOfAnotherSuite(t *testing.T) {
+	info, ok := debug.ReadBuildInfo()
+	require.True(t, ok)
+	for _, setting := range info.Settings {
+		if setting.Key == "-ldflags" {
+			assert.NotContains(t, setting.Value, inputs.Variable)
+		}
+	}
 }
