@@ -27,6 +27,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.BlockedDrainApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("BlockingPod"):
 		return &infrastructurev1beta1.BlockingPodApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("Candidate"):
+		return &infrastructurev1beta1.CandidateApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("CandidateUse"):
+		return &infrastructurev1beta1.CandidateUseApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("Division"):
 		return &infrastructurev1beta1.DivisionApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("FailureDomain"):
@@ -101,6 +105,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.RotationPolicyApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ScaleDownGuards"):
 		return &infrastructurev1beta1.ScaleDownGuardsApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("ShardCandidate"):
+		return &infrastructurev1beta1.ShardCandidateApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShardsSummary"):
 		return &infrastructurev1beta1.ShardsSummaryApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShortfallSettings"):

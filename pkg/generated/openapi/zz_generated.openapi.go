@@ -79,6 +79,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.APIEndpoint":                      schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain":                     schema_pkg_apis_infrastructure_v1beta1_BlockedDrain(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockingPod":                      schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Candidate":                        schema_pkg_apis_infrastructure_v1beta1_Candidate(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.CandidateUse":                     schema_pkg_apis_infrastructure_v1beta1_CandidateUse(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division":                         schema_pkg_apis_infrastructure_v1beta1_Division(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.FailureDomain":                    schema_pkg_apis_infrastructure_v1beta1_FailureDomain(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
@@ -121,6 +123,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant":                    schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy":                   schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardCandidate":                   schema_pkg_apis_infrastructure_v1beta1_ShardCandidate(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings":                schema_pkg_apis_infrastructure_v1beta1_ShortfallSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.TemplateMetadata":                 schema_pkg_apis_infrastructure_v1beta1_TemplateMetadata(ref),
@@ -3013,6 +3016,99 @@ func schema_pkg_apis_infrastructure_v1beta1_BlockingPod(ref common.ReferenceCall
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_Candidate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Candidate is an instance type in a market, and how many instances of a pool may be of it (docs/reference.md#candidates).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name identifies the candidate in status, events and metrics.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"instanceType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instanceType is the instance type, if the server allows it. An unset field means the instance type of the template.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"market": {
+						SchemaProps: spec.SchemaProps{
+							Description: "market is Standard, Spot, or another market of the provider. An unset field means the market that the arguments of the template mean.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxReplicas is how many instances of the pool may be of this candidate, as a number or as a percentage of the replicas, which is rounded up. The last candidate has no maximum.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
+		Dependencies: []string{
+			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_CandidateUse(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "CandidateUse is how many instances of a candidate a shard has.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name is the name of the candidate.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"instanceType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instanceType is the instance type in force.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"market": {
+						SchemaProps: spec.SchemaProps{
+							Description: "market is the market in force. It is not set if the provider has no markets.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"replicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicas is the number of instances, without instances that are being deleted.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"unavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "unavailable is why the provider creates no instance of the candidate now. It is not set if nothing is known against the candidate.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"name", "replicas"},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_Division(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3306,9 +3402,24 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCa
 							Format:      "int32",
 						},
 					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node has labels, taints and the maximum number of Pods of the Nodes of the pool. Other labels and taints change the Nodes in place; no value replaces an instance.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"),
+						},
+					},
+					"returnAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "returnAfterSeconds is for how long a better candidate must have been free of rejections before an instance is replaced by an instance of the better candidate, in seconds. Such a replacement obeys rotation. An unset field means that instances stay what they are.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 			},
 		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"},
 	}
 }
 
@@ -3456,7 +3567,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NodeSettings(ref common.ReferenceCal
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeSettings are labels and taints that the Nodes of a pool have. The operator sets them when a Node has registered, and changes them in place: no instance is replaced (docs/reference.md#labels-and-taints).",
+				Description: "NodeSettings are labels, taints and the maximum number of Pods of the Nodes of a pool. Kubelets may register with them, if the userdata says so. The operator sets labels and taints when a Node has registered, and changes them in place: no instance is replaced (docs/reference.md#labels-and-taints).",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"labels": {
@@ -3496,6 +3607,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NodeSettings(ref common.ReferenceCal
 									},
 								},
 							},
+						},
+					},
+					"maxPods": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxPods is how many Pods a Node runs at most. The kubelets of new instances get it; those that run keep theirs. An unset field leaves it to the kubelet.",
+							Type:        []string{"integer"},
+							Format:      "int32",
 						},
 					},
 				},
@@ -4127,6 +4245,38 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							Format:      "int32",
 						},
 					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node has labels, taints and the maximum number of Pods of the Nodes of the pool. Other labels and taints change the Nodes in place; no value replaces an instance.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"),
+						},
+					},
+					"returnAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "returnAfterSeconds is for how long a better candidate must have been free of rejections before an instance is replaced by an instance of the better candidate, in seconds. Such a replacement obeys rotation. An unset field means that instances stay what they are.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"candidates": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "candidates are what the instances may be, the best first: each instance is of the first candidate that is below its maximum and that the provider can create. All have the architecture of the template. Adding, reordering or another maximum replaces no instance; removing a candidate replaces its instances.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Candidate"),
+									},
+								},
+							},
+						},
+					},
 					"machineMode": {
 						SchemaProps: spec.SchemaProps{
 							Description: "machineMode decides whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an unset field means, creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
@@ -4150,12 +4300,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 						SchemaProps: spec.SchemaProps{
 							Description: "remediation replaces the instances of unhealthy Nodes. Without it only the health that the instances report to their shards counts.",
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy"),
-						},
-					},
-					"node": {
-						SchemaProps: spec.SchemaProps{
-							Description: "node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.",
-							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"),
 						},
 					},
 					"deletionPolicy": {
@@ -4196,7 +4340,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Candidate", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShortfallSettings"},
 	}
 }
 
@@ -4217,7 +4361,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, RollingOut, Remediating, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown, RollingOut, Remediating, PreferredInstances, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4969,6 +5113,38 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							Format:      "int32",
 						},
 					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node has labels, taints and the maximum number of Pods of the Nodes of the pool. Other labels and taints change the Nodes in place; no value replaces an instance.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings"),
+						},
+					},
+					"returnAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "returnAfterSeconds is for how long a better candidate must have been free of rejections before an instance is replaced by an instance of the better candidate, in seconds. Such a replacement obeys rotation. An unset field means that instances stay what they are.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"candidates": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "candidates are the candidates of the pool, with the shares of this shard.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardCandidate"),
+									},
+								},
+							},
+						},
+					},
 					"removeFirst": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -5045,7 +5221,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant"},
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Division", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupRevision", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.Loan", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeSettings", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardCandidate"},
 	}
 }
 
@@ -5181,6 +5357,25 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 					},
+					"candidates": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "candidates are the candidates that the shard reports, with their numbers of instances. It is empty without candidates.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.CandidateUse"),
+									},
+								},
+							},
+						},
+					},
 					"config": {
 						SchemaProps: spec.SchemaProps{
 							Description: "config is the effective configuration on the server.",
@@ -5197,7 +5392,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion"},
+			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.BlockedDrain", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.CandidateUse", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NextDeletion"},
 	}
 }
 
@@ -5538,6 +5733,48 @@ func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.Reference
 		},
 		Dependencies: []string{
 			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_ShardCandidate(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ShardCandidate is a candidate of the pool on one shard.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"name": {
+						SchemaProps: spec.SchemaProps{
+							Description: "name identifies the candidate in status, events and metrics.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"instanceType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instanceType is the instance type. An unset field means the instance type of the template.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"market": {
+						SchemaProps: spec.SchemaProps{
+							Description: "market is the market. An unset field means the market that the arguments of the template mean.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"maxReplicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxReplicas is how many instances of this shard may be of the candidate: its share of the maximum of the pool.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+				Required: []string{"name"},
+			},
+		},
 	}
 }
 

@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -772,8 +772,17 @@ type GroupConfig struct {
 	// Extension: how long an instance may take to drain before it is terminated, in seconds; 0
 	// keeps the time of the configuration. Servers that do not know it use that time.
 	DrainTimeoutSeconds int32 `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// Extension: labels, taints and the maximum number of Pods for the kubelets of new instances,
+	// as templates of userdata have them. No instance is replaced for another value.
+	NodeSettings *NodeSettings `protobuf:"bytes,1023,opt,name=node_settings,json=nodeSettings,proto3" json:"node_settings,omitempty"`
+	// Extension: what instances may be, the best first. The instance type of the group is not
+	// used if there are candidates. At most 16.
+	Candidates []*Candidate `protobuf:"bytes,1024,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	// Extension: for how long a better candidate must have been free of rejections before an
+	// instance is replaced by an instance of it, in seconds. 0 means never.
+	ReturnAfterSeconds int32 `protobuf:"varint,1025,opt,name=return_after_seconds,json=returnAfterSeconds,proto3" json:"return_after_seconds,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *GroupConfig) Reset() {
@@ -858,6 +867,27 @@ func (x *GroupConfig) GetLoadBalancers() []string {
 func (x *GroupConfig) GetDrainTimeoutSeconds() int32 {
 	if x != nil {
 		return x.DrainTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *GroupConfig) GetNodeSettings() *NodeSettings {
+	if x != nil {
+		return x.NodeSettings
+	}
+	return nil
+}
+
+func (x *GroupConfig) GetCandidates() []*Candidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *GroupConfig) GetReturnAfterSeconds() int32 {
+	if x != nil {
+		return x.ReturnAfterSeconds
 	}
 	return 0
 }
@@ -993,12 +1023,18 @@ type GroupStatus struct {
 	// Extension: the highest number from 1020 up of a field of GroupSettings that the server
 	// knows. Servers that do not know it know none of them.
 	KnownSettings int32 `protobuf:"varint,1012,opt,name=known_settings,json=knownSettings,proto3" json:"known_settings,omitempty"`
+	// Extension: how many instances of each candidate there are, in the order of the candidates.
+	// Empty without candidates, and from servers that do not know them.
+	CandidateUse []*CandidateUse `protobuf:"bytes,1013,rep,name=candidate_use,json=candidateUse,proto3" json:"candidate_use,omitempty"`
 	// Extension: keys of the load balancers in force. Missing from servers that do not
 	// know it.
 	LoadBalancers []string `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	// Extension: the drain timeout in force, in seconds, rounded up; 0 if instances are not
 	// drained, and from servers that do not know it.
-	DrainTimeoutSeconds int32 `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	DrainTimeoutSeconds int32         `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	NodeSettings        *NodeSettings `protobuf:"bytes,1023,opt,name=node_settings,json=nodeSettings,proto3" json:"node_settings,omitempty"`
+	Candidates          []*Candidate  `protobuf:"bytes,1024,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	ReturnAfterSeconds  int32         `protobuf:"varint,1025,opt,name=return_after_seconds,json=returnAfterSeconds,proto3" json:"return_after_seconds,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1201,6 +1237,13 @@ func (x *GroupStatus) GetKnownSettings() int32 {
 	return 0
 }
 
+func (x *GroupStatus) GetCandidateUse() []*CandidateUse {
+	if x != nil {
+		return x.CandidateUse
+	}
+	return nil
+}
+
 func (x *GroupStatus) GetLoadBalancers() []string {
 	if x != nil {
 		return x.LoadBalancers
@@ -1211,6 +1254,27 @@ func (x *GroupStatus) GetLoadBalancers() []string {
 func (x *GroupStatus) GetDrainTimeoutSeconds() int32 {
 	if x != nil {
 		return x.DrainTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *GroupStatus) GetNodeSettings() *NodeSettings {
+	if x != nil {
+		return x.NodeSettings
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetCandidates() []*Candidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetReturnAfterSeconds() int32 {
+	if x != nil {
+		return x.ReturnAfterSeconds
 	}
 	return 0
 }
@@ -1604,6 +1668,9 @@ type GroupSettings struct {
 	Vars                map[string]string      `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	LoadBalancers       []string               `protobuf:"bytes,1021,rep,name=load_balancers,json=loadBalancers,proto3" json:"load_balancers,omitempty"`
 	DrainTimeoutSeconds int32                  `protobuf:"varint,1022,opt,name=drain_timeout_seconds,json=drainTimeoutSeconds,proto3" json:"drain_timeout_seconds,omitempty"`
+	NodeSettings        *NodeSettings          `protobuf:"bytes,1023,opt,name=node_settings,json=nodeSettings,proto3" json:"node_settings,omitempty"`
+	Candidates          []*Candidate           `protobuf:"bytes,1024,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	ReturnAfterSeconds  int32                  `protobuf:"varint,1025,opt,name=return_after_seconds,json=returnAfterSeconds,proto3" json:"return_after_seconds,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
 }
@@ -1676,6 +1743,27 @@ func (x *GroupSettings) GetLoadBalancers() []string {
 func (x *GroupSettings) GetDrainTimeoutSeconds() int32 {
 	if x != nil {
 		return x.DrainTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *GroupSettings) GetNodeSettings() *NodeSettings {
+	if x != nil {
+		return x.NodeSettings
+	}
+	return nil
+}
+
+func (x *GroupSettings) GetCandidates() []*Candidate {
+	if x != nil {
+		return x.Candidates
+	}
+	return nil
+}
+
+func (x *GroupSettings) GetReturnAfterSeconds() int32 {
+	if x != nil {
+		return x.ReturnAfterSeconds
 	}
 	return 0
 }
@@ -1820,6 +1908,224 @@ func (x *NodeTaint) GetEffect() string {
 	return ""
 }
 
+// NodeSettings are what a kubelet registers its Node with.
+type NodeSettings struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Labels map[string]string      `protobuf:"bytes,1,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Taints []*NodeTaint           `protobuf:"bytes,2,rep,name=taints,proto3" json:"taints,omitempty"`
+	// 0 leaves it to the kubelet.
+	MaxPods       int32 `protobuf:"varint,3,opt,name=max_pods,json=maxPods,proto3" json:"max_pods,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeSettings) Reset() {
+	*x = NodeSettings{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeSettings) ProtoMessage() {}
+
+func (x *NodeSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeSettings.ProtoReflect.Descriptor instead.
+func (*NodeSettings) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *NodeSettings) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *NodeSettings) GetTaints() []*NodeTaint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
+func (x *NodeSettings) GetMaxPods() int32 {
+	if x != nil {
+		return x.MaxPods
+	}
+	return 0
+}
+
+// Candidate is an instance type in a market.
+type Candidate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unique in the group; status, events and metrics have it.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Empty means the instance type of the template.
+	InstanceType string `protobuf:"bytes,2,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	// Standard, Spot, or another market of the provider. Empty means the market that the arguments
+	// of the template mean.
+	Market string `protobuf:"bytes,3,opt,name=market,proto3" json:"market,omitempty"`
+	// How many instances of the group may be of this candidate. The last candidate has no maximum.
+	MaxInstances  *int32 `protobuf:"varint,4,opt,name=max_instances,json=maxInstances,proto3,oneof" json:"max_instances,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Candidate) Reset() {
+	*x = Candidate{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Candidate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Candidate) ProtoMessage() {}
+
+func (x *Candidate) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
+func (*Candidate) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *Candidate) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Candidate) GetInstanceType() string {
+	if x != nil {
+		return x.InstanceType
+	}
+	return ""
+}
+
+func (x *Candidate) GetMarket() string {
+	if x != nil {
+		return x.Market
+	}
+	return ""
+}
+
+func (x *Candidate) GetMaxInstances() int32 {
+	if x != nil && x.MaxInstances != nil {
+		return *x.MaxInstances
+	}
+	return 0
+}
+
+// CandidateUse is how much a candidate is used.
+type CandidateUse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The candidate's.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// In force, also if it is the template's.
+	InstanceType string `protobuf:"bytes,2,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	// Empty if the provider has no markets.
+	Market string `protobuf:"bytes,3,opt,name=market,proto3" json:"market,omitempty"`
+	// Number of managed instances, without those that are being deleted.
+	Instances int32 `protobuf:"varint,4,opt,name=instances,proto3" json:"instances,omitempty"`
+	// Why the provider creates no instance of the candidate now; empty if nothing is known.
+	Unavailable   string `protobuf:"bytes,5,opt,name=unavailable,proto3" json:"unavailable,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CandidateUse) Reset() {
+	*x = CandidateUse{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CandidateUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CandidateUse) ProtoMessage() {}
+
+func (x *CandidateUse) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CandidateUse.ProtoReflect.Descriptor instead.
+func (*CandidateUse) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *CandidateUse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *CandidateUse) GetInstanceType() string {
+	if x != nil {
+		return x.InstanceType
+	}
+	return ""
+}
+
+func (x *CandidateUse) GetMarket() string {
+	if x != nil {
+		return x.Market
+	}
+	return ""
+}
+
+func (x *CandidateUse) GetInstances() int32 {
+	if x != nil {
+		return x.Instances
+	}
+	return 0
+}
+
+func (x *CandidateUse) GetUnavailable() string {
+	if x != nil {
+		return x.Unavailable
+	}
+	return ""
+}
+
 type DeleteGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -1832,7 +2138,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +2150,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +2163,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1889,7 +2195,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +2207,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +2220,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1955,7 +2261,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1967,7 +2273,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1980,7 +2286,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -2035,7 +2341,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2047,7 +2353,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2060,7 +2366,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -2086,7 +2392,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2098,7 +2404,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2111,7 +2417,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -2131,7 +2437,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2143,7 +2449,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2156,7 +2462,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -2175,7 +2481,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2493,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2506,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -2230,7 +2536,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2548,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2255,7 +2561,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -2316,7 +2622,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2634,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2647,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -2362,7 +2668,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2374,7 +2680,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2387,7 +2693,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -2428,7 +2734,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2440,7 +2746,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2453,7 +2759,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -2532,7 +2838,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2544,7 +2850,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2557,7 +2863,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -2599,7 +2905,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2611,7 +2917,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2624,7 +2930,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -2659,7 +2965,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2977,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2990,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -2718,7 +3024,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2730,7 +3036,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[33]
+	mi := &file_nstance_v1_operator_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2743,7 +3049,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -2771,7 +3077,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +3089,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[34]
+	mi := &file_nstance_v1_operator_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +3102,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{34}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2829,7 +3135,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +3147,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[35]
+	mi := &file_nstance_v1_operator_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +3160,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{35}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2875,7 +3181,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2887,7 +3193,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[36]
+	mi := &file_nstance_v1_operator_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2900,7 +3206,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{36}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2935,7 +3241,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2947,7 +3253,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[37]
+	mi := &file_nstance_v1_operator_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2960,7 +3266,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{37}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -3033,7 +3339,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x02 \x01(\x03R\n" +
-	"generation\"\xb9\x03\n" +
+	"generation\"\xe4\x04\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
@@ -3042,7 +3348,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x04vars\x18\x05 \x03(\v2!.nstance.v1.GroupConfig.VarsEntryR\x04vars\x125\n" +
 	"\x04args\x18\x06 \x03(\v2!.nstance.v1.GroupConfig.ArgsEntryR\x04args\x12&\n" +
 	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
-	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x12>\n" +
+	"\rnode_settings\x18\xff\a \x01(\v2\x18.nstance.v1.NodeSettingsR\fnodeSettings\x126\n" +
+	"\n" +
+	"candidates\x18\x80\b \x03(\v2\x15.nstance.v1.CandidateR\n" +
+	"candidates\x121\n" +
+	"\x14return_after_seconds\x18\x81\b \x01(\x05R\x12returnAfterSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a7\n" +
@@ -3053,7 +3364,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\x12\x19\n" +
 	"\aversion\x18\xe8\a \x01(\tR\aversion\x12\x19\n" +
 	"\achanges\x18\xe9\a \x01(\bR\achanges\x12\x19\n" +
-	"\aremoved\x18\xea\a \x03(\tR\aremoved\"\xee\b\n" +
+	"\aremoved\x18\xea\a \x03(\tR\aremoved\"\xd9\n" +
+	"\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -3080,9 +3392,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x11rotation_progress\x18\xf1\a \x01(\v2\x1c.nstance.v1.RotationProgressR\x10rotationProgress\x12@\n" +
 	"\x0edeletion_order\x18\xf2\a \x03(\v2\x18.nstance.v1.NextDeletionR\rdeletionOrder\x120\n" +
 	"\x06limits\x18\xf3\a \x01(\v2\x17.nstance.v1.GroupLimitsR\x06limits\x12&\n" +
-	"\x0eknown_settings\x18\xf4\a \x01(\x05R\rknownSettings\x12&\n" +
+	"\x0eknown_settings\x18\xf4\a \x01(\x05R\rknownSettings\x12>\n" +
+	"\rcandidate_use\x18\xf5\a \x03(\v2\x18.nstance.v1.CandidateUseR\fcandidateUse\x12&\n" +
 	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
-	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x12>\n" +
+	"\rnode_settings\x18\xff\a \x01(\v2\x18.nstance.v1.NodeSettingsR\fnodeSettings\x126\n" +
+	"\n" +
+	"candidates\x18\x80\b \x03(\v2\x15.nstance.v1.CandidateR\n" +
+	"candidates\x121\n" +
+	"\x14return_after_seconds\x18\x81\b \x01(\x05R\x12returnAfterSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb2\x02\n" +
@@ -3115,14 +3433,19 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1b\n" +
-	"\boutdated\x18\xea\a \x01(\tR\boutdated\"\xb9\x02\n" +
+	"\boutdated\x18\xea\a \x01(\tR\boutdated\"\xe4\x03\n" +
 	"\rGroupSettings\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12#\n" +
 	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
 	"\asubnets\x18\x04 \x03(\tR\asubnets\x127\n" +
 	"\x04vars\x18\x05 \x03(\v2#.nstance.v1.GroupSettings.VarsEntryR\x04vars\x12&\n" +
 	"\x0eload_balancers\x18\xfd\a \x03(\tR\rloadBalancers\x123\n" +
-	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x1a7\n" +
+	"\x15drain_timeout_seconds\x18\xfe\a \x01(\x05R\x13drainTimeoutSeconds\x12>\n" +
+	"\rnode_settings\x18\xff\a \x01(\v2\x18.nstance.v1.NodeSettingsR\fnodeSettings\x126\n" +
+	"\n" +
+	"candidates\x18\x80\b \x03(\v2\x15.nstance.v1.CandidateR\n" +
+	"candidates\x121\n" +
+	"\x14return_after_seconds\x18\x81\b \x01(\x05R\x12returnAfterSeconds\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x02\n" +
@@ -3141,7 +3464,26 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tNodeTaint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06effect\x18\x03 \x01(\tR\x06effect\"Y\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\"\xd1\x01\n" +
+	"\fNodeSettings\x12<\n" +
+	"\x06labels\x18\x01 \x03(\v2$.nstance.v1.NodeSettings.LabelsEntryR\x06labels\x12-\n" +
+	"\x06taints\x18\x02 \x03(\v2\x15.nstance.v1.NodeTaintR\x06taints\x12\x19\n" +
+	"\bmax_pods\x18\x03 \x01(\x05R\amaxPods\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\x01\n" +
+	"\tCandidate\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
+	"\rinstance_type\x18\x02 \x01(\tR\finstanceType\x12\x16\n" +
+	"\x06market\x18\x03 \x01(\tR\x06market\x12(\n" +
+	"\rmax_instances\x18\x04 \x01(\x05H\x00R\fmaxInstances\x88\x01\x01B\x10\n" +
+	"\x0e_max_instances\"\x9f\x01\n" +
+	"\fCandidateUse\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12#\n" +
+	"\rinstance_type\x18\x02 \x01(\tR\finstanceType\x12\x16\n" +
+	"\x06market\x18\x03 \x01(\tR\x06market\x12\x1c\n" +
+	"\tinstances\x18\x04 \x01(\x05R\tinstances\x12 \n" +
+	"\vunavailable\x18\x05 \x01(\tR\vunavailable\"Y\n" +
 	"\x12DeleteGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
 	"\brevision\x18\xe8\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\"\x96\x01\n" +
@@ -3293,7 +3635,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -3318,124 +3660,137 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*GroupSettings)(nil),            // 20: nstance.v1.GroupSettings
 	(*NodeShape)(nil),                // 21: nstance.v1.NodeShape
 	(*NodeTaint)(nil),                // 22: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 23: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 24: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 25: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 26: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 27: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 28: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 29: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 30: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 31: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 32: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 33: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 34: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 35: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 36: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 37: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 38: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 39: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 40: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 41: nstance.v1.ListenerActivity
-	nil,                              // 42: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 43: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 44: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 45: nstance.v1.RotationProgress.OutdatedEntry
-	nil,                              // 46: nstance.v1.GroupSettings.VarsEntry
-	nil,                              // 47: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 48: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 49: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 50: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 51: google.protobuf.Empty
+	(*NodeSettings)(nil),             // 23: nstance.v1.NodeSettings
+	(*Candidate)(nil),                // 24: nstance.v1.Candidate
+	(*CandidateUse)(nil),             // 25: nstance.v1.CandidateUse
+	(*DeleteGroupRequest)(nil),       // 26: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 27: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 28: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 29: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 30: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 31: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 32: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 33: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 34: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 35: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 36: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 37: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 38: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 39: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 40: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 41: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 42: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 43: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 44: nstance.v1.ListenerActivity
+	nil,                              // 45: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 46: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 47: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 48: nstance.v1.RotationProgress.OutdatedEntry
+	nil,                              // 49: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 50: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 51: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 52: nstance.v1.NodeSettings.LabelsEntry
+	nil,                              // 53: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 55: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	50, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	50, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	54, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	54, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	11, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
 	10, // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
 	10, // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
 	9,  // 5: nstance.v1.UpsertGroupRequest.rotation:type_name -> nstance.v1.RotationGrant
-	50, // 6: nstance.v1.RotationGrant.not_after:type_name -> google.protobuf.Timestamp
-	50, // 7: nstance.v1.RotationGrant.after:type_name -> google.protobuf.Timestamp
-	42, // 8: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	43, // 9: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
-	13, // 10: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	44, // 11: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	18, // 12: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	21, // 13: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	20, // 14: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
-	10, // 15: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
-	17, // 16: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
-	9,  // 17: nstance.v1.GroupStatus.rotation:type_name -> nstance.v1.RotationGrant
-	14, // 18: nstance.v1.GroupStatus.rotation_progress:type_name -> nstance.v1.RotationProgress
-	15, // 19: nstance.v1.GroupStatus.deletion_order:type_name -> nstance.v1.NextDeletion
-	16, // 20: nstance.v1.GroupStatus.limits:type_name -> nstance.v1.GroupLimits
-	45, // 21: nstance.v1.RotationProgress.outdated:type_name -> nstance.v1.RotationProgress.OutdatedEntry
-	50, // 22: nstance.v1.RotationProgress.forced_at:type_name -> google.protobuf.Timestamp
-	19, // 23: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	50, // 24: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	46, // 25: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
-	47, // 26: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	48, // 27: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	22, // 28: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	10, // 29: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
-	25, // 30: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	49, // 31: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	50, // 32: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	50, // 33: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	50, // 34: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 35: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	13, // 36: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	50, // 37: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	50, // 38: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	50, // 39: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	50, // 40: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 41: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 42: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	50, // 43: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 44: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 45: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 46: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	50, // 47: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	41, // 48: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	50, // 49: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 50: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	51, // 51: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	51, // 52: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	51, // 53: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 54: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	23, // 55: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	24, // 56: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	27, // 57: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	29, // 58: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	31, // 59: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	35, // 60: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	37, // 61: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	39, // 62: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	51, // 63: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	51, // 64: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	51, // 65: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 66: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 67: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 68: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	12, // 69: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	13, // 70: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	51, // 71: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	26, // 72: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	28, // 73: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	30, // 74: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	51, // 75: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	36, // 76: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	38, // 77: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	40, // 78: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	32, // 79: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	33, // 80: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	34, // 81: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	66, // [66:82] is the sub-list for method output_type
-	50, // [50:66] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	54, // 6: nstance.v1.RotationGrant.not_after:type_name -> google.protobuf.Timestamp
+	54, // 7: nstance.v1.RotationGrant.after:type_name -> google.protobuf.Timestamp
+	45, // 8: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	46, // 9: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	23, // 10: nstance.v1.GroupConfig.node_settings:type_name -> nstance.v1.NodeSettings
+	24, // 11: nstance.v1.GroupConfig.candidates:type_name -> nstance.v1.Candidate
+	13, // 12: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
+	47, // 13: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	18, // 14: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	21, // 15: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	20, // 16: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	10, // 17: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
+	17, // 18: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
+	9,  // 19: nstance.v1.GroupStatus.rotation:type_name -> nstance.v1.RotationGrant
+	14, // 20: nstance.v1.GroupStatus.rotation_progress:type_name -> nstance.v1.RotationProgress
+	15, // 21: nstance.v1.GroupStatus.deletion_order:type_name -> nstance.v1.NextDeletion
+	16, // 22: nstance.v1.GroupStatus.limits:type_name -> nstance.v1.GroupLimits
+	25, // 23: nstance.v1.GroupStatus.candidate_use:type_name -> nstance.v1.CandidateUse
+	23, // 24: nstance.v1.GroupStatus.node_settings:type_name -> nstance.v1.NodeSettings
+	24, // 25: nstance.v1.GroupStatus.candidates:type_name -> nstance.v1.Candidate
+	48, // 26: nstance.v1.RotationProgress.outdated:type_name -> nstance.v1.RotationProgress.OutdatedEntry
+	54, // 27: nstance.v1.RotationProgress.forced_at:type_name -> google.protobuf.Timestamp
+	19, // 28: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	54, // 29: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	49, // 30: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	23, // 31: nstance.v1.GroupSettings.node_settings:type_name -> nstance.v1.NodeSettings
+	24, // 32: nstance.v1.GroupSettings.candidates:type_name -> nstance.v1.Candidate
+	50, // 33: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	51, // 34: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	22, // 35: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	52, // 36: nstance.v1.NodeSettings.labels:type_name -> nstance.v1.NodeSettings.LabelsEntry
+	22, // 37: nstance.v1.NodeSettings.taints:type_name -> nstance.v1.NodeTaint
+	10, // 38: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
+	28, // 39: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	53, // 40: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	54, // 41: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	54, // 42: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	54, // 43: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 44: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	13, // 45: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	54, // 46: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	54, // 47: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	54, // 48: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	54, // 49: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 50: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 51: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	54, // 52: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 53: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 54: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 55: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	54, // 56: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	44, // 57: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	54, // 58: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 59: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	55, // 60: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	55, // 61: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	55, // 62: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 63: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	26, // 64: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	27, // 65: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	30, // 66: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	32, // 67: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	34, // 68: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	38, // 69: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	40, // 70: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	42, // 71: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	55, // 72: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	55, // 73: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	55, // 74: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 75: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 76: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 77: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	12, // 78: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	13, // 79: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	55, // 80: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	29, // 81: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	31, // 82: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	33, // 83: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	55, // 84: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	39, // 85: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	41, // 86: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	43, // 87: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	35, // 88: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	36, // 89: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	37, // 90: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	75, // [75:91] is the sub-list for method output_type
+	59, // [59:75] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -3444,19 +3799,20 @@ func file_nstance_v1_operator_proto_init() {
 		return
 	}
 	file_nstance_v1_operator_proto_msgTypes[5].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[32].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[20].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[34].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[35].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[36].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[37].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[39].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[40].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   46,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

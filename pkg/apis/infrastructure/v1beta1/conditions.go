@@ -45,6 +45,9 @@ const (
 	// ConditionRemediating, on a pool with a policy for remediation, is true while the instances of
 	// unhealthy Nodes are being replaced, or are not because too many Nodes are unhealthy.
 	ConditionRemediating = "Remediating"
+	// ConditionPreferredInstances, on a pool with candidates, is false while instances are of other
+	// candidates than they would be if the providers had capacity for all.
+	ConditionPreferredInstances = "PreferredInstances"
 	// ConditionCapacityAvailable, on a pool, is false while a shard reports that it has no
 	// capacity or quota for an instance, or has lent instances to other shards
 	// (docs/runbooks/a-zone-without-stock.md#a-zone-without-stock).
@@ -141,6 +144,10 @@ const (
 	// ReasonTooManyUnhealthy: more Nodes are unhealthy than the policy for remediation allows, so no
 	// further instance is replaced.
 	ReasonTooManyUnhealthy = "TooManyUnhealthy"
+	// ReasonPreferred and ReasonFallback: whether each instance of the pool is of the candidate that
+	// it is meant to be.
+	ReasonPreferred = "Preferred"
+	ReasonFallback  = "Fallback"
 	// ReasonDriftRepeated: another writer changes the group on the shard again and again.
 	ReasonDriftRepeated = "DriftRepeated"
 	// ReasonProviderError: the provider of the shard fails to create or delete

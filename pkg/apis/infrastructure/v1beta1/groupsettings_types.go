@@ -57,6 +57,16 @@ type GroupSettings struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	DrainTimeoutSeconds int32 `json:"drainTimeoutSeconds,omitempty"`
+	// node has labels, taints and the maximum number of Pods of the Nodes of the pool. Other labels
+	// and taints change the Nodes in place; no value replaces an instance.
+	// +optional
+	Node *NodeSettings `json:"node,omitempty"`
+	// returnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of the better candidate, in seconds. Such a replacement
+	// obeys rotation. An unset field means that instances stay what they are.
+	// +optional
+	// +kubebuilder:validation:Minimum=600
+	ReturnAfterSeconds int32 `json:"returnAfterSeconds,omitempty"`
 }
 
 // Limits of a GroupConfig and of the fields of a pool's status that are copied from it. What a

@@ -5,8 +5,9 @@ package v1beta1
 
 import corev1 "k8s.io/api/core/v1"
 
-// NodeSettings are labels and taints that the Nodes of a pool have. The operator sets them when a Node
-// has registered, and changes them in place: no instance is replaced
+// NodeSettings are labels, taints and the maximum number of Pods of the Nodes of a pool. Kubelets may
+// register with them, if the userdata says so. The operator sets labels and taints when a Node has
+// registered, and changes them in place: no instance is replaced
 // (docs/reference.md#labels-and-taints).
 //
 // +kubebuilder:validation:MinProperties=1
@@ -27,6 +28,12 @@ type NodeSettings struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	Taints []NodeTaint `json:"taints,omitempty"`
+	// maxPods is how many Pods a Node runs at most. The kubelets of new instances get it; those that
+	// run keep theirs. An unset field leaves it to the kubelet.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MaxPods int32 `json:"maxPods,omitempty"`
 }
 
 // NodeTaint is a taint of the Nodes of a pool, with the fields of a taint of a Machine.

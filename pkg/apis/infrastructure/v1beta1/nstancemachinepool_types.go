@@ -54,6 +54,9 @@ const MaxReplicas = 10000
 
 // NstanceMachinePoolSpec is the configuration of a group and its shards. The MachinePool
 // sets the number of instances.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.candidates) || !has(self.instanceType)",message="instanceType cannot be set together with candidates: a candidate has its own"
+// +kubebuilder:validation:XValidation:rule="has(self.candidates) || !has(self.returnAfterSeconds)",message="returnAfterSeconds needs candidates"
 type NstanceMachinePoolSpec struct {
 	// group is the id of the Nstance group. It never changes.
 	// +required
@@ -70,6 +73,17 @@ type NstanceMachinePoolSpec struct {
 
 	GroupSettings `json:",inline"`
 
+	// candidates are what the instances may be, the best first: each instance is of the first
+	// candidate that is below its maximum and that the provider can create. All have the
+	// architecture of the template. Adding, reordering or another maximum replaces no instance;
+	// removing a candidate replaces its instances.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:XValidation:rule="self.all(c, self.exists_one(d, d.name == c.name))",message="candidates must not contain a name twice"
+	// +kubebuilder:validation:XValidation:rule="!has(self[self.size() - 1].maxReplicas)",message="the last candidate must not have maxReplicas, because each instance must be of a candidate"
+	Candidates []Candidate `json:"candidates,omitempty"`
 	// machineMode decides whether each instance of the pool gets a Machine, so that the
 	// cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an
 	// unset field means, creates Machines if the MachinePool has the annotations for the
@@ -88,9 +102,6 @@ type NstanceMachinePoolSpec struct {
 	// instances report to their shards counts.
 	// +optional
 	Remediation *RemediationPolicy `json:"remediation,omitempty"`
-	// node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.
-	// +optional
-	Node *NodeSettings `json:"node,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -155,7 +166,7 @@ const (
 // +kubebuilder:validation:MinProperties=1
 type NstanceMachinePoolStatus struct {
 	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// RollingOut, Remediating, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
+	// RollingOut, Remediating, PreferredInstances, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -67,6 +67,13 @@ type NstanceShardGroupSpec struct {
 	// The settings are copied from the pool.
 	GroupSettings `json:",inline"`
 
+	// candidates are the candidates of the pool, with the shares of this shard.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=16
+	Candidates []ShardCandidate `json:"candidates,omitempty"`
+
 	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
 	// deletes them before other instances and does not replace them.
 	// +optional
@@ -218,6 +225,12 @@ type NstanceShardGroupStatus struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=100
 	DeletionOrder []NextDeletion `json:"deletionOrder,omitempty"`
+	// candidates are the candidates that the shard reports, with their numbers of instances. It is
+	// empty without candidates.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Candidates []CandidateUse `json:"candidates,omitempty"`
 	// config is the effective configuration on the server.
 	// +optional
 	Config *GroupConfig `json:"config,omitempty"`

@@ -74,6 +74,40 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: namespace
       type:
         scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Candidate
+  map:
+    fields:
+    - name: instanceType
+      type:
+        scalar: string
+    - name: market
+      type:
+        scalar: string
+    - name: maxReplicas
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: name
+      type:
+        scalar: string
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.CandidateUse
+  map:
+    fields:
+    - name: instanceType
+      type:
+        scalar: string
+    - name: market
+      type:
+        scalar: string
+    - name: name
+      type:
+        scalar: string
+    - name: replicas
+      type:
+        scalar: numeric
+      default: 0
+    - name: unavailable
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Division
   map:
     fields:
@@ -195,6 +229,9 @@ var schemaYAML = typed.YAMLObject(`types:
         map:
           elementType:
             scalar: string
+    - name: maxPods
+      type:
+        scalar: numeric
     - name: taints
       type:
         list:
@@ -342,6 +379,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolSpec
   map:
     fields:
+    - name: candidates
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Candidate
+          elementRelationship: atomic
     - name: deletionPolicy
       type:
         scalar: string
@@ -375,6 +418,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: remediation
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RemediationPolicy
+    - name: returnAfterSeconds
+      type:
+        scalar: numeric
     - name: rotation
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationPolicy
@@ -618,6 +664,12 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceShardGroupSpec
   map:
     fields:
+    - name: candidates
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShardCandidate
+          elementRelationship: atomic
     - name: deletionPolicy
       type:
         scalar: string
@@ -642,6 +694,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: loan
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.Loan
+    - name: node
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeSettings
     - name: overwrites
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupRevision
@@ -657,6 +712,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: returnAfterSeconds
+      type:
+        scalar: numeric
     - name: rotation
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationGrant
@@ -695,6 +753,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: blockedReplicas
       type:
         scalar: numeric
+    - name: candidates
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.CandidateUse
+          elementRelationship: atomic
     - name: conditions
       type:
         list:
@@ -858,6 +922,21 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: stabilizationSeconds
       type:
         scalar: numeric
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShardCandidate
+  map:
+    fields:
+    - name: instanceType
+      type:
+        scalar: string
+    - name: market
+      type:
+        scalar: string
+    - name: maxReplicas
+      type:
+        scalar: numeric
+    - name: name
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShardsSummary
   map:
     fields:

@@ -36,6 +36,13 @@ type GroupSettingsApplyConfiguration struct {
 	// server's configuration. A change replaces no instance, and does not change a drain that has
 	// begun.
 	DrainTimeoutSeconds *int32 `json:"drainTimeoutSeconds,omitempty"`
+	// node has labels, taints and the maximum number of Pods of the Nodes of the pool. Other labels
+	// and taints change the Nodes in place; no value replaces an instance.
+	Node *NodeSettingsApplyConfiguration `json:"node,omitempty"`
+	// returnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of the better candidate, in seconds. Such a replacement
+	// obeys rotation. An unset field means that instances stay what they are.
+	ReturnAfterSeconds *int32 `json:"returnAfterSeconds,omitempty"`
 }
 
 // GroupSettingsApplyConfiguration constructs a declarative configuration of the GroupSettings type for use with
@@ -99,5 +106,21 @@ func (b *GroupSettingsApplyConfiguration) WithLoadBalancers(values ...infrastruc
 // If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
 func (b *GroupSettingsApplyConfiguration) WithDrainTimeoutSeconds(value int32) *GroupSettingsApplyConfiguration {
 	b.DrainTimeoutSeconds = &value
+	return b
+}
+
+// WithNode sets the Node field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Node field is set to the value of the last call.
+func (b *GroupSettingsApplyConfiguration) WithNode(value *NodeSettingsApplyConfiguration) *GroupSettingsApplyConfiguration {
+	b.Node = value
+	return b
+}
+
+// WithReturnAfterSeconds sets the ReturnAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReturnAfterSeconds field is set to the value of the last call.
+func (b *GroupSettingsApplyConfiguration) WithReturnAfterSeconds(value int32) *GroupSettingsApplyConfiguration {
+	b.ReturnAfterSeconds = &value
 	return b
 }

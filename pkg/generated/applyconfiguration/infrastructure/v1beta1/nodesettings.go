@@ -8,8 +8,9 @@ package v1beta1
 // NodeSettingsApplyConfiguration represents a declarative configuration of the NodeSettings type for use
 // with apply.
 //
-// NodeSettings are labels and taints that the Nodes of a pool have. The operator sets them when a Node
-// has registered, and changes them in place: no instance is replaced
+// NodeSettings are labels, taints and the maximum number of Pods of the Nodes of a pool. Kubelets may
+// register with them, if the userdata says so. The operator sets labels and taints when a Node has
+// registered, and changes them in place: no instance is replaced
 // (docs/reference.md#labels-and-taints).
 type NodeSettingsApplyConfiguration struct {
 	// labels are set on each Node, also those that a kubelet may not set itself, such as
@@ -17,6 +18,9 @@ type NodeSettingsApplyConfiguration struct {
 	Labels map[string]string `json:"labels,omitempty"`
 	// taints are set on each Node.
 	Taints []NodeTaintApplyConfiguration `json:"taints,omitempty"`
+	// maxPods is how many Pods a Node runs at most. The kubelets of new instances get it; those that
+	// run keep theirs. An unset field leaves it to the kubelet.
+	MaxPods *int32 `json:"maxPods,omitempty"`
 }
 
 // NodeSettingsApplyConfiguration constructs a declarative configuration of the NodeSettings type for use with
@@ -49,5 +53,13 @@ func (b *NodeSettingsApplyConfiguration) WithTaints(values ...*NodeTaintApplyCon
 		}
 		b.Taints = append(b.Taints, *values[i])
 	}
+	return b
+}
+
+// WithMaxPods sets the MaxPods field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the MaxPods field is set to the value of the last call.
+func (b *NodeSettingsApplyConfiguration) WithMaxPods(value int32) *NodeSettingsApplyConfiguration {
+	b.MaxPods = &value
 	return b
 }

@@ -21,6 +21,11 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// divide evenly, the shards that are listed first get one instance more.
 	Shards                          []infrastructurev1beta1.Identifier `json:"shards,omitempty"`
 	GroupSettingsApplyConfiguration `json:",inline"`
+	// candidates are what the instances may be, the best first: each instance is of the first
+	// candidate that is below its maximum and that the provider can create. All have the
+	// architecture of the template. Adding, reordering or another maximum replaces no instance;
+	// removing a candidate replaces its instances.
+	Candidates []CandidateApplyConfiguration `json:"candidates,omitempty"`
 	// machineMode decides whether each instance of the pool gets a Machine, so that the
 	// cluster autoscaler or a MachineHealthCheck can delete single instances. Auto, which an
 	// unset field means, creates Machines if the MachinePool has the annotations for the
@@ -35,8 +40,6 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// remediation replaces the instances of unhealthy Nodes. Without it only the health that the
 	// instances report to their shards counts.
 	Remediation *RemediationPolicyApplyConfiguration `json:"remediation,omitempty"`
-	// node has labels and taints of the Nodes of the pool. Another value changes the Nodes in place.
-	Node *NodeSettingsApplyConfiguration `json:"node,omitempty"`
 	// deletionPolicy decides about the groups and instances on the shards when the pool is
 	// deleted. Delete, which an unset field means, deletes them. Retain leaves them unchanged;
 	// a later pool of the same group imports them.
@@ -131,6 +134,35 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithDrainTimeoutSeconds(value
 	return b
 }
 
+// WithNode sets the Node field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Node field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithNode(value *NodeSettingsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.Node = value
+	return b
+}
+
+// WithReturnAfterSeconds sets the ReturnAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReturnAfterSeconds field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithReturnAfterSeconds(value int32) *NstanceMachinePoolSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.ReturnAfterSeconds = &value
+	return b
+}
+
+// WithCandidates adds the given value to the Candidates field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Candidates field.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithCandidates(values ...*CandidateApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithCandidates")
+		}
+		b.Candidates = append(b.Candidates, *values[i])
+	}
+	return b
+}
+
 // WithMachineMode sets the MachineMode field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the MachineMode field is set to the value of the last call.
@@ -160,14 +192,6 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithRotation(value *RotationP
 // If called multiple times, the Remediation field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithRemediation(value *RemediationPolicyApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
 	b.Remediation = value
-	return b
-}
-
-// WithNode sets the Node field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Node field is set to the value of the last call.
-func (b *NstanceMachinePoolSpecApplyConfiguration) WithNode(value *NodeSettingsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
-	b.Node = value
 	return b
 }
 

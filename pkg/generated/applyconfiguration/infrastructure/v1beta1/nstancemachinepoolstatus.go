@@ -17,7 +17,7 @@ import (
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatusApplyConfiguration struct {
 	// conditions are the current conditions: Ready, ShardsReachable, ScalingUp, ScalingDown,
-	// RollingOut, Remediating, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
+	// RollingOut, Remediating, PreferredInstances, CapacityAvailable, NodesJoined, MachinesEnabled, Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 	// ready becomes true when a shard reports the first instance, or when all shards have
 	// reported and no instance is desired. It stays true, because Cluster API stops

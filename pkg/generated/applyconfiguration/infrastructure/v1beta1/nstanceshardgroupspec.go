@@ -22,6 +22,8 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	Size *int32 `json:"size,omitempty"`
 	// The settings are copied from the pool.
 	GroupSettingsApplyConfiguration `json:",inline"`
+	// candidates are the candidates of the pool, with the shares of this shard.
+	Candidates []ShardCandidateApplyConfiguration `json:"candidates,omitempty"`
 	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
 	// deletes them before other instances and does not replace them.
 	RemoveFirst []string `json:"removeFirst,omitempty"`
@@ -132,6 +134,35 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithLoadBalancers(values ...in
 // If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
 func (b *NstanceShardGroupSpecApplyConfiguration) WithDrainTimeoutSeconds(value int32) *NstanceShardGroupSpecApplyConfiguration {
 	b.GroupSettingsApplyConfiguration.DrainTimeoutSeconds = &value
+	return b
+}
+
+// WithNode sets the Node field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Node field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithNode(value *NodeSettingsApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.Node = value
+	return b
+}
+
+// WithReturnAfterSeconds sets the ReturnAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReturnAfterSeconds field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithReturnAfterSeconds(value int32) *NstanceShardGroupSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.ReturnAfterSeconds = &value
+	return b
+}
+
+// WithCandidates adds the given value to the Candidates field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Candidates field.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithCandidates(values ...*ShardCandidateApplyConfiguration) *NstanceShardGroupSpecApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithCandidates")
+		}
+		b.Candidates = append(b.Candidates, *values[i])
+	}
 	return b
 }
 

@@ -44,6 +44,9 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	// surplus instances, at most 100. It is empty if the shard does not report the order.
 	// removeFirst of the spec goes before this order.
 	DeletionOrder []NextDeletionApplyConfiguration `json:"deletionOrder,omitempty"`
+	// candidates are the candidates that the shard reports, with their numbers of instances. It is
+	// empty without candidates.
+	Candidates []CandidateUseApplyConfiguration `json:"candidates,omitempty"`
 	// config is the effective configuration on the server.
 	Config *GroupConfigApplyConfiguration `json:"config,omitempty"`
 	// lastSyncTime is the time of the last change that the server reported.
@@ -149,6 +152,19 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithDeletionOrder(values ...
 			panic("nil value passed to WithDeletionOrder")
 		}
 		b.DeletionOrder = append(b.DeletionOrder, *values[i])
+	}
+	return b
+}
+
+// WithCandidates adds the given value to the Candidates field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the Candidates field.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithCandidates(values ...*CandidateUseApplyConfiguration) *NstanceShardGroupStatusApplyConfiguration {
+	for i := range values {
+		if values[i] == nil {
+			panic("nil value passed to WithCandidates")
+		}
+		b.Candidates = append(b.Candidates, *values[i])
 	}
 	return b
 }
