@@ -181,6 +181,9 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 		// The interval must be shorter.
 		garbageCollection["interval"] = min(2*time.Minute, shard.RegistrationTimeout/2).String()
 	}
+	if shard.AllowedTypes != nil {
+		shared["limits"] = object{"instance_types": shard.AllowedTypes}
+	}
 	newWorker := func(more object) object {
 		return merge(worker, shared, object{"kind": "knd", "arch": "amd64", "instance_type": instanceType, "subnet_pool": "default"}, more)
 	}

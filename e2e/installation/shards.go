@@ -32,6 +32,8 @@ type Shard struct {
 	// Quota is the most instances that there may be of an instance type. A type
 	// that is not listed has no limit.
 	Quota map[string]int
+	// AllowedTypes are the instance types that pools may have. Without a list all are allowed.
+	AllowedTypes []string
 	// LeaderTimeout is after how long without a renewal by the leader another server of
 	// the shard leads. Zero means the product's default.
 	LeaderTimeout time.Duration

@@ -100,16 +100,7 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	perform("upgrade", operator, server, operators...) // as the Deployment does with its Pods
 	p.Do("Replace the servers of a shard one by one", func() { perform("upgrade", operator, server, servers...) })
 	p.Run("Check that the operator is connected")
-	// A roll-back finds a setting that the previous version may not know.
-	_, err := env.PatchNstanceMachinePool(t.Context(), pool, `{"spec":{"rotation":{"maxSurge":"25%","canary":1,"maxAgeSeconds":86400}}}`)
-	require.NoError(t, err)
-	testcluster.Eventually(t, 2*time.Minute, "every server knows the policy of the pool", func(ctx context.Context) error {
-		rotated, err := env.NstanceMachinePool(ctx, pool)
-		if err != nil {
-			return err
-		}
-		return testcluster.HasCondition(rotated.Status.Conditions, v1beta1.ConditionRollingOut, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
-	})
+	useEverySetting(t)
 	perform("roll back", before.Operator, before.Server, slices.Concat(servers, operators)...)
 
 	for _, pod := range pods {
@@ -125,6 +116,39 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	})
 	require.Len(t, acknowledged, 1, "acknowledged drains")
 	require.Equal(t, begun.instance, acknowledged[0].Instance)
+}
+
+// useEverySetting gives the pool every setting that the previous version may not know, in a way that
+// replaces no instance: the first candidate is what the instances are. A roll-back finds them.
+func useEverySetting(t *testing.T) {
+	t.Helper()
+	shape, err := env.Group(t.Context(), shardIDs[0], pool)
+	require.NoError(t, err)
+	_, err = env.PatchNstanceMachinePool(t.Context(), pool, fmt.Sprintf(`{"spec":{
+		"rotation":{"maxSurge":"25%%","canary":1,"maxAgeSeconds":86400},
+		"remediation":{"checks":{"unhealthyNodeConditions":[{"type":"Ready","status":"Unknown","timeoutSeconds":86400}]}},
+		"scaleDown":{"maxInFlight":1},
+		"node":{"labels":{"example.com/team":"red"},"taints":[{"key":"example.com/dedicated","value":"red","effect":"PreferNoSchedule","propagation":"Always"}],"maxPods":50},
+		"instanceType":null,"returnAfterSeconds":600,
+		"candidates":[{"name":"as-before","instanceType":%q,"maxReplicas":"100%%"},{"name":"other","instanceType":"m7i.2xlarge"}]
+	}}`, shape.GetInstanceType()))
+	require.NoError(t, err)
+	testcluster.Eventually(t, 2*time.Minute, "every server has the settings of the pool", func(ctx context.Context) error {
+		for _, shard := range shardIDs {
+			group, err := env.Group(ctx, shard, pool)
+			if err != nil {
+				return err
+			}
+			if group.GetRotation() == nil || group.GetNodeSettings().GetMaxPods() != 50 || len(group.GetCandidateUse()) != 2 {
+				return fmt.Errorf("shard %s has %v", shard, group)
+			}
+		}
+		rotated, err := env.NstanceMachinePool(ctx, pool)
+		if err != nil {
+			return err
+		}
+		return testcluster.HasCondition(rotated.Status.Conditions, v1beta1.ConditionRollingOut, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
+	})
 }
 
 // run replaces the process of a component by a process of another program. Only the name of the

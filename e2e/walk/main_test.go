@@ -22,8 +22,12 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	shards := installation.Shards(shardIDs...)
+	for i := range shards {
+		shards[i].AllowedTypes = instanceTypes
+	}
 	testcluster.Main(m, &env, testcluster.Options{
-		Shards: installation.Shards(shardIDs...),
+		Shards: shards,
 		// A MachinePool that is being deleted when Cluster API restarts may wait for two sync
 		// periods.
 		CAPIFlags:     []string{"--sync-period", "1m"},

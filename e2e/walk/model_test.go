@@ -5,6 +5,7 @@ package walk
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -26,6 +27,9 @@ import (
 // maxReplicas keeps the rotation of a whole pool short.
 const maxReplicas = 6
 
+// forbiddenType is an instance type that the limits of the shards do not allow.
+const forbiddenType = "r7i.large"
+
 // model is the state that the user has requested.
 type model struct {
 	pools []*poolModel
@@ -42,8 +46,12 @@ type poolModel struct {
 	instanceType, typeBefore string
 	// rotation is the policy by which the instances are replaced, nil for none.
 	rotation *v1beta1.RotationPolicy
-	// paused is set until the end of a step.
-	paused bool
+	// spot is how many spot instances the pool may have, as spec.candidates has it, "" without
+	// candidates. Another value replaces no instance.
+	spot string
+	// paused is set until the end of a step, and forbidden if the pool has an instance type until then
+	// that the shards do not allow.
+	paused, forbidden bool
 	// deleted is set if the pool was deleted in this step.
 	deleted bool
 	// removed is by how many replicas the pool was scaled down in this step, and
@@ -57,8 +65,11 @@ func newModel(t *testing.T, names ...string) *model {
 	m := &model{}
 	for n, name := range names {
 		p := &poolModel{name: name}
-		if n%2 == 1 {
+		if n > 0 {
 			p.rotation = &v1beta1.RotationPolicy{MaxSurge: ptr.To(intstr.FromString("50%")), Canary: 1}
+		}
+		if n > 1 {
+			p.spot = spotShares[0]
 		}
 		m.pools = append(m.pools, p)
 		p.create(t, 3)
@@ -91,7 +102,7 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		p.create(t, replicas)
 		return fmt.Sprintf("create %s with %d replicas", p.name, replicas)
 	}
-	switch kind := random.IntN(10); {
+	switch kind := random.IntN(11); {
 	case kind < 6 || withoutWebhooks:
 		replicas := random.Int32N(maxReplicas + 1)
 		retry(t, "scale "+p.name, func(ctx context.Context) error {
@@ -102,18 +113,24 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		p.removed += max(p.replicas-replicas, 0)
 		p.replicas = replicas
 		return fmt.Sprintf("scale %s to %d replicas", p.name, replicas)
+	case kind < 8 && p.spot != "":
+		p.spot = spotShares[random.IntN(len(spotShares))]
+		p.forbidden = false
+		p.patchType(t, "")
+		return fmt.Sprintf("allow %s of %s to be spot instances", p.spot, p.name)
 	case kind < 8:
 		chosen := instanceTypes[random.IntN(len(instanceTypes))]
 		p.replaced = p.replaced || chosen != p.instanceType
-		p.instanceType = chosen
-		retry(t, "edit "+p.name, func(ctx context.Context) error {
-			_, err := env.PatchNstanceMachinePool(ctx, p.name, fmt.Sprintf(`{"spec":{"instanceType":%q}}`, p.instanceType))
-			return err
-		})
+		p.instanceType, p.forbidden = chosen, false
+		p.patchType(t, p.instanceType)
 		return fmt.Sprintf("set the instance type of %s to %s", p.name, p.instanceType)
 	case kind < 9:
 		p.pause(t, true)
 		return "pause " + p.name
+	case kind < 10:
+		p.forbidden = true
+		p.patchType(t, forbiddenType)
+		return fmt.Sprintf("set the instance type of %s to %s, which the shards do not allow", p.name, forbiddenType)
 	default:
 		if !p.hasFinalizer(t) {
 			return "nothing can be changed in " + p.name
@@ -123,7 +140,7 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		retry(t, "delete "+p.name, func(ctx context.Context) error {
 			return env.MachinePools().Delete(ctx, p.name, metav1.DeleteOptions{})
 		})
-		p.exists, p.deleted, p.replaced = false, true, true
+		p.exists, p.deleted, p.replaced, p.forbidden = false, true, true, false
 		return "delete " + p.name
 	}
 }
@@ -133,6 +150,9 @@ func (p *poolModel) create(t *testing.T, replicas int32) {
 	p.exists, p.replicas, p.instanceType = true, replicas, instanceTypes[0]
 	pool := testcluster.NewNstanceMachinePool(p.name, shardIDs...)
 	pool.Spec.InstanceType, pool.Spec.Rotation = p.instanceType, p.rotation
+	if p.spot != "" {
+		pool.Spec.InstanceType, pool.Spec.Candidates = "", p.candidates()
+	}
 	retry(t, "create the MachinePool "+p.name, func(ctx context.Context) error {
 		_, err := env.MachinePools().Create(ctx, testcluster.NewMachinePool(p.name, replicas), metav1.CreateOptions{})
 		return ignoreExists(err)
@@ -141,6 +161,18 @@ func (p *poolModel) create(t *testing.T, replicas int32) {
 		_, err := env.NstanceMachinePools().Create(ctx, pool, metav1.CreateOptions{})
 		return ignoreExists(err)
 	})
+}
+
+// spotShares are the shares of spot instances that a pool may have.
+var spotShares = []string{"50%", "100%", "0%"}
+
+// candidates are spot instances as far as p.spot allows them and a shard has them, and a fallback.
+func (p *poolModel) candidates() []v1beta1.Candidate {
+	return []v1beta1.Candidate{
+		{Name: "spot", InstanceType: v1beta1.InstanceType(instanceTypes[1]), Market: v1beta1.MarketSpot, MaxReplicas: ptr.To(intstr.FromString(p.spot))},
+		{Name: "standard", InstanceType: v1beta1.InstanceType(instanceTypes[1]), Market: v1beta1.MarketStandard},
+		{Name: "fallback", InstanceType: v1beta1.InstanceType(instanceTypes[0])},
+	}
 }
 
 // hasFinalizer reports whether Cluster API deletes the pool with its MachinePool. If a MachinePool
@@ -171,12 +203,35 @@ func (p *poolModel) pause(t *testing.T, paused bool) {
 	p.paused = paused
 }
 
-// resume ends all pauses.
+// patchType sets an instance type, or the candidates of a pool that has candidates if it is "".
+func (p *poolModel) patchType(t *testing.T, instanceType string) {
+	t.Helper()
+	spec := map[string]any{"instanceType": instanceType, "candidates": nil}
+	if instanceType == "" {
+		spec = map[string]any{"instanceType": nil, "candidates": p.candidates()}
+	}
+	patch, err := json.Marshal(map[string]any{"spec": spec})
+	require.NoError(t, err)
+	retry(t, "edit "+p.name, func(ctx context.Context) error {
+		_, err := env.PatchNstanceMachinePool(ctx, p.name, string(patch))
+		return err
+	})
+}
+
+// resume ends all pauses, and takes back what the shards do not allow.
 func (m *model) resume(t *testing.T) {
 	t.Helper()
 	for _, p := range m.pools {
 		if p.exists && p.paused {
 			p.pause(t, false)
+		}
+		if p.exists && p.forbidden {
+			p.forbidden = false
+			if p.spot != "" {
+				p.patchType(t, "")
+			} else {
+				p.patchType(t, p.instanceType)
+			}
 		}
 	}
 }
@@ -247,7 +302,7 @@ func (p *poolModel) agrees(ctx context.Context, before []string) error {
 		if err != nil {
 			return err
 		}
-		if got := group.GetInstanceType(); group != nil && got != p.instanceType {
+		if got := group.GetInstanceType(); p.spot == "" && group != nil && got != p.instanceType {
 			return fmt.Errorf("shard %s has the instance type %s, want %s", shard, got, p.instanceType)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/testing/tier"
 )
 
@@ -36,7 +37,7 @@ func TestWalk(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 
-	m := newModel(t, "walk-a", "walk-b")
+	m := newModel(t, "walk-a", "walk-b", "walk-c")
 	steps := 0
 	// Each fault happens once before any happens again.
 	var order []fault
@@ -104,7 +105,7 @@ var faults = []fault{
 		setQuota := func(quota map[string]int) {
 			require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }))
 		}
-		setQuota(map[string]int{instanceTypes[0]: 1, instanceTypes[1]: 1})
+		setQuota(map[string]int{instanceTypes[0]: 1, instanceTypes[1]: 1, instanceTypes[1] + "/" + string(v1beta1.MarketSpot): 0})
 		return func() { setQuota(nil) }
 	}},
 }
