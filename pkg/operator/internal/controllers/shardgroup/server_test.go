@@ -197,6 +197,8 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	// The server accepts only values of its configuration.
 	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
 	all.LoadBalancers = []v1beta1.Identifier{"web"}
+	// No shard knows the propagation of a taint.
+	all.Node.Taints[0].Effect, all.Node.Taints[0].Propagation = "NoSchedule", ""
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
 	group := s.until("every setting is declared", func(group shard.Group) bool {
 		return group.Declared != nil && group.Declared.Equal(controllers.ShardSettings(all))
