@@ -258,6 +258,10 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Len(t, s.server.Upserts("workers"), 2, "one call for each of 2 specs")
+	require.Contains(t, s.conditions(), "the server of shard \"a\" does not know drainTimeoutSeconds, loadBalancers, node.maxPods and keeps")
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.Node = &v1beta1.NodeSettings{Labels: map[string]string{"a": "1"}}
+	})
 	const message = `the server of shard "a" does not know drainTimeoutSeconds, loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
 	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+message)
 	require.Contains(t, s.conditions(), "Ready=False UnsupportedByServer: "+message)
@@ -268,9 +272,10 @@ type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
 	config.RemoveFirst, config.Revision, config.Replaces, config.LoadBalancers, config.DrainTimeoutSeconds = nil, nil, nil, nil, 0
+	config.Node = shard.NodeSettings{}
 	group, err := p.Client.UpsertGroup(ctx, id, key, config)
-	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
-	group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
+	group.ListsInstances, group.Instances, group.RemoveFirst, group.Shape, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
+	group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings, group.Node = nil, 0, 0, shard.NodeSettings{}
 	return group, err
 }
 
@@ -286,7 +291,7 @@ type plainClient struct {
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
 		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
-		group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
+		group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings, group.NodeSettings = nil, 0, 0, nil
 	}
 }
 
