@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -250,6 +251,7 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 	s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" })
 	s.change(func(g *v1beta1.NstanceShardGroup) {
 		g.Spec.LoadBalancers, g.Spec.DrainTimeoutSeconds, g.Spec.Vars = []v1beta1.Identifier{"web"}, 600, map[string]string{"a": "1"}
+		g.Spec.Node = &v1beta1.NodeSettings{Labels: map[string]string{"a": "1"}}
 	})
 	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
 	for range 3 {
@@ -258,13 +260,15 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.Len(t, s.server.Upserts("workers"), 2, "one call for each of 2 specs")
-	require.Contains(t, s.conditions(), "the server of shard \"a\" does not know drainTimeoutSeconds, loadBalancers, node.maxPods and keeps")
-	s.change(func(g *v1beta1.NstanceShardGroup) {
-		g.Spec.Node = &v1beta1.NodeSettings{Labels: map[string]string{"a": "1"}}
-	})
 	const message = `the server of shard "a" does not know drainTimeoutSeconds, loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
 	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+message)
 	require.Contains(t, s.conditions(), "Ready=False UnsupportedByServer: "+message)
+
+	// Without its server the operator sets labels and taints, and nobody the maximum of Pods.
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Node.MaxPods = 17 })
+	_, _, err := s.Sync()
+	require.NoError(t, err)
+	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+strings.Replace(message, "loadBalancers and", "loadBalancers, node.maxPods and", 1))
 }
 
 // plainShards calls servers without the extensions.
