@@ -34,7 +34,7 @@ func TestNodesRegisterWithTheSettingsOfTheirPool(t *testing.T) {
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, 0), pool))
 	t.Cleanup(func() { env.DeletePools(t, name) })
 
-	// The first version of a Node is what its kubelet has sent. Each Node has the label of its group.
+	// A kubelet sends the first version of its Node. Each Node has the label of its group.
 	selector := "nstance.dev/group=" + name
 	nodes := env.Kube.CoreV1().Nodes()
 	before, err := nodes.List(t.Context(), metav1.ListOptions{LabelSelector: selector})

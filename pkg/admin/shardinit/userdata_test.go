@@ -257,7 +257,7 @@ func TestProgramsAreDownloaded(t *testing.T) {
 	assert.NoFileExists(t, filepath.Join(folder, "new", "nstance-agent"))
 }
 
-// nodeConfig is what nodeadm reads (https://awslabs.github.io/amazon-eks-ami/nodeadm/doc/api/).
+// nodeConfig is the configuration of nodeadm (https://awslabs.github.io/amazon-eks-ami/nodeadm/doc/api/).
 type nodeConfig struct {
 	APIVersion, Kind string
 	Spec             struct {

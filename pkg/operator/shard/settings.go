@@ -27,7 +27,7 @@ type GroupSettings struct {
 	LoadBalancers []string
 	// DrainTimeoutSeconds is how long an instance may take to drain.
 	DrainTimeoutSeconds int32
-	// Node is what the kubelets of new instances register with.
+	// Node has the settings for the kubelets of new instances.
 	Node NodeSettings
 }
 

@@ -205,7 +205,7 @@ type Template struct {
 	// LoadBalancers are the keys of the load balancers with which the instances of a group
 	// without its own list are registered.
 	LoadBalancers []string
-	// Node is what the kubelets of instances register with.
+	// Node has the settings for the kubelets of new instances.
 	Node nodesettings.Settings
 }
 

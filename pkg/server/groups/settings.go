@@ -34,7 +34,7 @@ type Settings struct {
 	// DrainTimeoutSeconds is the drain timeout that an operator has set. Group.DrainTimeout is the
 	// timeout in force.
 	DrainTimeoutSeconds int32 `json:"drain_timeout_seconds,omitempty"`
-	// Node is what the kubelets of new instances register with.
+	// Node has the settings for the kubelets of new instances.
 	Node nodesettings.Settings `json:"node,omitzero"`
 }
 

@@ -19,7 +19,7 @@ type Facts struct {
 	MaxPods string
 }
 
-// Facts returns what templates see. Lists and maps are not nil, so that toJSON writes empty ones.
+// Facts returns the settings for templates. Lists and maps are not nil, so that toJSON writes empty ones.
 func (s Settings) Facts() Facts {
 	facts := Facts{Labels: map[string]string{}, Taints: []Taint{}}
 	maps.Copy(facts.Labels, s.Labels)

@@ -15,7 +15,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Settings are what a kubelet registers its Node with. The zero value has nothing. Maps and slices are
+// Settings are the properties with which a kubelet registers its Node. The zero value has nothing. Maps and slices are
 // never changed, and nil if they are empty.
 type Settings struct {
 	// Labels are all labels, also those that a kubelet may not set.

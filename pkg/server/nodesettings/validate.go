@@ -22,7 +22,7 @@ const (
 // labelPrefix begins the labels that tie a Node to its group. No setting may change them.
 const labelPrefix = "nstance.dev/"
 
-// effects are what a taint may do
+// effects are all effects of a taint
 // (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
 var effects = []string{"NoSchedule", "PreferNoSchedule", "NoExecute"}
 

@@ -32,7 +32,7 @@ type facts struct {
 	}
 	Provider struct{ Kind, Region, Zone string }
 	Vars     map[string]string
-	// Node is what the kubelet registers with.
+	// Node has the settings for the kubelet.
 	Node nodesettings.Facts
 }
 

@@ -88,7 +88,7 @@ func (a *Annotator) Annotate(ctx context.Context, machinePool *clusterv1.Machine
 }
 
 // nodeAnnotations returns the annotations for labels, taints and the maximum number of Pods, "" for an
-// annotation that is not needed. The maximum is not that of the shape, which may be a guess.
+// annotation that is not needed. The shape may have another maximum, which is a guess.
 func nodeAnnotations(shape *shard.NodeShape, maxPods int32) map[string]string {
 	var labels, taints []string
 	for _, label := range shape.Labels {
