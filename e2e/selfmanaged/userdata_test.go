@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -130,7 +129,7 @@ func (m *machine) read(t *testing.T, name string) string {
 // configuration of kubeadm by kind.
 func (m *machine) run(t *testing.T, userdata string) map[string]object {
 	t.Helper()
-	parsed, err := template.New("userdata").Option("missingkey=error").Parse(nodeUserdata + userdata)
+	parsed, err := config.NewTemplate("userdata").Option("missingkey=error").Parse(nodeUserdata + userdata)
 	require.NoError(t, err)
 	var text strings.Builder
 	require.NoError(t, parsed.Execute(&text, object{
