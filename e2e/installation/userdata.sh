@@ -23,5 +23,5 @@ base64 -d >/etc/kubernetes/pki/ca.crt <<<'CLUSTER_CA'
 # The agent receives it when it has registered.
 ln -s /opt/nstance-agent/recv/join.json /etc/kubernetes/bootstrap.conf
 cat >/etc/kubernetes/kubelet.env <<ENV
-KUBELET_FLAGS="--provider-id=$NSTANCE_PROVIDER_ID --node-labels=nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}},NODE_LABELS CLUSTER_DNS"
+KUBELET_FLAGS="--provider-id=$NSTANCE_PROVIDER_ID --node-labels=nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}},NODE_LABELS{{with .Node.LabelsArg}},{{.}}{{end}}{{with .Node.TaintsArg}} --register-with-taints={{.}}{{end}}{{with .Node.MaxPods}} --max-pods={{.}}{{end}} CLUSTER_DNS"
 ENV

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"text/template"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -22,6 +21,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provision"
@@ -129,7 +129,7 @@ func (m *machine) read(t *testing.T, name string) string {
 // configuration of kubeadm by kind.
 func (m *machine) run(t *testing.T, userdata string) map[string]object {
 	t.Helper()
-	parsed, err := template.New("userdata").Option("missingkey=error").Parse(nodeUserdata + userdata)
+	parsed, err := config.NewTemplate("userdata").Option("missingkey=error").Parse(nodeUserdata + userdata)
 	require.NoError(t, err)
 	var text strings.Builder
 	require.NoError(t, parsed.Execute(&text, object{
@@ -138,6 +138,9 @@ func (m *machine) run(t *testing.T, userdata string) map[string]object {
 		"Server":   object{"Shard": "self-a", "RegistrationAddr": "172.17.0.1:1", "AgentAddr": "172.17.0.1:2", "HealthCheckInterval": "10s"},
 		"Instance": object{"ID": "knd1", "Group": "workers", "Type": "medium.amd64"},
 		"Provider": object{"Region": "us-west-2", "Zone": "self-a"},
+		"Node": nodesettings.Settings{
+			Labels: map[string]string{"team": "search"}, Taints: []nodesettings.Taint{{Key: "dedicated", Value: "search", Effect: "NoSchedule"}}, MaxPods: 17,
+		}.Facts(),
 		"Vars": object{
 			"version": "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
 			"operator": "operator-of-nstance", "cluster_api": "cluster-api",
@@ -172,6 +175,9 @@ func (m *machine) expectRegistration(t *testing.T, configuration object) {
 	assert.Equal(t, "docker:///self-a/knd1", arguments["provider-id"])
 	assert.Equal(t, "172.17.0.5", arguments["node-ip"])
 	assert.Contains(t, arguments["node-labels"], "nstance.dev/group=workers,nstance.dev/shard=self-a,")
+	assert.Contains(t, arguments["node-labels"], ",team=search")
+	assert.Equal(t, "dedicated=search:NoSchedule", arguments["register-with-taints"])
+	assert.Equal(t, "17", arguments["max-pods"])
 	assert.Equal(t, "1\n", m.read(t, "proc/sys/net/ipv4/ip_forward"))
 	assert.Equal(t, "ca of the shards\n", m.read(t, "opt/nstance-agent/identity/ca.crt"))
 	assert.Equal(t, "nonce-of-the-machine", m.read(t, "opt/nstance-agent/identity/nonce.jwt"))

@@ -41,7 +41,13 @@ nodeRegistration:
   kubeletExtraArgs:
     - {name: node-ip, value: "$node_ip"}
     - {name: provider-id, value: "$NSTANCE_PROVIDER_ID"}
-    - {name: node-labels, value: "nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}}"}
+    - {name: node-labels, value: "nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}}{{with .Node.LabelsArg}},{{.}}{{end}}"}
+{{- with .Node.TaintsArg}}
+    - {name: register-with-taints, value: {{toJSON .}}}
+{{- end}}
+{{- with .Node.MaxPods}}
+    - {name: max-pods, value: {{toJSON .}}}
+{{- end}}
 patches: {directory: /etc/kubernetes/patches}
 YAML
 }

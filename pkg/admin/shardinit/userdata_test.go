@@ -20,6 +20,7 @@ import (
 
 	"nstance.dev/operator/manifests/agent"
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/nodesettings"
 )
 
 const instance = "knd06bgm7733st2576nx5jht4ecj"
@@ -39,9 +40,27 @@ var providerIDs = map[string]string{
 	"qemu":    "qemu:///us-west-2a/" + instance,
 }
 
+// nodes are settings of a pool: a kubelet may not set one of the labels, and a var has a taint of theirs too.
+var nodes = nodesettings.Settings{
+	Labels:  map[string]string{"team": "search", "node-role.kubernetes.io/worker": "", "example.com/disk": "ssd"},
+	Taints:  []nodesettings.Taint{{Key: "dedicated", Value: "search", Effect: "NoSchedule"}, {Key: "starting", Effect: "NoExecute"}},
+	MaxPods: 17,
+}
+
+// The arguments of a kubelet for nodes, and the var taints of these tests.
+const (
+	varTaints  = "dedicated=gpu:NoSchedule,own=1:NoSchedule"
+	nodeLabels = "example.com/disk=ssd,team=search"
+	nodeTaints = "dedicated=search:NoSchedule,starting=:NoExecute,own=1:NoSchedule"
+)
+
 // render renders the userdata of a configuration as the server does (docs/server-reference.md#userdata).
-func render(t *testing.T, c *config.Config, vars map[string]string) string {
+func render(t *testing.T, c *config.Config, vars map[string]string, node ...nodesettings.Settings) string {
 	t.Helper()
+	var settings nodesettings.Settings
+	for _, layer := range node {
+		settings = settings.Merge(layer)
+	}
 	template := c.Templates["worker"]
 	all := map[string]string{}
 	for _, layer := range []map[string]string{template.Vars, vars} {
@@ -61,6 +80,7 @@ func render(t *testing.T, c *config.Config, vars map[string]string) string {
 		},
 		"Provider": map[string]string{"Kind": c.Shard.Infra.Provider, "Region": c.Shard.Infra.Region, "Zone": c.Shard.Infra.Zone},
 		"Vars":     all,
+		"Node":     settings.Facts(),
 		"Nonce":    "SECRET",
 	}))
 	assert.Contains(t, text.String(), instance)
@@ -139,9 +159,19 @@ func TestMachinesOfKubeadm(t *testing.T) {
 			assert.Contains(t, read(t, folder, "etc/nstance-agent.env"), "NSTANCE_READY_FILE="+folder+"/run/nstance-joined\n")
 			assert.FileExists(t, filepath.Join(folder, "run/nstance-joined"))
 
-			// Without vars of the pool.
+			// Without vars and settings of the pool.
 			folder = boot(t, render(t, c, nil), metadata)
 			assert.NotContains(t, read(t, folder, "etc/kubernetes/join.yaml"), "taints")
+			assert.NotContains(t, read(t, folder, "etc/kubernetes/join.yaml"), "max-pods")
+
+			folder = boot(t, render(t, c, map[string]string{"labels": "a=b", "taints": varTaints}, nodes), metadata)
+			require.NoError(t, yaml.Unmarshal([]byte(read(t, folder, "etc/kubernetes/join.yaml")), &join))
+			for _, arg := range join.NodeRegistration.KubeletExtraArgs {
+				args[arg.Name] = arg.Value
+			}
+			assert.Contains(t, args["node-labels"], ",a=b,"+nodeLabels+",node.kubernetes.io/")
+			assert.Equal(t, nodeTaints, args["register-with-taints"])
+			assert.Equal(t, "17", args["max-pods"])
 		})
 	}
 }
@@ -187,6 +217,12 @@ func TestMachinesOfK3sAndRKE2(t *testing.T) {
 				assert.Equal(t, "provider-id="+providerID, own.KubeletArg[0])
 				assert.True(t, strings.HasPrefix(own.KubeletArg[1], "node-labels=nstance.dev/group=workers,nstance.dev/shard=us-west-2a,"+hostile+",node.kubernetes.io/"), own.KubeletArg[1])
 				assert.Equal(t, "register-with-taints=dedicated=gpu:NoSchedule", own.KubeletArg[2])
+				folderOfNodes := boot(t, render(t, c, map[string]string{"labels": "a=b", "taints": varTaints}, nodes), metadata)
+				own.KubeletArg = nil
+				require.NoError(t, yaml.UnmarshalStrict([]byte(read(t, folderOfNodes, "etc/rancher/"+distribution+"/config.yaml")), &own))
+				require.Len(t, own.KubeletArg, 4)
+				assert.Contains(t, own.KubeletArg[1], ",a=b,"+nodeLabels+",node.kubernetes.io/")
+				assert.Equal(t, []string{"register-with-taints=" + nodeTaints, "max-pods=17"}, own.KubeletArg[2:])
 				var received map[string]string
 				require.NoError(t, yaml.UnmarshalStrict([]byte(read(t, folder, "etc/rancher/"+distribution+"/config.yaml.d/join.yaml")), &received))
 				assert.Equal(t, map[string]string{"server": "https://10.0.0.10:6443", "token": "T"}, received)
@@ -221,17 +257,28 @@ func TestProgramsAreDownloaded(t *testing.T) {
 	assert.NoFileExists(t, filepath.Join(folder, "new", "nstance-agent"))
 }
 
-// TestMachinesOfEKS have a part for nodeadm and a script for the agent.
-func TestMachinesOfEKS(t *testing.T) {
-	_, c := written(t, "aws", "eks")
-	message, err := mail.ReadMessage(strings.NewReader(render(t, c, map[string]string{"labels": hostile, "taints": "dedicated=gpu:NoSchedule"})))
+// nodeConfig is the configuration of nodeadm (https://awslabs.github.io/amazon-eks-ami/nodeadm/doc/api/).
+type nodeConfig struct {
+	APIVersion, Kind string
+	Spec             struct {
+		Cluster struct{ Name, APIServerEndpoint, CertificateAuthority, CIDR string }
+		Kubelet struct {
+			Config struct{ MaxPods int }
+			Flags  []string
+		}
+	}
+}
+
+// partsOfEKS returns the parts of userdata for EKS.
+func partsOfEKS(t *testing.T, userdata string) (node nodeConfig, script string) {
+	t.Helper()
+	message, err := mail.ReadMessage(strings.NewReader(userdata))
 	require.NoError(t, err)
 	kind, parameters, err := mime.ParseMediaType(message.Header.Get("Content-Type"))
 	require.NoError(t, err)
 	require.Equal(t, "multipart/mixed", kind)
 	parts := multipart.NewReader(message.Body, parameters["boundary"])
 	next := func(kind string) string {
-		t.Helper()
 		part, err := parts.NextPart()
 		require.NoError(t, err)
 		require.Equal(t, kind, part.Header.Get("Content-Type"))
@@ -240,14 +287,14 @@ func TestMachinesOfEKS(t *testing.T) {
 		require.NoError(t, err)
 		return text.String()
 	}
-	var node struct {
-		APIVersion, Kind string
-		Spec             struct {
-			Cluster struct{ Name, APIServerEndpoint, CertificateAuthority, CIDR string }
-			Kubelet struct{ Flags []string }
-		}
-	}
 	require.NoError(t, yaml.UnmarshalStrict([]byte(next("application/node.eks.aws")), &node))
+	return node, next("text/x-shellscript")
+}
+
+// TestMachinesOfEKS have a part for nodeadm and a script for the agent.
+func TestMachinesOfEKS(t *testing.T) {
+	_, c := written(t, "aws", "eks")
+	node, script := partsOfEKS(t, render(t, c, map[string]string{"labels": hostile, "taints": "dedicated=gpu:NoSchedule"}))
 	assert.Equal(t, "node.eks.aws/v1alpha1", node.APIVersion)
 	assert.Equal(t, "NodeConfig", node.Kind)
 	assert.Equal(t, struct{ Name, APIServerEndpoint, CertificateAuthority, CIDR string }{
@@ -256,7 +303,12 @@ func TestMachinesOfEKS(t *testing.T) {
 	assert.Equal(t, []string{
 		"--node-labels=nstance.dev/group=workers,nstance.dev/shard=us-west-2a," + hostile, "--register-with-taints=dedicated=gpu:NoSchedule",
 	}, node.Spec.Kubelet.Flags)
-	script := next("text/x-shellscript")
+	assert.Zero(t, node.Spec.Kubelet.Config)
+	ofPool, _ := partsOfEKS(t, render(t, c, map[string]string{"labels": "a=b", "taints": varTaints}, nodes))
+	assert.Equal(t, []string{
+		"--node-labels=nstance.dev/group=workers,nstance.dev/shard=us-west-2a,a=b," + nodeLabels, "--register-with-taints=" + nodeTaints,
+	}, ofPool.Spec.Kubelet.Flags)
+	assert.Equal(t, 17, ofPool.Spec.Kubelet.Config.MaxPods)
 	require.True(t, strings.HasPrefix(script, "#!/bin/sh\n"), "cloud-init runs a script only with its first line: %q", script[:20])
 	folder := boot(t, strings.ReplaceAll(script, sum, programSum(t)), `curl() { while [ "$1" != -o ]; do shift; done; echo program >"$2"; }
 `)
@@ -287,6 +339,14 @@ func TestContainers(t *testing.T) {
 		"--node-labels=nstance.dev/group=workers,nstance.dev/shard=us-west-2a,a=b,node.kubernetes.io/instance-type=small.amd64,topology.kubernetes.io/region=us-west-2a,topology.kubernetes.io/zone=us-west-2a",
 		"--register-with-taints=c=d:NoSchedule",
 	}, strings.Split(strings.TrimSpace(string(output)), "\n"))
+
+	folder = boot(t, render(t, c, map[string]string{"labels": "a=b", "taints": varTaints}, nodes), "")
+	output, err = exec.CommandContext(t.Context(), "bash", "-c", ". "+folder+"/etc/kubernetes/kubelet.env && printf '%s\n' $KUBELET_FLAGS").Output()
+	require.NoError(t, err)
+	flags := strings.Split(strings.TrimSpace(string(output)), "\n")
+	require.Len(t, flags, 4)
+	assert.Contains(t, flags[1], ",a=b,"+nodeLabels+",node.kubernetes.io/")
+	assert.Equal(t, []string{"--register-with-taints=" + nodeTaints, "--max-pods=17"}, flags[2:])
 }
 
 // TestMachinesThatJoinNothing run the agent alone.

@@ -99,6 +99,10 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.RemediationPolicyApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("RemediationTriggerIf"):
 		return &infrastructurev1beta1.RemediationTriggerIfApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("ReportedNode"):
+		return &infrastructurev1beta1.ReportedNodeApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("ReportedTaint"):
+		return &infrastructurev1beta1.ReportedTaintApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("RotationGrant"):
 		return &infrastructurev1beta1.RotationGrantApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("RotationPolicy"):

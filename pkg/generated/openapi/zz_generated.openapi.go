@@ -120,6 +120,8 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationChecks":                schema_pkg_apis_infrastructure_v1beta1_RemediationChecks(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationPolicy":                schema_pkg_apis_infrastructure_v1beta1_RemediationPolicy(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RemediationTriggerIf":             schema_pkg_apis_infrastructure_v1beta1_RemediationTriggerIf(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedNode":                     schema_pkg_apis_infrastructure_v1beta1_ReportedNode(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedTaint":                    schema_pkg_apis_infrastructure_v1beta1_ReportedTaint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationGrant":                    schema_pkg_apis_infrastructure_v1beta1_RotationGrant(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.RotationPolicy":                   schema_pkg_apis_infrastructure_v1beta1_RotationPolicy(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
@@ -3263,9 +3265,17 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCall
 							Format:      "int32",
 						},
 					},
+					"node": {
+						SchemaProps: spec.SchemaProps{
+							Description: "node has the labels, the taints and the maximum number of Pods that the kubelets of new instances get. It is not set if there are none, or if the server does not report them.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedNode"),
+						},
+					},
 				},
 			},
 		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedNode"},
 	}
 }
 
@@ -5491,6 +5501,97 @@ func schema_pkg_apis_infrastructure_v1beta1_RemediationTriggerIf(ref common.Refe
 		},
 		Dependencies: []string{
 			intstr.IntOrString{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_ReportedNode(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ReportedNode has the node settings of a group as a server reports them, with labels and taints of its configuration.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"labels": {
+						SchemaProps: spec.SchemaProps{
+							Description: "labels are the merged labels.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"taints": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "taints are the merged taints.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedTaint"),
+									},
+								},
+							},
+						},
+					},
+					"maxPods": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxPods is the maximum number of Pods in force. It is not set if it is left to the kubelet.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedTaint"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_ReportedTaint(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ReportedTaint is a taint of a ReportedNode.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "key is the key of the taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "value is the value of the taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"effect": {
+						SchemaProps: spec.SchemaProps{
+							Description: "effect is what the taint does to Pods that do not tolerate it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
 	}
 }
 

@@ -61,8 +61,8 @@ type Group struct {
 	// Progress is the progress of the rotation. It is nil if the server does not report it: then it
 	// does not know grants either.
 	Progress *RotationProgress
-	// Node is the expected shape of the group's Nodes, nil if the server does not report it.
-	Node *NodeShape
+	// Shape is the expected shape of the group's Nodes, nil if the server does not report it.
+	Shape *NodeShape
 	// Revision is the revision of the last request that had a revision, empty before such a
 	// request. It is nil if the server does not support revisions.
 	Revision *Revision
@@ -111,7 +111,7 @@ func (g Group) Equal(other Group) bool {
 		g.Rotation.Equal(other.Rotation) &&
 		slices.Equal(g.Replace, other.Replace) &&
 		g.Progress.Equal(other.Progress) &&
-		g.Node.Equal(other.Node) &&
+		g.Shape.Equal(other.Shape) &&
 		equalRevision(g.Revision, other.Revision) &&
 		g.Shortfall == other.Shortfall
 }

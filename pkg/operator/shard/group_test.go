@@ -14,7 +14,7 @@ func TestGroupEqual(t *testing.T) {
 	group := shard.Group{
 		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}, Size: 2, KnownSettings: 1021, MinSize: 1, Static: true, ETag: "e",
 		ActualSize: 1, Declared: &shard.GroupSettings{Template: "other"}, ProviderIDs: []string{"kwok://a/1"}, Deleting: true,
-		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, DeletionOrder: []shard.NextDeletion{{InstanceID: "knd1"}}, RemoveFirst: []string{"knd1"}, Node: &shard.NodeShape{Architecture: "arm64"},
+		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, DeletionOrder: []shard.NextDeletion{{InstanceID: "knd1"}}, RemoveFirst: []string{"knd1"}, Shape: &shard.NodeShape{Architecture: "arm64"},
 		Revision: &shard.Revision{UID: "uid", Generation: 7}, Shortfall: shard.Shortfall{Missing: 1, Message: "none left"},
 		Rotation: &shard.RotationGrant{UpToDate: 1}, Replace: []string{"knd2"}, Progress: &shard.RotationProgress{},
 	}

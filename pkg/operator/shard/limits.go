@@ -121,7 +121,7 @@ func Measure(g Group) (Size, error) {
 	for _, next := range g.DeletionOrder {
 		m.add("value of the deletion order", next.InstanceID, next.Reason)
 	}
-	if node := g.Node; node != nil {
+	if node := g.Shape; node != nil {
 		m.add("value of the node", node.Architecture, node.OperatingSystem)
 		m.values("value of the node", node.Capacity, MaxString)
 		for _, label := range node.Labels {
@@ -188,6 +188,10 @@ func (m *measurement) settings(settings GroupSettings) {
 	m.add("subnet", settings.Subnets...)
 	m.add("load balancer", settings.LoadBalancers...)
 	m.values("var", settings.Vars, MaxVar)
+	m.values("label", settings.Node.Labels, MaxString)
+	for _, taint := range settings.Node.Taints {
+		m.add("taint", taint.Key, taint.Value, taint.Effect)
+	}
 	if m.err == nil && len(settings.Vars) > MaxVars {
 		m.err = &LimitError{LimitVars, fmt.Sprintf("group %q has %d vars, at most %d are allowed", m.group, len(settings.Vars), MaxVars)}
 	}

@@ -27,6 +27,47 @@ type GroupSettings struct {
 	LoadBalancers []string
 	// DrainTimeoutSeconds is how long an instance may take to drain.
 	DrainTimeoutSeconds int32
+	// Node has the settings for the kubelets of new instances.
+	Node NodeSettings
+}
+
+// NodeSettings are labels, taints and the maximum number of Pods of the Nodes of a group. The zero
+// value leaves them to the server.
+type NodeSettings struct {
+	Labels map[string]string
+	// Taints have each key and effect once.
+	Taints []Taint
+	// MaxPods is 0 if it is left to the kubelet.
+	MaxPods int32
+}
+
+// Equal reports whether two settings are equal. A nil list or map equals an empty one.
+func (n NodeSettings) Equal(other NodeSettings) bool {
+	return maps.Equal(n.Labels, other.Labels) && slices.Equal(n.Taints, other.Taints) && n.MaxPods == other.MaxPods
+}
+
+// IsZero reports whether nothing is set.
+func (n NodeSettings) IsZero() bool { return n.Equal(NodeSettings{}) }
+
+// nodeSettingsOf returns the settings of a message, which may be nil. The map is shared with it.
+func nodeSettingsOf(message *nstancev1.NodeSettings) NodeSettings {
+	settings := NodeSettings{Labels: message.GetLabels(), MaxPods: message.GetMaxPods()}
+	for _, taint := range message.GetTaints() {
+		settings.Taints = append(settings.Taints, Taint{Key: taint.GetKey(), Value: taint.GetValue(), Effect: taint.GetEffect()})
+	}
+	return settings
+}
+
+// message returns nil if nothing is set.
+func (n NodeSettings) message() *nstancev1.NodeSettings {
+	if n.IsZero() {
+		return nil
+	}
+	message := &nstancev1.NodeSettings{Labels: n.Labels, MaxPods: n.MaxPods}
+	for _, taint := range n.Taints {
+		message.Taints = append(message.Taints, &nstancev1.NodeTaint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
+	}
+	return message
 }
 
 // Equal reports whether two settings are equal. A nil list or map equals an empty one.
@@ -36,7 +77,8 @@ func (s GroupSettings) Equal(other GroupSettings) bool {
 		slices.Equal(s.Subnets, other.Subnets) &&
 		maps.Equal(s.Vars, other.Vars) &&
 		slices.Equal(s.LoadBalancers, other.LoadBalancers) &&
-		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds
+		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds &&
+		s.Node.Equal(other.Node)
 }
 
 // settingsMessage is implemented by the messages that have the fields of GroupSettings:
@@ -48,6 +90,7 @@ type settingsMessage interface {
 	GetVars() map[string]string
 	GetLoadBalancers() []string
 	GetDrainTimeoutSeconds() int32
+	GetNodeSettings() *nstancev1.NodeSettings
 }
 
 // SettingsOf returns the settings of a message. Slices and maps are shared with it.
@@ -60,6 +103,8 @@ func SettingsOf(message settingsMessage) GroupSettings {
 
 		LoadBalancers:       message.GetLoadBalancers(),
 		DrainTimeoutSeconds: message.GetDrainTimeoutSeconds(),
+
+		Node: nodeSettingsOf(message.GetNodeSettings()),
 	}
 }
 
@@ -73,6 +118,8 @@ func (s GroupSettings) Config() *nstancev1.GroupConfig {
 
 		LoadBalancers:       s.LoadBalancers,
 		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
+
+		NodeSettings: s.Node.message(),
 	}
 }
 

@@ -45,15 +45,18 @@ func TestEverySettingIsConverted(t *testing.T) {
 func TestSupportedSettings(t *testing.T) {
 	var all shard.GroupSettings
 	settingstest.Fill(&all)
-	balanced := all
+	drained := all
+	drained.Node = shard.NodeSettings{}
+	balanced := drained
 	balanced.DrainTimeoutSeconds = 0
 	older := balanced
 	older.LoadBalancers = nil
-	for known, want := range map[int32]shard.GroupSettings{0: older, 1020: older, 1021: balanced, 1022: all, 2000: all} {
+	for known, want := range map[int32]shard.GroupSettings{0: older, 1020: older, 1021: balanced, 1022: drained, 1023: all, 2000: all} {
 		got, unsupported := shard.Group{KnownSettings: known}.Supported(all)
 		assert.Equal(t, want, got, known)
 		assert.Equal(t, known < 1021, slices.Contains(unsupported, "loadBalancers"), known)
 		assert.Equal(t, known < 1022, slices.Contains(unsupported, "drainTimeoutSeconds"), known)
+		assert.Equal(t, known < 1023, slices.Contains(unsupported, "nodeSettings"), known)
 	}
 	_, unsupported := shard.Group{}.Supported(older)
 	assert.Empty(t, unsupported)

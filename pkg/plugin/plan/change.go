@@ -45,7 +45,7 @@ var effects = []effect{
 	{setting: "scaleDown", text: "from the next step of a scale-down on"},
 	{setting: "rotation", text: "from the next replacement on; instances from before after, or as old as maxAgeSeconds, are outdated and replaced"},
 	{setting: "remediation", text: "from the next check of a Node on, within seconds"},
-	{setting: "node", text: "labels and taints of the Nodes that exist are changed; no instance is replaced"},
+	{setting: "node", text: "labels and taints of the Nodes that exist are changed, kubelets of new instances get them and maxPods; no instance is replaced"},
 	{setting: "deletionPolicy", text: "when the pool is deleted"},
 	{setting: "shortfall", text: "from the next shortfall on"},
 	{setting: "providerIDList", text: "the operator sets it again"},

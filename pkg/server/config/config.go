@@ -8,6 +8,7 @@ package config
 import (
 	"time"
 
+	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
@@ -204,6 +205,8 @@ type Template struct {
 	// LoadBalancers are the keys of the load balancers with which the instances of a group
 	// without its own list are registered.
 	LoadBalancers []string
+	// Node has the settings for the kubelets of new instances.
+	Node nodesettings.Settings
 }
 
 // Group is a static group as configured.
@@ -226,4 +229,6 @@ type Group struct {
 	// LoadBalancers are the keys of the load balancers with which the instances are
 	// registered, nil when missing, which means the template's.
 	LoadBalancers []string
+	// Node is merged over the template's.
+	Node nodesettings.Settings
 }

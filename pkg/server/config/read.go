@@ -11,6 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
@@ -218,6 +219,7 @@ func readTemplate(o *jsonc.Object) Template {
 		Files:        readFiles(o.Object("files")),
 
 		LoadBalancers: o.Strings("load_balancers"),
+		Node:          nodesettings.Read(o.Object("node")),
 	}
 	if size := o.Int32("size"); size != nil {
 		template.Size = *size
@@ -239,6 +241,7 @@ func readGroup(o *jsonc.Object) Group {
 
 		KeepUnhealthy: !o.Bool("replace_unhealthy", true),
 		LoadBalancers: o.Strings("load_balancers"),
+		Node:          nodesettings.Read(o.Object("node")),
 	}
 }
 

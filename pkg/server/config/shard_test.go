@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
@@ -166,4 +167,16 @@ func TestAdvertisedWithALeaderNetwork(t *testing.T) {
 		HealthAddr: "10.0.0.7:8990", ElectionAddr: "10.0.0.7:8991",
 		RegistrationAddr: "shard-a.example:443", OperatorAddr: "10.0.0.10:8993", AgentAddr: "10.0.0.10:8994",
 	}, c.Shard.Advertised(c.Shard.Bind, "10.0.0.7"))
+}
+
+// TestNodeSettings: templates and static groups have settings of Nodes.
+func TestNodeSettings(t *testing.T) {
+	c, err := Parse([]byte(strings.NewReplacer(
+		`"kind": "knd"`, `"kind": "knd", "node": {"labels": {"a": "1"}, "max_pods": 20}`,
+		`"size": 3`, `"size": 3, "node": {"taints": [{"key": "b", "value": "2", "effect": "NoSchedule"}]}`,
+	).Replace(example)), providers)
+	require.NoError(t, err)
+	assert.Equal(t, nodesettings.Settings{Labels: map[string]string{"a": "1"}, MaxPods: 20}, c.Templates["worker"].Node)
+	assert.Equal(t, nodesettings.Settings{Taints: []nodesettings.Taint{{Key: "b", Value: "2", Effect: "NoSchedule"}}}, c.Groups["default"]["arm"].Node)
+	assert.Equal(t, nodesettings.Settings{}, c.Groups["default"]["main"].Node)
 }

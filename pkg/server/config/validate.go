@@ -118,6 +118,7 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 	errs = append(errs, validateTenants(path.Child("tenants"), template.Tenants)...)
 	errs = append(errs, template.Limits.validate(path.Child("limits"))...)
 	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), template.LoadBalancers)...)
+	errs = append(errs, template.Node.Validate(path.Child("node"))...)
 	errs = append(errs, template.Userdata.validate(path.Child("userdata"))...)
 	errs = append(errs, c.validateArgs(path.Child("args"), template.Args)...)
 	return append(errs, c.validateFiles(path.Child("files"), template.Files)...)
@@ -138,6 +139,7 @@ func (c *Config) validateGroup(path *field.Path, tenant string, group Group) fie
 	}
 	errs = append(errs, c.validateArgs(path.Child("args"), group.Args)...)
 	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), group.LoadBalancers)...)
+	errs = append(errs, group.Node.Validate(path.Child("node"))...)
 	if err := c.CheckTemplate(path.Child("template"), group.Template); err != nil {
 		return append(errs, err)
 	}

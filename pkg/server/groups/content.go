@@ -102,8 +102,8 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, rotation, replace, instance_type, vars, load_balancers
-// and drain_timeout_seconds.
+// static group has only size, remove_first, rotation, replace, instance_type, vars, load_balancers,
+// drain_timeout_seconds and node.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
@@ -191,8 +191,8 @@ func (s *stored) with(change Change, static bool) *stored {
 // asDynamic returns the settings to store for group, which is static in c, so that it keeps
 // them without the configuration.
 //
-// Args, the drain timeout and load balancers are stored only if they are not those of the template
-// and the shard: the rest must continue to follow these, or it could never change.
+// Args, the drain timeout, load balancers and node settings are stored only if they are not those of
+// the template and the shard: the rest must continue to follow these, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
 	configured := c.Groups[group.Key.Tenant][group.Key.Group]
 	dynamic := &stored{
@@ -208,6 +208,7 @@ func asDynamic(c *config.Config, group *Group) *stored {
 	if configured.LoadBalancers == nil && slices.Equal(group.LoadBalancers, c.Templates[group.Template].LoadBalancers) {
 		dynamic.LoadBalancers = nil
 	}
+	dynamic.Node = group.Node.Beyond(c.Templates[group.Template].Node)
 	if configured.DrainTimeout != nil {
 		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}
 	}

@@ -61,7 +61,7 @@ type Group struct {
 	// KeepUnhealthy is true if instances that run and are unhealthy are not replaced.
 	KeepUnhealthy bool
 	// RuntimeConfigHash is a digest of the settings that agents can receive
-	// while an instance runs: Vars and Files.
+	// while an instance runs: Vars, Files and Node.
 	RuntimeConfigHash string
 	// InfraConfigHash is a digest of the settings that only a new instance can
 	// receive: Args, InstanceType, SubnetPools, Userdata, Kind and Arch.

@@ -13,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nodesettings"
 )
 
 // The structs below define, as JSON, the input of the two hashes of a group.
@@ -28,6 +29,8 @@ import (
 type runtimeConfig struct {
 	Vars  map[string]string      `json:"vars,omitempty"`
 	Files map[string]runtimeFile `json:"files,omitempty"`
+	// Node may be part of files, as vars may.
+	Node nodesettings.Settings `json:"node,omitzero"`
 }
 
 type runtimeFile struct {
@@ -61,7 +64,7 @@ func (g *Group) runtimeConfigHash() (string, error) {
 	for name, file := range g.Files {
 		files[name] = runtimeFile{Kind: file.Kind, Content: file.Content}
 	}
-	return hash(runtimeConfig{Vars: g.Vars, Files: files})
+	return hash(runtimeConfig{Vars: g.Vars, Files: files, Node: g.Node})
 }
 
 // infraConfigHash hashes the settings before rendering, like runtimeConfigHash.

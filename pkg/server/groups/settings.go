@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nodesettings"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -33,6 +34,8 @@ type Settings struct {
 	// DrainTimeoutSeconds is the drain timeout that an operator has set. Group.DrainTimeout is the
 	// timeout in force.
 	DrainTimeoutSeconds int32 `json:"drain_timeout_seconds,omitempty"`
+	// Node has the settings for the kubelets of new instances.
+	Node nodesettings.Settings `json:"node,omitzero"`
 }
 
 // SettingsOf returns the settings of a request.
@@ -45,6 +48,8 @@ func SettingsOf(config *nstancev1.GroupConfig) Settings {
 
 		LoadBalancers:       config.GetLoadBalancers(),
 		DrainTimeoutSeconds: config.GetDrainTimeoutSeconds(),
+
+		Node: nodesettings.Of(config.GetNodeSettings()),
 	}
 }
 
@@ -68,6 +73,8 @@ func SettingsMessage(s Settings) *nstancev1.GroupSettings {
 
 		LoadBalancers:       s.LoadBalancers,
 		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
+
+		NodeSettings: s.Node.Message(),
 	}
 }
 
@@ -80,6 +87,7 @@ func ReportSettings(status *nstancev1.GroupStatus, g *Group) {
 	status.Subnets = g.SubnetPools
 	status.LoadBalancers = g.LoadBalancers
 	status.DrainTimeoutSeconds = g.reportedDrainTimeout()
+	status.NodeSettings = g.Node.Message()
 	status.KnownSettings = knownSettings
 	if len(g.Vars) > 0 {
 		status.Vars = make(map[string]string, len(g.Vars))
@@ -101,8 +109,8 @@ func (s Settings) infra() infraSettings {
 	return infraSettings{InstanceType: s.InstanceType, SubnetPools: s.SubnetPools}
 }
 
-// merge returns s with the settings of change: fields that are empty in change stay, and vars
-// are added key by key.
+// merge returns s with the settings of change: fields that are empty in change stay, and vars,
+// labels and taints are added one by one.
 func (s Settings) merge(change Settings) Settings {
 	s.Template = cmp.Or(change.Template, s.Template)
 	s.InstanceType = cmp.Or(change.InstanceType, s.InstanceType)
@@ -114,6 +122,7 @@ func (s Settings) merge(change Settings) Settings {
 	}
 	s.DrainTimeoutSeconds = cmp.Or(change.DrainTimeoutSeconds, s.DrainTimeoutSeconds)
 	s.Vars = mergeMaps(s.Vars, change.Vars)
+	s.Node = s.Node.Merge(change.Node)
 	return s
 }
 
@@ -134,6 +143,7 @@ func (s Settings) without(declared, next Settings) Settings {
 	if declared.DrainTimeoutSeconds != 0 && next.DrainTimeoutSeconds == 0 {
 		s.DrainTimeoutSeconds = 0
 	}
+	s.Node = s.Node.Without(declared.Node, next.Node)
 	vars := map[string]string{}
 	for name, value := range s.Vars {
 		_, was := declared.Vars[name]
@@ -163,6 +173,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	own, static := c.Groups[key.Tenant][key.Group]
 	group := &Group{Key: key, Static: static}
 	settings := Settings{Template: own.Template, InstanceType: own.InstanceType, Vars: own.Vars, LoadBalancers: own.LoadBalancers}
+	settings.Node = own.Node
 	if own.SubnetPool != "" {
 		settings.SubnetPools = []string{own.SubnetPool}
 	}
@@ -190,6 +201,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	group.Size = max(group.Size, group.MinSize)
 	template := c.Templates[settings.Template]
 	inherited := Settings{InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars), LoadBalancers: template.LoadBalancers}
+	inherited.Node = template.Node
 	if template.SubnetPool != "" {
 		inherited.SubnetPools = []string{template.SubnetPool}
 	}

@@ -5,6 +5,7 @@ package groups
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"testing"
@@ -17,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/testing/settingstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -59,7 +61,7 @@ func TestEachSettingIsInItsHashOnly(t *testing.T) {
 		want := byNone
 		if _, infra := reflect.TypeFor[infraSettings]().FieldByName(setting.Name); infra {
 			want = byInfra
-		} else if setting.Name == "Vars" {
+		} else if setting.Name == "Vars" || setting.Name == "Node" {
 			want = byRuntime
 		}
 		group := sample()
@@ -514,4 +516,116 @@ func TestReportedVars(t *testing.T) {
 	var status nstancev1.GroupStatus
 	ReportSettings(&status, get(t, s, dynamic))
 	assert.Equal(t, map[string]string{"role": "", "tier": "two", "region": "", "a": "1"}, status.GetVars())
+}
+
+// withNodes returns a configuration whose template and whose static group main have settings of Nodes.
+func withNodes(static map[string]config.Group) *config.Config {
+	c := newConfigWith(static)
+	worker := c.Templates["worker"]
+	worker.Node = nodesettings.Settings{
+		Labels: map[string]string{"a": "template", "b": "template"}, MaxPods: 20,
+		Taints: []nodesettings.Taint{{Key: "x", Value: "template", Effect: "NoSchedule"}, {Key: "x", Effect: "NoExecute"}},
+	}
+	c.Templates["worker"] = worker
+	return c
+}
+
+// TestNodeSettings: settings of a template, a static group and an operator are merged and reported, and
+// those that an operator no longer declares are removed. Nothing of it replaces an instance, and files
+// that may have them are sent.
+func TestNodeSettings(t *testing.T) {
+	static := map[string]config.Group{"main": {Template: "worker", Node: nodesettings.Settings{
+		Labels: map[string]string{"b": "group", "c": "group"}, Taints: []nodesettings.Taint{{Key: "x", Value: "group", Effect: "NoSchedule"}},
+	}}}
+	store := newStorage(t)
+	s := openWith(t, store, withNodes(static))
+	configured := nodesettings.Settings{
+		Labels:  map[string]string{"a": "template", "b": "group", "c": "group"},
+		Taints:  []nodesettings.Taint{{Key: "x", Effect: "NoExecute"}, {Key: "x", Value: "group", Effect: "NoSchedule"}},
+		MaxPods: 20,
+	}
+	before := get(t, s, main)
+	assert.Equal(t, configured, before.Node)
+
+	set := nodesettings.Settings{
+		Labels: map[string]string{"c": "operator", "d": "operator"}, MaxPods: 17,
+		Taints: []nodesettings.Taint{{Key: "x", Value: "operator", Effect: "NoExecute"}},
+	}
+	merged := nodesettings.Settings{
+		Labels:  map[string]string{"a": "template", "b": "group", "c": "operator", "d": "operator"},
+		Taints:  []nodesettings.Taint{{Key: "x", Value: "group", Effect: "NoSchedule"}, {Key: "x", Value: "operator", Effect: "NoExecute"}},
+		MaxPods: 17,
+	}
+	upsert(t, s, main, Change{Settings: Settings{Node: set}, Size: 3, Declarative: true})
+	check := func(what string, want nodesettings.Settings) {
+		t.Helper()
+		group := get(t, s, main)
+		assert.Equal(t, want, group.Node, what)
+		assert.Equal(t, before.InfraConfigHash, group.InfraConfigHash, what)
+		var status nstancev1.GroupStatus
+		ReportSettings(&status, group)
+		assert.Equal(t, want, nodesettings.Of(status.GetNodeSettings()), what)
+	}
+	check("set", merged)
+	assert.NotEqual(t, before.ETag, get(t, s, main).ETag)
+	assert.NotEqual(t, before.RuntimeConfigHash, get(t, s, main).RuntimeConfigHash)
+	assert.Equal(t, set, nodesettings.Of(SettingsMessage(*get(t, s, main).Declared).GetNodeSettings()))
+
+	s = openWith(t, store, withNodes(static))
+	check("after a restart", merged)
+	require.NoError(t, s.Reconfigure(t.Context(), withNodes(nil)))
+	dropped := get(t, s, main).Node
+	assert.ElementsMatch(t, merged.Taints, dropped.Taints, "dropped by the configuration")
+	assert.Equal(t, merged.Labels, dropped.Labels, "dropped by the configuration")
+
+	// A label of the template that changes is another one in the dropped group too.
+	c := withNodes(nil)
+	c.Templates["worker"].Node.Labels["a"] = "other"
+	require.NoError(t, s.Reconfigure(t.Context(), c))
+	assert.Equal(t, "other", get(t, s, main).Node.Labels["a"])
+
+	require.NoError(t, s.Reconfigure(t.Context(), withNodes(static)))
+	upsert(t, s, main, Change{Size: 3, Declarative: true})
+	assert.NotContains(t, get(t, s, main).Node.Labels, "d", "removed")
+}
+
+// TestNodeSettingsAreRemoved: a declarative change without them leaves those of the configuration.
+func TestNodeSettingsAreRemoved(t *testing.T) {
+	s := openWith(t, newStorage(t), withNodes(map[string]config.Group{"main": {Template: "worker"}}))
+	before := get(t, s, main)
+	upsert(t, s, main, Change{Size: 2, Declarative: true, Settings: Settings{Node: nodesettings.Settings{
+		Labels: map[string]string{"a": "operator", "d": "operator"}, MaxPods: 17, Taints: []nodesettings.Taint{{Key: "y", Effect: "NoExecute"}},
+	}}})
+	upsert(t, s, main, Change{Size: 2, Declarative: true, Settings: Settings{Node: nodesettings.Settings{Labels: map[string]string{"d": "operator"}}}})
+	assert.Equal(t, before.Node.Merge(nodesettings.Settings{Labels: map[string]string{"d": "operator"}}), get(t, s, main).Node)
+	upsert(t, s, main, Change{Size: 2, Declarative: true})
+	assert.Equal(t, before.Node, get(t, s, main).Node)
+	assert.Equal(t, before.RuntimeConfigHash, get(t, s, main).RuntimeConfigHash)
+}
+
+// TestNodeSettingsThatNoNodeCanHave are rejected, also in more requests than one, and in stored groups.
+func TestNodeSettingsThatNoNodeCanHave(t *testing.T) {
+	s := open(t, newStorage(t))
+	for want, settings := range map[string]nodesettings.Settings{
+		`config.node_settings.max_pods: Invalid value: 1001`:         {MaxPods: 1001},
+		`config.node_settings.labels[a]: Invalid value: "b c"`:       {Labels: map[string]string{"a": "b c"}},
+		`config.node_settings.taints[0].effect: Unsupported value`:   {Taints: []nodesettings.Taint{{Key: "a", Effect: "Never"}}},
+		`config.node_settings.labels[nstance.dev/group]: Forbidden:`: {Labels: map[string]string{"nstance.dev/group": "other"}},
+	} {
+		_, _, err := s.Upsert(t.Context(), main, Change{Settings: Settings{Node: settings}, Size: 2})
+		require.ErrorAs(t, err, new(*InvalidError), want)
+		assert.Contains(t, err.Error(), want)
+	}
+	labels := func(from, to int) Settings {
+		all := map[string]string{}
+		for n := from; n < to; n++ {
+			all[fmt.Sprintf("l%d", n)] = ""
+		}
+		return Settings{Node: nodesettings.Settings{Labels: all}}
+	}
+	upsert(t, s, main, Change{Settings: labels(0, 64), Size: 2})
+	_, _, err := s.Upsert(t.Context(), main, Change{Settings: labels(64, 65), Size: 2})
+	require.ErrorAs(t, err, new(*InvalidError))
+	assert.Contains(t, err.Error(), "config.node_settings.labels: Too many: 65")
+	assert.Len(t, get(t, s, main).Node.Labels, 64)
 }

@@ -190,6 +190,7 @@ func TestOpenRejects(t *testing.T) {
 		{"an object with an unknown instance type", `{"default": {"dynamic": {"template": "worker", "size": 1, "instance_type": "missing"}}}`, `default.dynamic.instance_type: Invalid value: "missing"`},
 		{"an object with an invalid drain timeout", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout": "soon"}}}`, `invalid duration "soon"`},
 		{"an object with a negative drain timeout", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout": "-1s"}}}`, `default.dynamic.drain_timeout: Invalid value: "-1s": must not be negative`},
+		{"an object with a label that no Node can have", `{"default": {"dynamic": {"template": "worker", "size": 1, "node": {"labels": {"a": "b c"}}}}}`, `default.dynamic.node.labels[a]: Invalid value: "b c"`},
 		{"an object with a negative drain timeout of an operator", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout_seconds": -1}}}`, `default.dynamic.drain_timeout_seconds: Invalid value: -1: must not be negative`},
 		{"an object with an unknown pool", `{"default": {"dynamic": {"template": "worker", "size": 1, "subnet_pools": ["missing"]}}}`, `default.dynamic.subnet_pools[0]: Invalid value: "missing": unknown subnet pool`},
 	}

@@ -111,6 +111,7 @@ func validateSettings(c *config.Config, change Change, before, after *Group) fie
 		loadBalancers = c.Templates[after.Template].LoadBalancers
 	}
 	problems = append(problems, ValidateLoadBalancers(c, configPath.Child("load_balancers"), limits.LoadBalancers, loadBalancers, change.LoadBalancers)...)
+	problems = append(problems, change.Node.Validate(configPath.Child("node_settings"))...)
 	problems = append(problems, validateDrainTimeout(*limits.DrainTimeout, before, change.DrainTimeoutSeconds)...)
 	return append(problems, ValidateVarChanges(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
 }
@@ -226,6 +227,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	if seconds := override.DrainTimeoutSeconds; seconds < 0 {
 		problems = append(problems, field.Invalid(path.Child("drain_timeout_seconds"), seconds, "must not be negative"))
 	}
+	problems = append(problems, override.Node.Validate(path.Child("node"))...)
 	if !group.Static {
 		problems = append(problems, validateStoredDynamic(c, path, override)...)
 	}
@@ -326,6 +328,7 @@ func ValidateVars(path *field.Path, vars map[string]string) field.ErrorList {
 // the changed group. The caller has locked writeMu.
 func (s *Store) validateLimits(content content, key instance.GroupKey, next *stored) error {
 	problems := ValidateVars(configPath.Child("vars"), next.Vars)
+	problems = append(problems, next.Node.ValidateSize(configPath.Child("node_settings"))...)
 	groups := content.groups[key.Tenant]
 	if _, exists := groups[key.Group]; !exists && len(groups) >= maxGroups {
 		problems = append(problems, field.Forbidden(keyPath, fmt.Sprintf("the tenant has %d groups that operators have changed, which is the limit", len(groups))))

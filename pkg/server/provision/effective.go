@@ -82,6 +82,7 @@ func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	if slices.Equal(group.LoadBalancers, before.LoadBalancers) {
 		group.LoadBalancers = after.LoadBalancers
 	}
+	group.Node = after.Node.Merge(group.Node.Beyond(before.Node))
 	ownVars := maps.Clone(group.Vars)
 	inherited := overlay(c.Defaults.Vars, before.Vars)
 	maps.DeleteFunc(ownVars, func(name, value string) bool {

@@ -14,6 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nodesettings"
 )
 
 // facts are the values that the templates of arguments and userdata can use
@@ -31,6 +32,8 @@ type facts struct {
 	}
 	Provider struct{ Kind, Region, Zone string }
 	Vars     map[string]string
+	// Node has the settings for the kubelet.
+	Node nodesettings.Facts
 }
 
 // secretFacts adds values that only userdata can use. A nonce in an argument would be
@@ -61,6 +64,7 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	f.Provider.Region = c.Shard.Infra.Region
 	f.Provider.Zone = c.Shard.Infra.Zone
 	f.Vars = group.Vars
+	f.Node = group.Node.Facts()
 	return f
 }
 

@@ -4,10 +4,17 @@
 package provision
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nodesettings"
 )
 
 // labelled returns arguments with one label.
@@ -56,4 +63,43 @@ func TestRenderArgsNamesTheArgument(t *testing.T) {
 			t.Fatalf("got  %v\nwant %s", err, want)
 		}
 	}
+}
+
+// TestNodeSettingsAreRendered: templates see the settings of the group, of its template and of another
+// template of an on-demand instance, with the group's own settings.
+func TestNodeSettingsAreRendered(t *testing.T) {
+	c := newConfig(t)
+	settings := func(value string, most int32) nodesettings.Settings {
+		return nodesettings.Settings{
+			Labels: map[string]string{"of": value, value: "", "node-role.kubernetes.io/" + value: ""}, MaxPods: most,
+			Taints: []nodesettings.Taint{{Key: "of", Value: value, Effect: "NoSchedule"}, {Key: value, Effect: "NoExecute"}},
+		}
+	}
+	for name, node := range map[string]nodesettings.Settings{"worker": settings("worker", 20), "gpu": settings("gpu", 30)} {
+		template := c.Templates[name]
+		template.Node = node
+		template.Userdata = config.Userdata{Inline: "{{.Instance.ID}} {{.Nonce}} labels={{.Node.LabelsArg}} taints={{.Node.TaintsArg \"of=var:NoSchedule,var=:NoSchedule\"}} pods={{.Node.MaxPods}} " +
+			`all={{toJSON .Node.Labels}} {{toJSON .Node.Taints}}`}
+		c.Templates[name] = template
+	}
+	group := newGroup(t, c, "main")
+	group.Node = group.Node.Merge(nodesettings.Settings{Labels: map[string]string{"own": "1"}, MaxPods: 17})
+	p, _ := newProvisioner(t, c)
+	rendered := func(group *groups.Group, record *instance.Record) string {
+		t.Helper()
+		spec, err := p.Spec(t.Context(), group, record, "subnet-a")
+		require.NoError(t, err)
+		_, text, _ := strings.Cut(string(spec.Userdata), " labels=")
+		return text
+	}
+	assert.Equal(t, `of=worker,own=1,worker= taints=of=worker:NoSchedule,worker=:NoExecute,var=:NoSchedule pods=17 `+
+		`all={"node-role.kubernetes.io/worker":"","of":"worker","own":"1","worker":""} `+
+		`[{"key":"of","value":"worker","effect":"NoSchedule"},{"key":"worker","effect":"NoExecute"}]`, rendered(group, newRecord()))
+	record := newRecord()
+	record.Template = "gpu"
+	assert.Equal(t, `gpu=,of=gpu,own=1 taints=gpu=:NoExecute,of=gpu:NoSchedule,var=:NoSchedule pods=17 `+
+		`all={"gpu":"","node-role.kubernetes.io/gpu":"","of":"gpu","own":"1"} `+
+		`[{"key":"of","value":"gpu","effect":"NoSchedule"},{"key":"gpu","effect":"NoExecute"}]`, rendered(group, record))
+	group.Node = nodesettings.Settings{}
+	assert.Equal(t, ` taints=of=var:NoSchedule,var=:NoSchedule pods= all={} []`, rendered(group, newRecord()))
 }

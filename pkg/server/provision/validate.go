@@ -69,6 +69,7 @@ func validateInline(c *config.Config, name string, userdata config.Userdata) err
 	sample.Server.RegistrationAddr, sample.Server.OperatorAddr, sample.Server.AgentAddr = "sample:1", "sample:2", "sample:3"
 	sample.Provider.Kind, sample.Provider.Region, sample.Provider.Zone = c.Shard.Infra.Provider, c.Shard.Infra.Region, c.Shard.Infra.Zone
 	sample.Vars = maps.Clone(template.Vars)
+	sample.Node = template.Node.Facts()
 	// Groups may set more vars than the template.
 	var rendered strings.Builder
 	if err := parsed.Option("missingkey=zero").Execute(&rendered, sample); err != nil {

@@ -133,3 +133,15 @@ func TestUserdataThatIsIgnored(t *testing.T) {
 		}
 	}
 }
+
+// TestUserdataOfNodeSettings: the sample has the settings of the template.
+func TestUserdataOfNodeSettings(t *testing.T) {
+	c := newConfig(t)
+	worker := c.Templates["worker"]
+	worker.Userdata = config.Userdata{Inline: "{{with .Node.MaxPods}}#{{.}}{{end}} {{.Instance.ID}} {{.Nonce}}"}
+	c.Templates["worker"] = worker
+	require.Len(t, Validate(c), 1, "it begins with white space")
+	worker.Node.MaxPods = 17
+	c.Templates["worker"] = worker
+	require.Empty(t, Validate(c))
+}

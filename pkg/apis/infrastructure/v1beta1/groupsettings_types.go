@@ -112,4 +112,8 @@ type GroupConfig struct {
 	// +optional
 	// +kubebuilder:validation:Minimum=1
 	DrainTimeoutSeconds int32 `json:"drainTimeoutSeconds,omitempty"`
+	// node has the labels, the taints and the maximum number of Pods that the kubelets of new
+	// instances get. It is not set if there are none, or if the server does not report them.
+	// +optional
+	Node *ReportedNode `json:"node,omitempty"`
 }

@@ -74,6 +74,52 @@ const (
 	TaintOnInitialization TaintPropagation = "OnInitialization"
 )
 
+// Limits of a ReportedNode. What a server reports is cut, as in a GroupConfig.
+const (
+	// MaxReportedTaints is the largest number of taints.
+	MaxReportedTaints = 64
+	// MaxReportedTaintKey is the longest key of a taint, in characters.
+	MaxReportedTaintKey = 317
+	// MaxReportedTaintValue is the longest value, and effect, of a taint, in characters.
+	MaxReportedTaintValue = 63
+)
+
+// ReportedNode has the node settings of a group as a server reports them, with labels and taints of
+// its configuration.
+type ReportedNode struct {
+	// labels are the merged labels.
+	// +optional
+	Labels map[string]string `json:"labels,omitempty"`
+	// taints are the merged taints.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Taints []ReportedTaint `json:"taints,omitempty"`
+	// maxPods is the maximum number of Pods in force. It is not set if it is left to the kubelet.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	MaxPods int32 `json:"maxPods,omitempty"`
+}
+
+// ReportedTaint is a taint of a ReportedNode.
+type ReportedTaint struct {
+	// key is the key of the taint.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	Key string `json:"key,omitempty"`
+	// value is the value of the taint.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Value string `json:"value,omitempty"`
+	// effect is what the taint does to Pods that do not tolerate it.
+	// +optional
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	Effect string `json:"effect,omitempty"`
+}
+
 // TaintUninitialized is a taint with which a kubelet may register its Node. The operator removes it when
 // it has set the labels and taints of the pool, so that no Pod is scheduled before.
 const TaintUninitialized = "nstance.dev/uninitialized"

@@ -145,6 +145,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: node
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ReportedNode
     - name: subnets
       type:
         list:
@@ -832,6 +835,35 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: unhealthyLessThanOrEqualTo
       type:
         namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ReportedNode
+  map:
+    fields:
+    - name: labels
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: maxPods
+      type:
+        scalar: numeric
+    - name: taints
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ReportedTaint
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ReportedTaint
+  map:
+    fields:
+    - name: effect
+      type:
+        scalar: string
+    - name: key
+      type:
+        scalar: string
+    - name: value
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.RotationGrant
   map:
     fields:

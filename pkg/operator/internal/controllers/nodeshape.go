@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -54,8 +55,8 @@ func CommonShape(shapes []*shard.NodeShape) *shard.NodeShape {
 	return common
 }
 
-// WithNodeSettings adds the labels and taints that the operator sets on the Nodes of a pool to a shape,
-// which may be nil. Taints that are set once are removed by another component, and so no property of
+// WithNodeSettings adds the labels and taints that the operator sets on the Nodes of a pool, and the
+// maximum number of Pods of their kubelets, to a shape, which may be nil. Taints that are set once are removed by another component, and so no property of
 // the Nodes.
 func WithNodeSettings(shape *shard.NodeShape, settings *v1beta1.NodeSettings) *shard.NodeShape {
 	if shape == nil || settings == nil {
@@ -78,6 +79,14 @@ func WithNodeSettings(shape *shard.NodeShape, settings *v1beta1.NodeSettings) *s
 	slices.SortFunc(combined.Taints, func(a, b shard.Taint) int {
 		return cmp.Or(strings.Compare(a.Key, b.Key), strings.Compare(a.Value, b.Value), strings.Compare(a.Effect, b.Effect))
 	})
+	if settings.MaxPods > 0 {
+		combined.Capacity = map[string]string{string(corev1.ResourcePods): strconv.FormatInt(int64(settings.MaxPods), 10)}
+		for name, quantity := range shape.Capacity {
+			if name != string(corev1.ResourcePods) {
+				combined.Capacity[name] = quantity
+			}
+		}
+	}
 	return &combined
 }
 

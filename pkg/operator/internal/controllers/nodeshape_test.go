@@ -127,6 +127,12 @@ func TestShapesHaveTheSettingsOfNodes(t *testing.T) {
 	assert.Equal(t, shard.Labels{{Key: "a", Value: "1"}, {Key: "arch", Value: "arm64"}, {Key: "team", Value: "search"}}, combined.Labels)
 	assert.Equal(t, []shard.Taint{{Key: "dedicated", Value: "old", Effect: "NoExecute"}, {Key: "dedicated", Value: "search", Effect: "NoSchedule"}}, combined.Taints)
 	assert.Equal(t, before, *reported, "the report is shared")
+	assert.Nil(t, combined.Capacity)
 	assert.Equal(t, reported, WithNodeSettings(reported, nil))
 	assert.Nil(t, WithNodeSettings(nil, settings))
+
+	reported = &shard.NodeShape{Capacity: map[string]string{"cpu": "2", "pods": "110"}}
+	combined = WithNodeSettings(reported, &v1beta1.NodeSettings{MaxPods: 17})
+	assert.Equal(t, map[string]string{"cpu": "2", "pods": "17"}, combined.Capacity)
+	assert.Equal(t, map[string]string{"cpu": "2", "pods": "110"}, reported.Capacity, "the report is shared")
 }

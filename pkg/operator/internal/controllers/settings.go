@@ -21,6 +21,8 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 		Vars:         spec.Vars,
 
 		DrainTimeoutSeconds: spec.DrainTimeoutSeconds,
+
+		Node: shardNode(spec.Node),
 	}
 	for _, id := range spec.Subnets {
 		settings.Subnets = append(settings.Subnets, string(id))
@@ -39,6 +41,8 @@ func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 		Vars:         maps.Clone(settings.Vars),
 
 		DrainTimeoutSeconds: settings.DrainTimeoutSeconds,
+
+		Node: specNode(settings.Node),
 	}
 	for _, id := range settings.Subnets {
 		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
@@ -61,7 +65,8 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(settings.Template == "" || settings.Template == effective.Template) &&
 		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets)) &&
 		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers)) &&
-		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds)
+		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds) &&
+		nodeInEffect(settings.Node, effective.Node)
 }
 
 // ShardGrant returns the grant of a shard group as it is sent, nil without a grant.
@@ -114,6 +119,8 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 		Vars:         maps.Clone(effective.Vars),
 
 		DrainTimeoutSeconds: max(effective.DrainTimeoutSeconds, 0),
+
+		Node: reportedNode(effective.Node),
 	}
 	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))

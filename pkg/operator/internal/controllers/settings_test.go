@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -23,7 +24,10 @@ import (
 // replace every instance.
 func TestEverySettingIsImported(t *testing.T) {
 	var spec v1beta1.GroupSettings
-	settingstest.Fill(&spec, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
+	settingstest.Fill(&spec, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" },
+		func(propagation *v1beta1.TaintPropagation, _ randfill.Continue) {
+			*propagation = v1beta1.TaintOnInitialization
+		})
 	assert.Equal(t, spec, SpecSettings(ShardSettings(spec)))
 }
 
@@ -39,6 +43,41 @@ func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 		assert.True(t, strings.HasPrefix(value, "xxx"))
 	}
 	assert.Zero(t, ReportedConfig(shard.GroupSettings{DrainTimeoutSeconds: -1}).DrainTimeoutSeconds)
+
+	long = strings.Repeat("x", v1beta1.MaxReportedTaintKey+1)
+	node := shard.NodeSettings{MaxPods: -1, Taints: slices.Repeat([]shard.Taint{{Key: long, Value: long, Effect: long}}, v1beta1.MaxReportedTaints+1)}
+	reported := ReportedConfig(shard.GroupSettings{Node: node}).Node
+	assert.Zero(t, reported.MaxPods)
+	assert.Len(t, reported.Taints, v1beta1.MaxReportedTaints)
+	for _, taint := range reported.Taints {
+		assert.LessOrEqual(t, utf8.RuneCountInString(taint.Key), v1beta1.MaxReportedTaintKey)
+		assert.LessOrEqual(t, utf8.RuneCountInString(taint.Value), v1beta1.MaxReportedTaintValue)
+		assert.LessOrEqual(t, utf8.RuneCountInString(taint.Effect), v1beta1.MaxReportedTaintValue)
+	}
+	assert.Nil(t, ReportedConfig(shard.GroupSettings{Node: shard.NodeSettings{MaxPods: -1}}).Node)
+}
+
+// A server adds labels and taints of its configuration, and a different value is drift.
+func TestNodeSettingsInEffect(t *testing.T) {
+	settings := shard.NodeSettings{Labels: map[string]string{"a": "1"}, Taints: []shard.Taint{{Key: "b", Value: "2", Effect: "NoSchedule"}}, MaxPods: 17}
+	for name, test := range map[string]struct {
+		change func(effective *shard.NodeSettings)
+		want   bool
+	}{
+		"the same":          {func(*shard.NodeSettings) {}, true},
+		"more of both":      {func(e *shard.NodeSettings) { e.Labels["c"] = "3"; e.Taints = append(e.Taints, shard.Taint{Key: "c"}) }, true},
+		"another label":     {func(e *shard.NodeSettings) { e.Labels["a"] = "2" }, false},
+		"a missing label":   {func(e *shard.NodeSettings) { delete(e.Labels, "a") }, false},
+		"another taint":     {func(e *shard.NodeSettings) { e.Taints[0].Value = "3" }, false},
+		"another effect":    {func(e *shard.NodeSettings) { e.Taints[0].Effect = "NoExecute" }, false},
+		"another maximum":   {func(e *shard.NodeSettings) { e.MaxPods = 18 }, false},
+		"a missing maximum": {func(e *shard.NodeSettings) { e.MaxPods = 0 }, false},
+	} {
+		effective := shard.NodeSettings{Labels: maps.Clone(settings.Labels), Taints: slices.Clone(settings.Taints), MaxPods: settings.MaxPods}
+		test.change(&effective)
+		assert.Equal(t, test.want, SettingsInEffect(shard.GroupSettings{Node: settings}, shard.GroupSettings{Node: effective}), name)
+		assert.True(t, SettingsInEffect(shard.GroupSettings{}, shard.GroupSettings{Node: effective}), name)
+	}
 }
 
 // The definition allows no empty strings.

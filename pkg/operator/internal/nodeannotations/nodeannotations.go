@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package nodeannotations tells the cluster autoscaler which labels and taints the Nodes of a
-// MachinePool will have, so that it can scale from zero.
+// MachinePool will have, and how many Pods they run, so that it can scale from zero.
 package nodeannotations
 
 import (
@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -26,12 +27,13 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// The cluster autoscaler reads the labels and taints of Nodes that do not exist yet
-// from these annotations. A MachinePool has no other field for them
+// The cluster autoscaler reads the labels, the taints and the maximum number of Pods of Nodes that do not
+// exist yet from these annotations. A MachinePool has no other field for them
 // (https://github.com/kubernetes/autoscaler/blob/master/cluster-autoscaler/cloudprovider/clusterapi/README.md).
 const (
-	annotationLabels = "capacity.cluster-autoscaler.kubernetes.io/labels"
-	annotationTaints = "capacity.cluster-autoscaler.kubernetes.io/taints"
+	annotationLabels  = "capacity.cluster-autoscaler.kubernetes.io/labels"
+	annotationTaints  = "capacity.cluster-autoscaler.kubernetes.io/taints"
+	annotationMaxPods = "capacity.cluster-autoscaler.kubernetes.io/maxPods"
 )
 
 // Annotator annotates MachinePools, and remembers which annotations other clients own.
@@ -43,14 +45,15 @@ type Annotator struct {
 	foreign foreignAnnotations
 }
 
-// Annotate writes the labels and taints of future Nodes to a MachinePool. An annotation that
+// Annotate writes the labels and taints of future Nodes to a MachinePool, and the maximum number of Pods
+// that its pool has set, 0 without. An annotation that
 // another client set keeps its value; that is no error. A nil shape is not known, and changes
 // nothing.
-func (a *Annotator) Annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape) error {
+func (a *Annotator) Annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape, maxPods int32) error {
 	if shape == nil {
 		return nil
 	}
-	wanted := nodeAnnotations(shape)
+	wanted := nodeAnnotations(shape, maxPods)
 	for {
 		ours := a.foreign.ours(machinePool, wanted)
 		if !slices.ContainsFunc(ours, func(key string) bool { return machinePool.Annotations[key] != wanted[key] }) {
@@ -84,9 +87,9 @@ func (a *Annotator) Annotate(ctx context.Context, machinePool *clusterv1.Machine
 	}
 }
 
-// nodeAnnotations returns the annotations for labels and taints, "" for an annotation that
-// is not needed.
-func nodeAnnotations(shape *shard.NodeShape) map[string]string {
+// nodeAnnotations returns the annotations for labels, taints and the maximum number of Pods, "" for an
+// annotation that is not needed. The shape may have another maximum, which is a guess.
+func nodeAnnotations(shape *shard.NodeShape, maxPods int32) map[string]string {
 	var labels, taints []string
 	for _, label := range shape.Labels {
 		labels = append(labels, label.Key+"="+label.Value)
@@ -94,7 +97,11 @@ func nodeAnnotations(shape *shard.NodeShape) map[string]string {
 	for _, taint := range shape.Taints {
 		taints = append(taints, taint.Key+"="+taint.Value+":"+taint.Effect)
 	}
-	return map[string]string{annotationLabels: strings.Join(labels, ","), annotationTaints: strings.Join(taints, ",")}
+	var pods string
+	if maxPods > 0 {
+		pods = strconv.FormatInt(int64(maxPods), 10)
+	}
+	return map[string]string{annotationLabels: strings.Join(labels, ","), annotationTaints: strings.Join(taints, ","), annotationMaxPods: pods}
 }
 
 // conflicting returns the keys of annotations that other clients set, according to

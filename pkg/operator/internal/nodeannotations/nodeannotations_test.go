@@ -47,8 +47,8 @@ func TestNodeAnnotations(t *testing.T) {
 		"taints": {shard.NodeShape{Taints: []shard.Taint{{Key: "a", Value: "1", Effect: "NoSchedule"}, {Key: "b", Effect: "NoExecute"}}},
 			"", "a=1:NoSchedule,b=:NoExecute"},
 	} {
-		got := nodeAnnotations(&test.shape)
-		if want := map[string]string{annotationLabels: test.labels, annotationTaints: test.taints}; !maps.Equal(got, want) {
+		got := nodeAnnotations(&test.shape, 0)
+		if want := map[string]string{annotationLabels: test.labels, annotationTaints: test.taints, annotationMaxPods: ""}; !maps.Equal(got, want) {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
@@ -64,6 +64,8 @@ type annotated struct {
 	annotator *Annotator
 	// cached is the MachinePool in the cache of the operator.
 	cached *clusterv1.MachinePool
+	// maxPods is the maximum of the pool.
+	maxPods int32
 	// requests counts the applies that arrived.
 	requests int
 }
@@ -161,7 +163,7 @@ func (a *annotated) expect(shape *shard.NodeShape, requests int, want map[string
 
 func (a *annotated) annotate(shape *shard.NodeShape) error {
 	ctx := klog.NewContext(a.t.Context(), ktesting.NewLogger(a.t, ktesting.NewConfig()))
-	return a.annotator.Annotate(ctx, a.cached, shape)
+	return a.annotator.Annotate(ctx, a.cached, shape, a.maxPods)
 }
 
 // batch and plain are shapes with and without labels and taints.
@@ -199,6 +201,23 @@ func TestAnnotateWritesOnceAndRemoves(t *testing.T) {
 	a.set(map[string]string{annotationTaints: ""})
 	a.show()
 	a.expect(batch, 1, batchAnnotations)
+}
+
+// The cluster autoscaler counts 110 Pods for a Node without the annotation, whatever its capacity is.
+func TestAnnotateWritesAndRemovesTheMaximumOfPods(t *testing.T) {
+	a := newAnnotated(t)
+	a.maxPods = 17
+	a.expect(plain, 1, map[string]string{annotationMaxPods: "17"})
+	a.show()
+	a.expect(plain, 0, map[string]string{annotationMaxPods: "17"})
+	a.maxPods = 0
+	a.expect(plain, 1, nil)
+
+	// A maximum of a user stays.
+	a.set(map[string]string{annotationMaxPods: "30"})
+	a.show()
+	a.maxPods = 17
+	a.expect(plain, 1, map[string]string{annotationMaxPods: "30"})
 }
 
 func TestAnnotateKeepsAnnotationsOfOtherClients(t *testing.T) {

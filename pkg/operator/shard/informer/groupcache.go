@@ -222,11 +222,11 @@ func (c *groupCache) set(group shard.Group) []string {
 	if ok && cached.Equal(group) {
 		return nil
 	}
-	if cached.Node.Equal(group.Node) {
+	if cached.Shape.Equal(group.Shape) {
 		// The shape of the cached group is kept, so that an equal copy takes no memory.
-		group.Node = cached.Node
+		group.Shape = cached.Shape
 	} else {
-		group.Node = c.shareCapacity(group.InstanceType, group.Node)
+		group.Shape = c.shareCapacity(group.InstanceType, group.Shape)
 	}
 	if !ok {
 		c.holders.add(group.Key, c.shard)

@@ -144,9 +144,9 @@ func TestObserve(t *testing.T) {
 	})
 	handled = nil
 	reply := group("workers", 3)
-	reply.RemoveFirst, reply.Node = []string{"knd1"}, &shard.NodeShape{Architecture: "arm64"}
+	reply.RemoveFirst, reply.Shape = []string{"knd1"}, &shard.NodeShape{Architecture: "arm64"}
 	want := running
-	want.Size, want.RemoveFirst, want.Node = reply.Size, reply.RemoveFirst, reply.Node
+	want.Size, want.RemoveFirst, want.Shape = reply.Size, reply.RemoveFirst, reply.Shape
 	for _, reported := range []struct {
 		lists     bool
 		instances []shard.Instance
@@ -284,19 +284,19 @@ func TestSyncedNeedsEveryShard(t *testing.T) {
 func TestEventKeepsTheShapeOfNodes(t *testing.T) {
 	reported := func(size int32, memory string) shard.Group {
 		group := group("a", size)
-		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}}
+		group.Shape = &shard.NodeShape{Capacity: map[string]string{"memory": memory}}
 		return group
 	}
 	c := newGroupCache("a", holders{})
 	mustPut(c, reported(1, "8Gi"))
-	before := c.groups["a"].Node
-	if mustPut(c, reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Node != before {
+	before := c.groups["a"].Shape
+	if mustPut(c, reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Shape != before {
 		t.Error("an event that changes the size replaces an equal shape")
 	}
-	if mustPut(c, reported(2, "9Gi")); c.groups["a"].Node.Capacity["memory"] != "9Gi" {
-		t.Errorf("the shape is %v, want 9Gi of memory", c.groups["a"].Node)
+	if mustPut(c, reported(2, "9Gi")); c.groups["a"].Shape.Capacity["memory"] != "9Gi" {
+		t.Errorf("the shape is %v, want 9Gi of memory", c.groups["a"].Shape)
 	}
-	if mustPut(c, group("a", 2)); c.groups["a"].Node != nil {
+	if mustPut(c, group("a", 2)); c.groups["a"].Shape != nil {
 		t.Error("a shape that is no longer reported stays")
 	}
 }
@@ -306,9 +306,9 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 	put := func(key, instanceType, memory string) map[string]string {
 		group := group(key, 1)
 		group.InstanceType = instanceType
-		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: shard.LabelsOf(map[string]string{"group": key})}
+		group.Shape = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: shard.LabelsOf(map[string]string{"group": key})}
 		mustPut(c, group)
-		cached := c.groups[key].Node
+		cached := c.groups[key].Shape
 		if want := (&shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: shard.LabelsOf(map[string]string{"group": key})}); !cached.Equal(want) {
 			t.Errorf("group %s has the shape %v, want %v", key, cached, want)
 		}
@@ -325,7 +325,7 @@ func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
 	}
 	group := group("f", 1)
 	group.InstanceType = "small"
-	if mustPut(c, group); c.groups["f"].Node != nil {
+	if mustPut(c, group); c.groups["f"].Shape != nil {
 		t.Error("a group has a shape that is not reported")
 	}
 }

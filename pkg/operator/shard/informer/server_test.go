@@ -61,7 +61,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Authority: o.Authority})
 	o.set(map[string]string{shardID: server.Addr})
 	o.expectReachable(t, true)
-	if reply := o.scale(t, 2); !reply.ListsInstances || len(reply.RemoveFirst) > 0 || reply.Node == nil {
+	if reply := o.scale(t, 2); !reply.ListsInstances || len(reply.RemoveFirst) > 0 || reply.Shape == nil {
 		t.Errorf("the reply is %+v", reply)
 	}
 	var group shard.Group
@@ -82,7 +82,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	require.NoError(t, err)
 	reply.Instances = nil
 	o.Groups.Observe(shardID, reply)
-	if got, _ := o.Groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
+	if got, _ := o.Groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Shape == nil {
 		t.Errorf("right after the call the cache has %+v", got)
 	}
 	o.eventually(t, "the other is the only one", func() bool {

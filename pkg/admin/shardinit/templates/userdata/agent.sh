@@ -8,6 +8,7 @@ umask 077
 {{- if eq .Provider.Kind "google"}}{{$id = print "gce://" .Vars.project "/" .Provider.Zone "/" .Instance.ID}}{{end}}
 {{- $labels := print "nstance.dev/group=" .Instance.Group ",nstance.dev/shard=" .Server.Shard}}
 {{- with index .Vars "labels"}}{{$labels = print $labels "," .}}{{end}}
+{{- with .Node.LabelsArg}}{{$labels = print $labels "," .}}{{end}}
 
 # The agent. Its nonce is in a file, because all users can read arguments.
 mkdir -p /opt/nstance-agent/identity

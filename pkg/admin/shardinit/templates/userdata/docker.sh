@@ -5,6 +5,7 @@ set -euo pipefail
 umask 077
 {{- $labels := print "nstance.dev/group=" .Instance.Group ",nstance.dev/shard=" .Server.Shard}}
 {{- with index .Vars "labels"}}{{$labels = print $labels "," .}}{{end}}
+{{- with .Node.LabelsArg}}{{$labels = print $labels "," .}}{{end}}
 mkdir -p /opt/nstance-agent/identity
 cat >/opt/nstance-agent/identity/ca.crt <<'PEM'
 {{.Cluster.CACert}}

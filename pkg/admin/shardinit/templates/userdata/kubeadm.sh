@@ -17,8 +17,12 @@ NAME_OF_THE_NODE
       value: {{toJSON $id}}
     - name: node-labels
       value: {{toJSON (print $labels ",node.kubernetes.io/instance-type=" .Instance.Type ",topology.kubernetes.io/region=" .Provider.Region ",topology.kubernetes.io/zone=" .Provider.Zone)}}
-{{- with index .Vars "taints"}}
+{{- with .Node.TaintsArg (index .Vars "taints")}}
     - name: register-with-taints
+      value: {{toJSON .}}
+{{- end}}
+{{- with .Node.MaxPods}}
+    - name: max-pods
       value: {{toJSON .}}
 {{- end}}
 YAML

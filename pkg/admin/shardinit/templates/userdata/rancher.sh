@@ -12,8 +12,11 @@ kubelet-arg:
   # The operator finds the Node by it. Without the argument the Node would have another one.
   - {{toJSON (print "provider-id=" $id)}}
   - {{toJSON (print "node-labels=" $labels ",node.kubernetes.io/instance-type=" .Instance.Type ",topology.kubernetes.io/region=" .Provider.Region ",topology.kubernetes.io/zone=" .Provider.Zone)}}
-{{- with index .Vars "taints"}}
+{{- with .Node.TaintsArg (index .Vars "taints")}}
   - {{toJSON (print "register-with-taints=" .)}}
+{{- end}}
+{{- with .Node.MaxPods}}
+  - {{toJSON (print "max-pods=" .)}}
 {{- end}}
 YAML
 {{- if eq .Provider.Kind "aws"}}

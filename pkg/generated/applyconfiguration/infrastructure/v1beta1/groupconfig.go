@@ -23,6 +23,9 @@ type GroupConfigApplyConfiguration struct {
 	// drainTimeoutSeconds is the drain timeout in force, in seconds. It is not set if instances are
 	// not drained, or if the server does not report it.
 	DrainTimeoutSeconds *int32 `json:"drainTimeoutSeconds,omitempty"`
+	// node has the labels, the taints and the maximum number of Pods that the kubelets of new
+	// instances get. It is not set if there are none, or if the server does not report them.
+	Node *ReportedNodeApplyConfiguration `json:"node,omitempty"`
 }
 
 // GroupConfigApplyConfiguration constructs a declarative configuration of the GroupConfig type for use with
@@ -86,5 +89,13 @@ func (b *GroupConfigApplyConfiguration) WithLoadBalancers(values ...string) *Gro
 // If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
 func (b *GroupConfigApplyConfiguration) WithDrainTimeoutSeconds(value int32) *GroupConfigApplyConfiguration {
 	b.DrainTimeoutSeconds = &value
+	return b
+}
+
+// WithNode sets the Node field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Node field is set to the value of the last call.
+func (b *GroupConfigApplyConfiguration) WithNode(value *ReportedNodeApplyConfiguration) *GroupConfigApplyConfiguration {
+	b.Node = value
 	return b
 }

@@ -262,7 +262,7 @@ func (c *Controller) enqueueWithShardGroups(pool string) {
 // what the pool reads from the cache itself. It gets the rest from its shard groups.
 func (c *Controller) groupChanged(shard, key string) {
 	group, _ := c.groups.Get(shard, key)
-	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Node, group.Shortfall}) {
+	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Shape, group.Shortfall}) {
 		return
 	}
 	shardGroup, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard))

@@ -146,7 +146,7 @@ func TestChangesEnqueuePools(t *testing.T) {
 			c.groupChanged("a", "others")
 		}, []string{"workers at 2s"}},
 		"the shape of its Nodes": {func(c *Controller) {
-			c.groups = withGroups(map[string]*shard.Group{"a": {Key: "workers", Node: &shard.NodeShape{Architecture: "arm64"}}}).Groups()
+			c.groups = withGroups(map[string]*shard.Group{"a": {Key: "workers", Shape: &shard.NodeShape{Architecture: "arm64"}}}).Groups()
 			c.groupChanged("a", "workers")
 		}, []string{"workers at 2s"}},
 		"a shard of the pool": {func(c *Controller) { c.shardChanged("b") }, []string{"workers at 0s"}},

@@ -342,7 +342,7 @@ func shapeOf(observed observation) *shard.NodeShape {
 			return nil
 		}
 		if state.reported != nil {
-			shapes = append(shapes, state.reported.Node)
+			shapes = append(shapes, state.reported.Shape)
 		}
 	}
 	return controllers.WithNodeSettings(controllers.CommonShape(shapes), observed.pool.Spec.Node)

@@ -121,7 +121,7 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	pool := newPool("a", "b")
 	shape := &shard.NodeShape{Architecture: "arm64", OperatingSystem: "linux", Capacity: map[string]string{"cpu": "2", "memory": "8Gi"}}
 	groupOnA := listed()
-	groupOnA.Node = shape
+	groupOnA.Shape = shape
 	h := newHarness(t, withGroups(map[string]*shard.Group{"a": groupOnA, "b": nil}), pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
 	h.scale(0)
 	object, _, err := h.Informers.MachinePools.GetIndexer().GetByKey(controllertest.Namespace + "/workers")
@@ -163,8 +163,8 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 func TestCapacityStaysWhileAShardIsUnreachable(t *testing.T) {
 	pool := newPool("a", "b")
 	groupOnA, groupOnB := listed(), listed()
-	groupOnA.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "4"}, Labels: shard.LabelsOf(map[string]string{"zone": "a"})}
-	groupOnB.Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"zone": "b"}),
+	groupOnA.Shape = &shard.NodeShape{Capacity: map[string]string{"cpu": "4"}, Labels: shard.LabelsOf(map[string]string{"zone": "a"})}
+	groupOnB.Shape = &shard.NodeShape{Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"zone": "b"}),
 		Taints: []shard.Taint{{Key: "dedicated", Value: "x", Effect: "NoSchedule"}}}
 	h := newHarness(t, withGroups(map[string]*shard.Group{"a": groupOnA, "b": groupOnB}), pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
 	h.scale(0)

@@ -116,7 +116,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		d.machines.on = hasMachines(observed)
 	}
 	if !d.statusOnly && len(observed.machinePools) == 1 && autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
-		err = errors.Join(err, c.annotator.Annotate(ctx, observed.machinePools[0], shapeOf(observed)))
+		err = errors.Join(err, c.annotator.Annotate(ctx, observed.machinePools[0], shapeOf(observed), ptr.Deref(observed.pool.Spec.Node, v1beta1.NodeSettings{}).MaxPods))
 	}
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return observed.shortfallWait, nil

@@ -164,7 +164,7 @@ func (c *Controller) shapeOf(template *v1beta1.NstanceMachineTemplate) *shard.No
 			return nil
 		}
 		if group, found := c.groups.Get(id, groupOf(template)); found && !group.Deleting {
-			shapes = append(shapes, group.Node)
+			shapes = append(shapes, group.Shape)
 		}
 	}
 	return controllers.CommonShape(shapes)

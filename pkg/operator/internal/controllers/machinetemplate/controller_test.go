@@ -29,7 +29,7 @@ func newTemplate(change func(*v1beta1.NstanceMachineSpec)) *v1beta1.NstanceMachi
 }
 
 func newGroup(shape *shard.NodeShape) shard.Group {
-	return shard.Group{Key: "workers", Node: shape}
+	return shard.Group{Key: "workers", Shape: shape}
 }
 
 type harness struct {

@@ -43,8 +43,9 @@ func newHarness(t *testing.T, change func(*harness)) *harness {
 	h.node.Spec.ProviderID = providerID
 	h.pool = &v1beta1.NstanceMachinePool{
 		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "workers", UID: "uid-workers"},
-		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []v1beta1.Identifier{"a"}, Node: ptr.To(newSettings([]string{"b=2"}))},
+		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []v1beta1.Identifier{"a"}},
 	}
+	h.pool.Spec.Node = ptr.To(newSettings([]string{"b=2"}))
 	h.group = controllertest.NewShardGroup(h.pool, "a")
 	h.group.Status.ProviderIDs = []string{providerID}
 	h.Harness = controllertest.NewHarness(t, shardtest.New("a", "b"))

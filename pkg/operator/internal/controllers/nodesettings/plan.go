@@ -62,7 +62,9 @@ type change struct {
 
 // plan returns what to write to a Node so that it has the settings of its pool, nil if it has them.
 // Labels and taints of other writers stay. A taint with OnInitialization is set only together with the
-// removal of TaintUninitialized: any other Node may be initialized already.
+// removal of TaintUninitialized: any other Node may be initialized already. A taint with
+// OnInitialization stays, also if it was set as Always before: only the component that it is for knows
+// when to remove it.
 func plan(node *corev1.Node, wanted v1beta1.NodeSettings) (*change, error) {
 	was := appliedTo(node)
 	next := &change{labels: map[string]*string{}}
@@ -99,7 +101,7 @@ func plan(node *corev1.Node, wanted v1beta1.NodeSettings) (*change, error) {
 			delete(missing, name)
 			taint.Value = ours.Value
 			next.taints = append(next.taints, taint)
-		case slices.Contains(was.Taints, name):
+		case slices.Contains(was.Taints, name) && once[name].Key == "":
 		default:
 			next.taints = append(next.taints, taint)
 		}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -197,6 +198,8 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	// The server accepts only values of its configuration.
 	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
 	all.LoadBalancers = []v1beta1.Identifier{"web"}
+	// No shard knows the propagation of a taint.
+	all.Node.Taints[0].Effect, all.Node.Taints[0].Propagation = "NoSchedule", ""
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
 	group := s.until("every setting is declared", func(group shard.Group) bool {
 		return group.Declared != nil && group.Declared.Equal(controllers.ShardSettings(all))
@@ -248,6 +251,7 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 	s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" })
 	s.change(func(g *v1beta1.NstanceShardGroup) {
 		g.Spec.LoadBalancers, g.Spec.DrainTimeoutSeconds, g.Spec.Vars = []v1beta1.Identifier{"web"}, 600, map[string]string{"a": "1"}
+		g.Spec.Node = &v1beta1.NodeSettings{Labels: map[string]string{"a": "1"}}
 	})
 	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
 	for range 3 {
@@ -259,6 +263,12 @@ func TestASettingThatTheServerDoesNotKnow(t *testing.T) {
 	const message = `the server of shard "a" does not know drainTimeoutSeconds, loadBalancers and keeps its own values: update it, or remove them from the pool's spec`
 	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+message)
 	require.Contains(t, s.conditions(), "Ready=False UnsupportedByServer: "+message)
+
+	// Without its server the operator sets labels and taints, and nobody the maximum of Pods.
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Node.MaxPods = 17 })
+	_, _, err := s.Sync()
+	require.NoError(t, err)
+	require.Contains(t, s.conditions(), "ConfigValid=False UnsupportedByServer: "+strings.Replace(message, "loadBalancers and", "loadBalancers, node.maxPods and", 1))
 }
 
 // plainShards calls servers without the extensions.
@@ -266,9 +276,10 @@ type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
 	config.RemoveFirst, config.Revision, config.Replaces, config.LoadBalancers, config.DrainTimeoutSeconds = nil, nil, nil, nil, 0
+	config.Node = shard.NodeSettings{}
 	group, err := p.Client.UpsertGroup(ctx, id, key, config)
-	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
-	group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
+	group.ListsInstances, group.Instances, group.RemoveFirst, group.Shape, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
+	group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings, group.Node = nil, 0, 0, shard.NodeSettings{}
 	return group, err
 }
 
@@ -284,7 +295,7 @@ type plainClient struct {
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
 		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
-		group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings = nil, 0, 0
+		group.LoadBalancers, group.DrainTimeoutSeconds, group.KnownSettings, group.NodeSettings = nil, 0, 0, nil
 	}
 }
 

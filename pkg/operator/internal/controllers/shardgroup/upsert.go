@@ -151,14 +151,22 @@ func wantedSettings(spec v1beta1.GroupSettings, group *shard.Group) shard.GroupS
 	return settings
 }
 
-// unsupported returns which settings of spec the server does not know, "" if it knows all.
+// unsupported returns which settings of spec the server does not know, "" if it knows all. Labels and
+// taints are missing from no Node for that reason: the operator sets them when it has registered.
 func unsupported(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) string {
 	if group == nil {
 		return ""
 	}
-	_, names := group.Supported(controllers.ShardSettings(spec.GroupSettings))
+	settings := controllers.ShardSettings(spec.GroupSettings)
+	if settings.Node.MaxPods == 0 {
+		settings.Node = shard.NodeSettings{}
+	}
+	_, names := group.Supported(settings)
 	if len(names) == 0 {
 		return ""
+	}
+	if n := slices.Index(names, "nodeSettings"); n >= 0 {
+		names[n] = "node.maxPods"
 	}
 	return fmt.Sprintf("the server of shard %q does not know %s and keeps its own values: update it, or remove them from the pool's spec",
 		spec.Shard, strings.Join(names, ", "))

@@ -219,7 +219,7 @@ func TestSyncIgnoresChangesOfInstances(t *testing.T) {
 		},
 		"one that did not run is gone":         func(g *shard.Group) { g.Instances = g.Instances[:2] },
 		"the server no longer tells":           func(g *shard.Group) { g.ListsInstances, g.Instances = false, nil },
-		"the server tells what a Node is like": func(g *shard.Group) { g.Node = &shard.NodeShape{Architecture: "arm64"} },
+		"the server tells what a Node is like": func(g *shard.Group) { g.Shape = &shard.NodeShape{Architecture: "arm64"} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newObject())

@@ -39,7 +39,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		Rotation:       grant(status.GetRotation()),
 		Replace:        status.GetReplace(),
 		Progress:       progress(status.GetRotationProgress()),
-		Node:           nodeShape(status.GetNode()),
+		Shape:          nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
 		KnownSettings:  status.GetKnownSettings(),
 		MinSize:        status.GetLimits().GetMinSize(),

@@ -68,7 +68,7 @@ func TestGroup(t *testing.T) {
 		Declared: &shard.GroupSettings{
 			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
 		},
-		Node: &shard.NodeShape{
+		Shape: &shard.NodeShape{
 			Architecture: "arm64", OperatingSystem: "linux",
 			Capacity: map[string]string{"cpu": "2"}, Labels: shard.LabelsOf(map[string]string{"tier": "web"}),
 			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
