@@ -27,6 +27,11 @@ type GroupSettings struct {
 	LoadBalancers []string
 	// DrainTimeoutSeconds is how long an instance may take to drain.
 	DrainTimeoutSeconds int32
+	// Candidates are what instances may be, the best first. Without candidates InstanceType counts.
+	Candidates []Candidate
+	// ReturnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of it, 0 for never.
+	ReturnAfterSeconds int32
 }
 
 // Equal reports whether two settings are equal. A nil list or map equals an empty one.
@@ -36,7 +41,9 @@ func (s GroupSettings) Equal(other GroupSettings) bool {
 		slices.Equal(s.Subnets, other.Subnets) &&
 		maps.Equal(s.Vars, other.Vars) &&
 		slices.Equal(s.LoadBalancers, other.LoadBalancers) &&
-		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds
+		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds &&
+		EqualCandidates(s.Candidates, other.Candidates) &&
+		s.ReturnAfterSeconds == other.ReturnAfterSeconds
 }
 
 // settingsMessage is implemented by the messages that have the fields of GroupSettings:
@@ -48,6 +55,8 @@ type settingsMessage interface {
 	GetVars() map[string]string
 	GetLoadBalancers() []string
 	GetDrainTimeoutSeconds() int32
+	GetCandidates() []*nstancev1.Candidate
+	GetReturnAfterSeconds() int32
 }
 
 // SettingsOf returns the settings of a message. Slices and maps are shared with it.
@@ -60,6 +69,8 @@ func SettingsOf(message settingsMessage) GroupSettings {
 
 		LoadBalancers:       message.GetLoadBalancers(),
 		DrainTimeoutSeconds: message.GetDrainTimeoutSeconds(),
+		Candidates:          candidatesOf(message.GetCandidates()),
+		ReturnAfterSeconds:  message.GetReturnAfterSeconds(),
 	}
 }
 
@@ -73,6 +84,8 @@ func (s GroupSettings) Config() *nstancev1.GroupConfig {
 
 		LoadBalancers:       s.LoadBalancers,
 		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
+		Candidates:          candidateMessages(s.Candidates),
+		ReturnAfterSeconds:  s.ReturnAfterSeconds,
 	}
 }
 

@@ -145,6 +145,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: returnAfterSeconds
+      type:
+        scalar: numeric
     - name: subnets
       type:
         list:

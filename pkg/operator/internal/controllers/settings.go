@@ -13,7 +13,8 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// ShardSettings returns the settings of a spec as the shards get them.
+// ShardSettings returns the settings of a spec as the shards get them, without candidates
+// (ShardGroupSettings).
 func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 	settings := shard.GroupSettings{
 		Template:     spec.Template,
@@ -21,6 +22,7 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 		Vars:         spec.Vars,
 
 		DrainTimeoutSeconds: spec.DrainTimeoutSeconds,
+		ReturnAfterSeconds:  spec.ReturnAfterSeconds,
 	}
 	for _, id := range spec.Subnets {
 		settings.Subnets = append(settings.Subnets, string(id))
@@ -32,6 +34,7 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 }
 
 // SpecSettings returns the spec whose ShardSettings are settings, for a group that is imported.
+// PoolCandidates returns its candidates.
 func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 	spec := v1beta1.GroupSettings{
 		Template:     settings.Template,
@@ -39,6 +42,7 @@ func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 		Vars:         maps.Clone(settings.Vars),
 
 		DrainTimeoutSeconds: settings.DrainTimeoutSeconds,
+		ReturnAfterSeconds:  settings.ReturnAfterSeconds,
 	}
 	for _, id := range settings.Subnets {
 		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
@@ -61,7 +65,9 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(settings.Template == "" || settings.Template == effective.Template) &&
 		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets)) &&
 		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers)) &&
-		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds)
+		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds) &&
+		(len(settings.Candidates) == 0 || shard.EqualCandidates(settings.Candidates, effective.Candidates)) &&
+		(settings.ReturnAfterSeconds == 0 || settings.ReturnAfterSeconds == effective.ReturnAfterSeconds)
 }
 
 // ShardGrant returns the grant of a shard group as it is sent, nil without a grant.
@@ -114,6 +120,7 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 		Vars:         maps.Clone(effective.Vars),
 
 		DrainTimeoutSeconds: max(effective.DrainTimeoutSeconds, 0),
+		ReturnAfterSeconds:  max(effective.ReturnAfterSeconds, 0),
 	}
 	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))

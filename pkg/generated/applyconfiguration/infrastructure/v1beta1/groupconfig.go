@@ -23,6 +23,10 @@ type GroupConfigApplyConfiguration struct {
 	// drainTimeoutSeconds is the drain timeout in force, in seconds. It is not set if instances are
 	// not drained, or if the server does not report it.
 	DrainTimeoutSeconds *int32 `json:"drainTimeoutSeconds,omitempty"`
+	// returnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of the better candidate, in seconds. It is not set if
+	// instances stay what they are, or if the server does not report it.
+	ReturnAfterSeconds *int32 `json:"returnAfterSeconds,omitempty"`
 }
 
 // GroupConfigApplyConfiguration constructs a declarative configuration of the GroupConfig type for use with
@@ -86,5 +90,13 @@ func (b *GroupConfigApplyConfiguration) WithLoadBalancers(values ...string) *Gro
 // If called multiple times, the DrainTimeoutSeconds field is set to the value of the last call.
 func (b *GroupConfigApplyConfiguration) WithDrainTimeoutSeconds(value int32) *GroupConfigApplyConfiguration {
 	b.DrainTimeoutSeconds = &value
+	return b
+}
+
+// WithReturnAfterSeconds sets the ReturnAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReturnAfterSeconds field is set to the value of the last call.
+func (b *GroupConfigApplyConfiguration) WithReturnAfterSeconds(value int32) *GroupConfigApplyConfiguration {
+	b.ReturnAfterSeconds = &value
 	return b
 }
