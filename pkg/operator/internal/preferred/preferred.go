@@ -8,6 +8,7 @@ package preferred
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -64,30 +65,30 @@ func (s *Shard) reports() bool {
 		func(use shard.CandidateUse, candidate shard.Candidate) bool { return use.Name == candidate.Name })
 }
 
-// fallbacks returns by candidate how many instances are not preferred: their candidate is later in
-// the list than another that has room under its maximum. These are no more instances than there is
-// room for, and the last candidates are counted first. Instances above a maximum, which has been
-// lowered, have nothing better before them.
+// fallbacks returns by candidate how many instances are not preferred: an earlier candidate has room
+// for them under its maximum. The last candidates are counted first, each for the first room, so that
+// these are no more instances than would have to be replaced.
 func fallbacks(candidates []shard.Candidate, use []shard.CandidateUse) []int32 {
-	within, left := make([]int32, len(use)), int32(0)
+	rooms, found := make([]int32, len(use)), make([]int32, len(use))
 	for i := range use {
-		within[i] = max(use[i].Instances, 0)
-		if most := candidates[i].MaxInstances; most != nil {
-			within[i] = min(within[i], max(*most, 0))
-		}
-		left += within[i]
+		rooms[i] = room(&candidates[i], &use[i])
 	}
-	// The rest of the instances fills the candidates in their order.
-	found := make([]int32, len(use))
-	for i := range use {
-		ideal := left
-		if most := candidates[i].MaxInstances; most != nil {
-			ideal = min(left, max(*most, 0))
+	for i := len(use) - 1; i >= 0; i-- {
+		for j := range i {
+			n := min(rooms[j], max(use[i].Instances, 0)-found[i])
+			rooms[j] -= n
+			found[i] += n
 		}
-		left -= ideal
-		found[i] = max(within[i]-ideal, 0)
 	}
 	return found
+}
+
+// room returns how many more instances may be of a candidate.
+func room(candidate *shard.Candidate, use *shard.CandidateUse) int32 {
+	if candidate.MaxInstances == nil {
+		return math.MaxInt32
+	}
+	return max(*candidate.MaxInstances-max(use.Instances, 0), 0)
 }
 
 // maxReasons is how many reasons of shards a message has.
@@ -139,9 +140,7 @@ func (r *report) add(s *Shard) {
 		r.counts[kind] += n
 	}
 	for i := range max(worst, 0) {
-		most := s.Group.Candidates[i].MaxInstances
-		hasRoom := most == nil || use[i].Instances < *most
-		if hasRoom && use[i].Unavailable != "" {
+		if use[i].Unavailable != "" && room(&s.Group.Candidates[i], &use[i]) > 0 {
 			r.reasons = append(r.reasons, fmt.Sprintf("%s has no %s: %s", s.ID, kindOf(&use[i]), use[i].Unavailable))
 		}
 	}
