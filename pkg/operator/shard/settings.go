@@ -27,7 +27,7 @@ type GroupSettings struct {
 	LoadBalancers []string
 	// DrainTimeoutSeconds is how long an instance may take to drain.
 	DrainTimeoutSeconds int32
-	// Candidates are what instances may be, the best first. Without candidates InstanceType counts.
+	// Candidates list the instance types and markets of instances, the best first. Without candidates InstanceType counts.
 	Candidates []Candidate
 	// ReturnAfterSeconds is for how long a better candidate must have been free of rejections before
 	// an instance is replaced by an instance of it, 0 for never.

@@ -97,8 +97,8 @@ const maxReasons = 4
 // report adds up the shards.
 type report struct {
 	total, fallbacks int32
-	// kinds are what the instances are that are not preferred, in the order of their first
-	// occurrence, with their numbers.
+	// kinds have the types and markets of the instances that are not preferred, in the order of their
+	// first occurrence, and counts their numbers.
 	kinds  []string
 	counts map[string]int32
 	// reasons are why shards do not create the better candidates.

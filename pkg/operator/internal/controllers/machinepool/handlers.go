@@ -291,7 +291,7 @@ type groupReport struct {
 	listsInstances bool
 	node           *shard.NodeShape
 	shortfall      shard.Shortfall
-	// candidates and use are what the condition PreferredInstances is computed from.
+	// The condition PreferredInstances is computed from candidates and use.
 	candidates []shard.Candidate
 	use        []shard.CandidateUse
 }
