@@ -3271,6 +3271,13 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref common.ReferenceCall
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ReportedNode"),
 						},
 					},
+					"returnAfterSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "returnAfterSeconds is for how long a better candidate must have been free of rejections before an instance is replaced by an instance of the better candidate, in seconds. It is not set if instances stay what they are, or if the server does not report it.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 				},
 			},
 		},

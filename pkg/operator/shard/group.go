@@ -69,6 +69,9 @@ type Group struct {
 	// Shortfall is the lack of capacity for managed instances. It is zero if capacity suffices
 	// or the server does not report it.
 	Shortfall Shortfall
+	// CandidateUse are the numbers of instances of the candidates, in their order. It is empty without
+	// candidates, and if the server does not report it.
+	CandidateUse []CandidateUse
 }
 
 // Shortfall is a lack of capacity or quota of a provider.
@@ -113,7 +116,8 @@ func (g Group) Equal(other Group) bool {
 		g.Progress.Equal(other.Progress) &&
 		g.Shape.Equal(other.Shape) &&
 		equalRevision(g.Revision, other.Revision) &&
-		g.Shortfall == other.Shortfall
+		g.Shortfall == other.Shortfall &&
+		slices.Equal(g.CandidateUse, other.CandidateUse)
 }
 
 func equalDeclared(a, b *GroupSettings) bool {

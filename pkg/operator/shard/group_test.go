@@ -17,6 +17,7 @@ func TestGroupEqual(t *testing.T) {
 		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, DeletionOrder: []shard.NextDeletion{{InstanceID: "knd1"}}, RemoveFirst: []string{"knd1"}, Shape: &shard.NodeShape{Architecture: "arm64"},
 		Revision: &shard.Revision{UID: "uid", Generation: 7}, Shortfall: shard.Shortfall{Missing: 1, Message: "none left"},
 		Rotation: &shard.RotationGrant{UpToDate: 1}, Replace: []string{"knd2"}, Progress: &shard.RotationProgress{},
+		CandidateUse: []shard.CandidateUse{{Name: "spot"}},
 	}
 	if same := group; !group.Equal(same) {
 		t.Error("a group is not equal to its copy")

@@ -121,6 +121,10 @@ func Measure(g Group) (Size, error) {
 	for _, next := range g.DeletionOrder {
 		m.add("value of the deletion order", next.InstanceID, next.Reason)
 	}
+	for _, use := range g.CandidateUse {
+		m.add("value of a candidate", use.Name, use.InstanceType, use.Market)
+		m.bytes += perValue + len(use.Unavailable)
+	}
 	if node := g.Shape; node != nil {
 		m.add("value of the node", node.Architecture, node.OperatingSystem)
 		m.values("value of the node", node.Capacity, MaxString)
@@ -187,6 +191,9 @@ func (m *measurement) settings(settings GroupSettings) {
 	m.add("setting", settings.Template, settings.InstanceType)
 	m.add("subnet", settings.Subnets...)
 	m.add("load balancer", settings.LoadBalancers...)
+	for _, candidate := range settings.Candidates {
+		m.add("value of a candidate", candidate.Name, candidate.InstanceType, candidate.Market)
+	}
 	m.values("var", settings.Vars, MaxVar)
 	m.values("label", settings.Node.Labels, MaxString)
 	for _, taint := range settings.Node.Taints {

@@ -29,6 +29,11 @@ type GroupSettings struct {
 	DrainTimeoutSeconds int32
 	// Node has the settings for the kubelets of new instances.
 	Node NodeSettings
+	// Candidates list the instance types and markets of instances, the best first. Without candidates InstanceType counts.
+	Candidates []Candidate
+	// ReturnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of it, 0 for never.
+	ReturnAfterSeconds int32
 }
 
 // NodeSettings are labels, taints and the maximum number of Pods of the Nodes of a group. The zero
@@ -78,7 +83,9 @@ func (s GroupSettings) Equal(other GroupSettings) bool {
 		maps.Equal(s.Vars, other.Vars) &&
 		slices.Equal(s.LoadBalancers, other.LoadBalancers) &&
 		s.DrainTimeoutSeconds == other.DrainTimeoutSeconds &&
-		s.Node.Equal(other.Node)
+		s.Node.Equal(other.Node) &&
+		EqualCandidates(s.Candidates, other.Candidates) &&
+		s.ReturnAfterSeconds == other.ReturnAfterSeconds
 }
 
 // settingsMessage is implemented by the messages that have the fields of GroupSettings:
@@ -91,6 +98,8 @@ type settingsMessage interface {
 	GetLoadBalancers() []string
 	GetDrainTimeoutSeconds() int32
 	GetNodeSettings() *nstancev1.NodeSettings
+	GetCandidates() []*nstancev1.Candidate
+	GetReturnAfterSeconds() int32
 }
 
 // SettingsOf returns the settings of a message. Slices and maps are shared with it.
@@ -104,7 +113,9 @@ func SettingsOf(message settingsMessage) GroupSettings {
 		LoadBalancers:       message.GetLoadBalancers(),
 		DrainTimeoutSeconds: message.GetDrainTimeoutSeconds(),
 
-		Node: nodeSettingsOf(message.GetNodeSettings()),
+		Node:               nodeSettingsOf(message.GetNodeSettings()),
+		Candidates:         candidatesOf(message.GetCandidates()),
+		ReturnAfterSeconds: message.GetReturnAfterSeconds(),
 	}
 }
 
@@ -119,7 +130,9 @@ func (s GroupSettings) Config() *nstancev1.GroupConfig {
 		LoadBalancers:       s.LoadBalancers,
 		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
 
-		NodeSettings: s.Node.message(),
+		NodeSettings:       s.Node.message(),
+		Candidates:         candidateMessages(s.Candidates),
+		ReturnAfterSeconds: s.ReturnAfterSeconds,
 	}
 }
 

@@ -5,6 +5,7 @@ package dashboard
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,6 +89,9 @@ func newPool(pool *status.Pool, nodesUnknown string, options status.PrintOptions
 		Key: "pool-" + pool.Namespace + "-" + pool.Name, Name: pool.Name, ShardsUnknown: pool.ShardsUnknown,
 		State:   badge{conditionsTone(pool.Problems), pool.Text()},
 		Figures: figures(pool.Size, pool.Actual, pool.ReadyNodes, pool.Draining, nodesUnknown),
+	}
+	if len(pool.Candidates) > 0 {
+		v.Figures = append(v.Figures, figure{"Types and markets", kinds(pool)})
 	}
 	if pool.ShardsUnknown != "" {
 		v.State.Tone = worse(v.State.Tone, toneUnknown)
@@ -226,6 +230,20 @@ func figures(size, actual, ready, draining *int32, nodesUnknown string) []figure
 		{"Nodes ready", number(ready, cmp.Or(nodesUnknown, notReported))},
 		{"Draining", number(draining, notReported)},
 	}
+}
+
+// kinds returns how many instances of a pool are of which instance type and market.
+func kinds(pool *status.Pool) string {
+	var texts []string
+	for i := range pool.Candidates {
+		if candidate := &pool.Candidates[i]; candidate.Instances > 0 {
+			texts = append(texts, fmt.Sprintf("%d %s (%s)", candidate.Instances, candidate.Kind(), candidate.Name))
+		}
+	}
+	if len(pool.CandidatesUnknown) > 0 {
+		texts = append(texts, "unknown on "+strings.Join(pool.CandidatesUnknown, ", "))
+	}
+	return cmp.Or(strings.Join(texts, ", "), "none")
 }
 
 // number returns a number, or why it is not known.

@@ -46,6 +46,11 @@ func blocked() *objects.Snapshot {
 var cases = map[string]func() *objects.Snapshot{
 	"at-rest": plugintest.AtRest,
 	"blocked": blocked,
+	"candidates": func() *objects.Snapshot {
+		s := plugintest.AtRest()
+		plugintest.Candidates(s)
+		return s
+	},
 	"scaling": func() *objects.Snapshot {
 		s := plugintest.AtRest()
 		*s.Pools.Items[0].Status.DesiredReplicas = 5

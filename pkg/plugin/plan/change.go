@@ -18,7 +18,7 @@ type Change struct {
 	Before string `json:"before,omitempty"`
 	After  string `json:"after,omitempty"`
 	Effect string `json:"effect"`
-	// Replaces is set if the shards replace all instances with another value.
+	// Replaces is set if the shards replace instances because of another value.
 	Replaces bool `json:"replaces,omitempty"`
 }
 
@@ -41,6 +41,8 @@ var effects = []effect{
 	{setting: "vars", text: "files are sent to the instances that run; userdata and arguments of new instances only"},
 	{setting: "loadBalancers", text: "the instances that run are registered and deregistered"},
 	{setting: "drainTimeoutSeconds", text: "from the next drain on"},
+	{setting: "candidates", text: newCandidates},
+	{setting: "returnAfterSeconds", text: "from the next check on; instances that are not preferred are replaced when a better candidate was free of rejections for so long, as spec.rotation says"},
 	{setting: "machineMode", text: "Machines are created or deleted; no instance is replaced"},
 	{setting: "scaleDown", text: "from the next step of a scale-down on"},
 	{setting: "rotation", text: "from the next replacement on; instances from before after, or as old as maxAgeSeconds, are outdated and replaced"},
@@ -57,10 +59,14 @@ func changes(before, after *v1beta1.NstanceMachinePool) []Change {
 	var found []Change
 	for _, effect := range effects {
 		if was[effect.setting] != is[effect.setting] {
-			found = append(found, Change{
-				Setting: effect.setting, Before: was[effect.setting], After: is[effect.setting], Effect: effect.text,
-				Replaces: effect.replaces || effect.setting == "rotation" && outdates(before.Spec.Rotation, after.Spec.Rotation),
-			})
+			change := Change{Setting: effect.setting, Before: was[effect.setting], After: is[effect.setting], Effect: effect.text, Replaces: effect.replaces}
+			switch {
+			case effect.setting == "rotation":
+				change.Replaces = outdates(before.Spec.Rotation, after.Spec.Rotation)
+			case effect.setting == "candidates", effect.setting == "instanceType" && len(before.Spec.Candidates)+len(after.Spec.Candidates) > 0:
+				change.Effect, change.Replaces = candidatesEffect(&before.Spec, &after.Spec)
+			}
+			found = append(found, change)
 		}
 	}
 	return found
@@ -88,8 +94,8 @@ func settings(pool *v1beta1.NstanceMachinePool) map[string]string {
 	return values
 }
 
-// replacesAll reports whether the plan changes a setting for which the shards replace all instances.
-func (p *Plan) replacesAll() bool {
+// changesInstances reports whether the plan changes a setting for which the shards replace instances.
+func (p *Plan) changesInstances() bool {
 	for _, change := range p.Changes {
 		if change.Replaces {
 			return true

@@ -232,6 +232,53 @@ func TestWhichPoliciesReplaceInstances(t *testing.T) {
 	}
 }
 
+// Only the instances of a candidate that is removed are replaced.
+func TestWhichCandidatesReplaceInstances(t *testing.T) {
+	of := func(candidates ...v1beta1.Candidate) v1beta1.NstanceMachinePoolSpec {
+		return v1beta1.NstanceMachinePoolSpec{Candidates: candidates}
+	}
+	alone := func(instanceType string) v1beta1.NstanceMachinePoolSpec {
+		return v1beta1.NstanceMachinePoolSpec{GroupSettings: v1beta1.GroupSettings{InstanceType: instanceType}}
+	}
+	spot := v1beta1.Candidate{Name: "spot", InstanceType: "large", Market: v1beta1.MarketSpot}
+	base := v1beta1.Candidate{Name: "base", InstanceType: "large", Market: v1beta1.MarketStandard}
+	open := v1beta1.Candidate{Name: "any", InstanceType: "large"}
+	bounded, renamed := spot, spot
+	bounded.MaxReplicas, renamed.Name = ptr.To(intstr.FromInt32(2)), "cheap"
+	const replacesSpot = "each shard replaces its instances of spot (large Spot), one at a time or as spec.rotation says"
+	for name, test := range map[string]struct {
+		before, after v1beta1.NstanceMachinePoolSpec
+		returns       int32
+		want          string
+		replaces      bool
+	}{
+		"added":               {before: of(spot), after: of(spot, base), want: newCandidates},
+		"reordered":           {before: of(spot, base), after: of(base, spot), want: newCandidates},
+		"another maximum":     {before: of(spot, base), after: of(bounded, base), want: newCandidates},
+		"another name":        {before: of(spot), after: of(renamed), want: newCandidates},
+		"with a return":       {before: of(spot), after: of(base, spot), returns: 600, want: newCandidates + " at once; those that are not preferred are replaced later, as returnAfterSeconds and spec.rotation say"},
+		"removed":             {before: of(spot, base), after: of(base), want: replacesSpot + "; others stay", replaces: true},
+		"another market":      {before: of(spot), after: of(base), returns: 600, want: replacesSpot + "; others stay", replaces: true},
+		"the template's":      {before: of(spot), after: of(open), want: replacesSpot + ", unless a candidate means the same with the values of the template; others stay", replaces: true},
+		"the type is in them": {before: alone("large"), after: of(open, spot), want: newCandidates},
+		"back to a type":      {before: of(open), after: alone("large"), want: newCandidates},
+		"the type is not": {
+			before: alone("huge"), after: of(spot), replaces: true,
+			want: "each shard replaces its instances of huge, one at a time or as spec.rotation says, unless a candidate means the same with the values of the template; others stay",
+		},
+	} {
+		test.after.ReturnAfterSeconds = test.returns
+		found := changes(&v1beta1.NstanceMachinePool{Spec: test.before}, &v1beta1.NstanceMachinePool{Spec: test.after})
+		for _, change := range found {
+			if change.Setting == "candidates" || change.Setting == "instanceType" {
+				assert.Equal(t, test.want, change.Effect, name)
+				assert.Equal(t, test.replaces, change.Replaces, name)
+			}
+		}
+		assert.NotEmpty(t, found, name)
+	}
+}
+
 // A new setting must say what it does to instances that run.
 func TestEverySettingHasAnEffect(t *testing.T) {
 	var fields func(reflect.Type) []string

@@ -83,5 +83,5 @@ func (p *Plan) replacesAny() bool {
 			return true
 		}
 	}
-	return p.replacesAll()
+	return p.changesInstances()
 }

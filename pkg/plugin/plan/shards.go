@@ -139,8 +139,9 @@ func (b *builder) shard(p planned) Shard {
 	pending := p.pending(reported)
 	leave := int(reported) + len(pending) - int(p.next)
 	leaving, exact := distribute.Leaving(p.order(pending), p.removeFirst, leave)
-	if b.plan.replacesAll() {
-		// A deletion candidate that is replaced counts as such for the shard.
+	if b.plan.changesInstances() || b.plan.changesCandidates() {
+		// A deletion candidate that is replaced counts as such for the shard, and the surplus
+		// instances of the last candidate go first.
 		exact = exact && (leave <= len(p.removeFirst) || len(p.removeFirst) == 0)
 	}
 	result.Exact = result.Exact && (leave <= 0 || exact && p.settled(reported))

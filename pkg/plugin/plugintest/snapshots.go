@@ -13,6 +13,7 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -272,4 +273,26 @@ func AddOnDemand(s *objects.Snapshot) *v1beta1.NstanceMachine {
 	}
 	s.NstanceMachines.Items = append(s.NstanceMachines.Items, owned)
 	return &s.NstanceMachines.Items[len(s.NstanceMachines.Items)-1]
+}
+
+// Candidates gives the pool of AtRest candidates: an instance of shard b is a fallback, and shard c has
+// not reported its instances by candidate.
+func Candidates(s *objects.Snapshot) {
+	pool := &s.Pools.Items[0]
+	pool.Spec.Candidates = []v1beta1.Candidate{
+		{Name: "base", Market: v1beta1.MarketStandard, MaxReplicas: ptr.To(intstr.FromString("25%"))},
+		{Name: "spot", Market: v1beta1.MarketSpot},
+		{Name: "fallback", InstanceType: "m6i.large"},
+	}
+	for id, use := range map[string][]int32{"a": {1, 1, 0}, "b": {0, 0, 1}} {
+		status := &Group(s, id).Status
+		status.Candidates = []v1beta1.CandidateUse{
+			{Name: "base", InstanceType: "m7i.large", Market: "Standard", Replicas: use[0]},
+			{Name: "spot", InstanceType: "m7i.large", Market: "Spot", Replicas: use[1]},
+			{Name: "fallback", InstanceType: "m6i.large", Market: "Standard", Replicas: use[2]},
+		}
+	}
+	Group(s, "b").Status.Candidates[1].Unavailable = "InsufficientInstanceCapacity"
+	SetCondition(&pool.Status.Conditions, v1beta1.ConditionPreferredInstances, metav1.ConditionFalse, v1beta1.ReasonFallback,
+		"1 of 3 instances is m6i.large Standard (candidate fallback): b has no m7i.large Spot: InsufficientInstanceCapacity; not known: c was not read yet")
 }

@@ -60,7 +60,9 @@ func (b *builder) pool(pool *v1beta1.NstanceMachinePool) Pool {
 	members := b.MembersOf(pool)
 	var ready int32
 	known := b.ShardGroups.Unknown == "" && b.Nodes.Unknown == ""
-	for _, group := range b.ShardGroupsOf(pool) {
+	groups := b.ShardGroupsOf(pool)
+	result.addCandidates(pool, groups)
+	for _, group := range groups {
 		shard := b.shard(group, onShard(members, string(group.Spec.Shard)))
 		result.Shards = append(result.Shards, shard)
 		if shard.ReadyNodes != nil {

@@ -31,6 +31,9 @@ func Print(w io.Writer, status Status, options PrintOptions) error {
 			return err
 		}
 	}
+	if err := printCandidates(w, status, options); err != nil {
+		return err
+	}
 	if err := printOnDemand(w, status, options); err != nil {
 		return err
 	}

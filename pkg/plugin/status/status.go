@@ -44,9 +44,31 @@ type Pool struct {
 	ReadyNodes *int32 `json:"readyNodes,omitempty"`
 	// Problems are the conditions that report a problem.
 	Problems []Condition `json:"problems,omitempty"`
-	Shards   []Shard     `json:"shards"`
+	// Candidates are the candidates of the pool, in their order, empty if it has none.
+	Candidates []Candidate `json:"candidates,omitempty"`
+	// CandidatesUnknown names the shards that do not report the numbers of their candidates.
+	CandidatesUnknown []string `json:"candidatesUnknown,omitempty"`
+	// Preferred is True, False or Unknown: whether each instance is of the best candidate that has room
+	// for it. It is empty without candidates.
+	Preferred string  `json:"preferred,omitempty"`
+	Shards    []Shard `json:"shards"`
 	// ShardsUnknown is why Shards are not known.
 	ShardsUnknown string `json:"shardsUnknown,omitempty"`
+}
+
+// Candidate is an instance type in a market of which instances of a pool are. A candidate has several
+// entries if its type or market differs among the shards.
+type Candidate struct {
+	Name string `json:"name"`
+	// Type and Market are in force, as shards report them.
+	Type   string `json:"type,omitempty"`
+	Market string `json:"market,omitempty"`
+	// Instances is the number of instances, as the shards have reported last.
+	Instances int32 `json:"instances"`
+	// Max is the maximum in the spec of the pool, empty without one.
+	Max string `json:"max,omitempty"`
+	// Unavailable are the reasons for which shards create no instance of the candidate now.
+	Unavailable []string `json:"unavailable,omitempty"`
 }
 
 // Shard is an NstanceShardGroup.

@@ -33,6 +33,12 @@ var cases = map[string]func() *objects.Snapshot{
 		plugintest.Group(s, "b").Spec.Size = 2
 		return s
 	},
+	// Shard b has fallen back, and c has not reported.
+	"candidates": func() *objects.Snapshot {
+		s := plugintest.AtRest()
+		plugintest.Candidates(s)
+		return s
+	},
 	"shard-away": func() *objects.Snapshot {
 		s := plugintest.AtRest()
 		for _, kind := range []string{v1beta1.ConditionReady, v1beta1.ConditionShardReachable} {

@@ -82,7 +82,8 @@ type ShardCandidate struct {
 const (
 	// MaxCandidates is the largest number of entries.
 	MaxCandidates = 16
-	// MaxCandidateName is the longest name, in characters.
+	// MaxCandidateName is the longest name, and the longest market, in characters. The longest
+	// instance type has MaxReportedLength.
 	MaxCandidateName = 63
 	// MaxCandidateMessage is the longest reason of a candidate that is not available, in characters.
 	MaxCandidateMessage = 256

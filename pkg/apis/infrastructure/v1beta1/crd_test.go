@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -195,6 +196,13 @@ func TestLimitsOfReports(t *testing.T) {
 		if got := ptr.Deref(fields["subnets"].MaxItems, 0); got != MaxReportedSubnets {
 			t.Errorf("subnets of a %s: at most %d, want %d", kind, got, MaxReportedSubnets)
 		}
+	}
+	candidates := resolve(schemaOf(definitions["NstanceShardGroup"]), ".status").Properties["candidates"]
+	assert.EqualValues(t, MaxCandidates, ptr.Deref(candidates.MaxItems, 0))
+	for name, want := range map[string]int64{
+		"name": MaxCandidateName, "instanceType": MaxReportedLength, "market": MaxCandidateName, "unavailable": MaxCandidateMessage,
+	} {
+		assert.Equal(t, want, length(candidates.Items.Schema.Properties[name]), name)
 	}
 	for _, kind := range []string{"NstanceMachinePool", "NstanceMachineTemplate"} {
 		info := resolve(schemaOf(definitions[kind]), ".status.nodeInfo").Properties

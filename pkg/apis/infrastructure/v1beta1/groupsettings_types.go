@@ -116,4 +116,10 @@ type GroupConfig struct {
 	// instances get. It is not set if there are none, or if the server does not report them.
 	// +optional
 	Node *ReportedNode `json:"node,omitempty"`
+	// returnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of the better candidate, in seconds. It is not set if
+	// instances stay what they are, or if the server does not report it.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	ReturnAfterSeconds int32 `json:"returnAfterSeconds,omitempty"`
 }

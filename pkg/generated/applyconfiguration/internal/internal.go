@@ -148,6 +148,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: node
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ReportedNode
+    - name: returnAfterSeconds
+      type:
+        scalar: numeric
     - name: subnets
       type:
         list:

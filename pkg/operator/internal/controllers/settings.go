@@ -13,7 +13,8 @@ import (
 	"nstance.dev/operator/pkg/operator/shard"
 )
 
-// ShardSettings returns the settings of a spec as the shards get them.
+// ShardSettings returns the settings of a spec as the shards get them, without candidates
+// (ShardGroupSettings).
 func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 	settings := shard.GroupSettings{
 		Template:     spec.Template,
@@ -22,7 +23,8 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 
 		DrainTimeoutSeconds: spec.DrainTimeoutSeconds,
 
-		Node: shardNode(spec.Node),
+		Node:               shardNode(spec.Node),
+		ReturnAfterSeconds: spec.ReturnAfterSeconds,
 	}
 	for _, id := range spec.Subnets {
 		settings.Subnets = append(settings.Subnets, string(id))
@@ -34,6 +36,7 @@ func ShardSettings(spec v1beta1.GroupSettings) shard.GroupSettings {
 }
 
 // SpecSettings returns the spec whose ShardSettings are settings, for a group that is imported.
+// PoolCandidates returns its candidates.
 func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 	spec := v1beta1.GroupSettings{
 		Template:     settings.Template,
@@ -42,7 +45,8 @@ func SpecSettings(settings shard.GroupSettings) v1beta1.GroupSettings {
 
 		DrainTimeoutSeconds: settings.DrainTimeoutSeconds,
 
-		Node: specNode(settings.Node),
+		Node:               specNode(settings.Node),
+		ReturnAfterSeconds: settings.ReturnAfterSeconds,
 	}
 	for _, id := range settings.Subnets {
 		spec.Subnets = append(spec.Subnets, v1beta1.Identifier(id))
@@ -66,7 +70,9 @@ func SettingsInEffect(settings, effective shard.GroupSettings) bool {
 		(len(settings.Subnets) == 0 || slices.Equal(settings.Subnets, effective.Subnets)) &&
 		(len(settings.LoadBalancers) == 0 || slices.Equal(settings.LoadBalancers, effective.LoadBalancers)) &&
 		(settings.DrainTimeoutSeconds == 0 || settings.DrainTimeoutSeconds == effective.DrainTimeoutSeconds) &&
-		nodeInEffect(settings.Node, effective.Node)
+		nodeInEffect(settings.Node, effective.Node) &&
+		(len(settings.Candidates) == 0 || shard.EqualCandidates(settings.Candidates, effective.Candidates)) &&
+		(settings.ReturnAfterSeconds == 0 || settings.ReturnAfterSeconds == effective.ReturnAfterSeconds)
 }
 
 // ShardGrant returns the grant of a shard group as it is sent, nil without a grant.
@@ -120,7 +126,8 @@ func ReportedConfig(effective shard.GroupSettings) *v1beta1.GroupConfig {
 
 		DrainTimeoutSeconds: max(effective.DrainTimeoutSeconds, 0),
 
-		Node: reportedNode(effective.Node),
+		Node:               reportedNode(effective.Node),
+		ReturnAfterSeconds: max(effective.ReturnAfterSeconds, 0),
 	}
 	for _, id := range effective.Subnets[:min(len(effective.Subnets), v1beta1.MaxReportedSubnets)] {
 		config.Subnets = append(config.Subnets, controller.Truncate(id, v1beta1.MaxReportedLength))

@@ -5,15 +5,21 @@ package controllers
 
 import (
 	"maps"
+	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/base/distribute"
+	"nstance.dev/operator/pkg/base/poolplan"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/shard"
@@ -31,6 +37,87 @@ func TestEverySettingIsImported(t *testing.T) {
 	assert.Equal(t, spec, SpecSettings(ShardSettings(spec)))
 }
 
+// The same for the candidates, which are no part of the struct.
+func TestEveryFieldOfACandidateIsSentAndImported(t *testing.T) {
+	var spec v1beta1.NstanceShardGroupSpec
+	settingstest.Fill(&spec, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
+	settings := ShardGroupSettings(&spec)
+	fields := reflect.TypeFor[shard.GroupSettings]()
+	for i := range fields.NumField() {
+		assert.False(t, reflect.ValueOf(settings).Field(i).IsZero(), "%s is not sent", fields.Field(i).Name)
+	}
+	sent, fields := reflect.ValueOf(settings.Candidates[0]), reflect.TypeFor[shard.Candidate]()
+	for i := range fields.NumField() {
+		assert.False(t, sent.Field(i).IsZero(), "%s of a candidate is not sent", fields.Field(i).Name)
+	}
+	imported, same := PoolCandidates([]shard.GroupSettings{settings})
+	assert.True(t, same)
+	pool := poolplan.Pool{
+		NstanceMachinePool: &v1beta1.NstanceMachinePool{Spec: v1beta1.NstanceMachinePoolSpec{Candidates: imported}},
+		Shards:             make([]distribute.Shard, 1), Groups: []*v1beta1.NstanceShardGroup{nil},
+	}
+	assert.Equal(t, spec.Candidates, pool.ShardCandidates([]int32{v1beta1.MaxReplicas})[0])
+}
+
+func TestImportedCandidates(t *testing.T) {
+	of := func(candidates ...shard.Candidate) shard.GroupSettings {
+		return shard.GroupSettings{Candidates: candidates}
+	}
+	base := func(most int32) shard.Candidate {
+		return shard.Candidate{Name: "base", Market: "Standard", MaxInstances: &most}
+	}
+	rest, other := shard.Candidate{Name: "rest", Market: "Spot"}, shard.Candidate{Name: "rest", Market: "Spot", InstanceType: "m7i.large"}
+	most := func(n int32) *intstr.IntOrString { return ptr.To(intstr.FromInt32(n)) }
+	for name, test := range map[string]struct {
+		shards []shard.GroupSettings
+		want   []*intstr.IntOrString
+		differ bool
+	}{
+		"none":                                   {shards: []shard.GroupSettings{of(), of()}},
+		"shares are added up":                    {shards: []shard.GroupSettings{of(base(2), rest), of(base(1), rest), of(base(0), rest)}, want: []*intstr.IntOrString{most(3), nil}},
+		"no pool is larger":                      {shards: []shard.GroupSettings{of(base(math.MaxInt32), rest), of(base(math.MaxInt32), rest)}, want: []*intstr.IntOrString{most(v1beta1.MaxReplicas), nil}},
+		"another order":                          {shards: []shard.GroupSettings{of(base(1), rest), of(rest, base(1))}, differ: true},
+		"another type":                           {shards: []shard.GroupSettings{of(base(1), rest), of(base(1), other)}, differ: true},
+		"a maximum that one shard does not have": {shards: []shard.GroupSettings{of(base(1), rest), of(shard.Candidate{Name: "base", Market: "Standard"}, rest)}, differ: true},
+		"a candidate more":                       {shards: []shard.GroupSettings{of(rest), of(rest, rest)}, differ: true},
+		"a candidate less":                       {shards: []shard.GroupSettings{of(rest, rest), of(rest)}, differ: true},
+		"a shard without candidates":             {shards: []shard.GroupSettings{of(rest), of()}, differ: true},
+		"the first shard has none":               {shards: []shard.GroupSettings{of(), of(rest)}, differ: true},
+	} {
+		got, same := PoolCandidates(test.shards)
+		assert.Equal(t, !test.differ, same, name)
+		var maxima []*intstr.IntOrString
+		for _, candidate := range got {
+			maxima = append(maxima, candidate.MaxReplicas)
+		}
+		assert.Equal(t, test.want, maxima, name)
+	}
+}
+
+// Otherwise one server could make every write of the status fail.
+func TestReportedCandidatesAreWithinTheLimits(t *testing.T) {
+	long := strings.Repeat("ä", v1beta1.MaxCandidateMessage)
+	use := shard.CandidateUse{Name: long, InstanceType: long, Market: long, Instances: -1, Unavailable: long}
+	got := ReportedCandidates(append([]shard.CandidateUse{{}}, slices.Repeat([]shard.CandidateUse{use}, v1beta1.MaxCandidates)...))
+	assert.Len(t, got, v1beta1.MaxCandidates-1, "a candidate without a name is left out")
+	for value, limit := range map[string]int{
+		got[0].Name: v1beta1.MaxCandidateName, got[0].InstanceType: v1beta1.MaxReportedLength, got[0].Market: v1beta1.MaxCandidateName,
+		got[0].Unavailable: v1beta1.MaxCandidateMessage,
+	} {
+		assert.True(t, fits(value, limit) && strings.HasPrefix(value, "ää"), value)
+	}
+	assert.Zero(t, got[0].Replicas)
+	var filled shard.CandidateUse
+	settingstest.Fill(&filled)
+	reported := reflect.ValueOf(ReportedCandidates([]shard.CandidateUse{filled})[0])
+	for i := range reported.NumField() {
+		assert.False(t, reported.Field(i).IsZero(), "%s is not reported", reported.Type().Field(i).Name)
+	}
+	// 0 instances are a number.
+	applied := controller.ApplyConfiguration[applyv1beta1.CandidateUseApplyConfiguration](ReportedCandidates([]shard.CandidateUse{{Name: "spot"}})[0])
+	assert.Equal(t, applyv1beta1.CandidateUse().WithName("spot").WithReplicas(0), applied)
+}
+
 // Otherwise one server could make every write of the status fail.
 func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 	long := strings.Repeat("x", v1beta1.MaxReportedLength+1)
@@ -42,7 +129,9 @@ func TestReportedSettingsAreWithinTheLimits(t *testing.T) {
 		assert.LessOrEqual(t, utf8.RuneCountInString(value), v1beta1.MaxReportedLength)
 		assert.True(t, strings.HasPrefix(value, "xxx"))
 	}
-	assert.Zero(t, ReportedConfig(shard.GroupSettings{DrainTimeoutSeconds: -1}).DrainTimeoutSeconds)
+	negative := ReportedConfig(shard.GroupSettings{DrainTimeoutSeconds: -1, ReturnAfterSeconds: -1})
+	assert.Zero(t, negative.DrainTimeoutSeconds)
+	assert.Zero(t, negative.ReturnAfterSeconds)
 
 	long = strings.Repeat("x", v1beta1.MaxReportedTaintKey+1)
 	node := shard.NodeSettings{MaxPods: -1, Taints: slices.Repeat([]shard.Taint{{Key: long, Value: long, Effect: long}}, v1beta1.MaxReportedTaints+1)}

@@ -56,6 +56,7 @@ func Record(recorder events.EventRecorder, before, written *v1beta1.NstanceMachi
 	c.recordProblem()
 	c.recordBlocked()
 	c.recordShortfall()
+	c.recordPreferred()
 	c.recordRotation()
 	c.recordUnhealthy()
 	if missing := controller.TurnedFalse(c.before, c.after, v1beta1.ConditionNodesJoined); missing != nil {
@@ -108,6 +109,17 @@ func (c *change) recordShortfall() {
 		controller.Warn(c.recorder, c.pool, is.Reason, "Distribute", is.Message)
 	default:
 		controller.Record(c.recorder, c.pool, is.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")
+	}
+}
+
+// recordPreferred records that instances are of other candidates than they should be, when that
+// begins, and when it has ended. What is not known is no change.
+func (c *change) recordPreferred() {
+	if fallback := controller.TurnedFalse(c.before, c.after, v1beta1.ConditionPreferredInstances); fallback != nil {
+		controller.Warn(c.recorder, c.pool, fallback.Reason, "SelectCandidate", fallback.Message)
+	}
+	if meta.IsStatusConditionFalse(c.before, v1beta1.ConditionPreferredInstances) && meta.IsStatusConditionTrue(c.after, v1beta1.ConditionPreferredInstances) {
+		controller.Record(c.recorder, c.pool, v1beta1.ReasonPreferred, "SelectCandidate", "all instances are of the candidates that they should be of")
 	}
 }
 

@@ -61,7 +61,16 @@ func TestRecord(t *testing.T) {
 			v1beta1.ConditionCapacityAvailable, state{metav1.ConditionFalse, v1beta1.ReasonMoved}, state{metav1.ConditionTrue, v1beta1.ReasonNoShortfall},
 			[]string{"Normal NoShortfall no shard has a shortfall, and none has lent instances"},
 		},
-		"a rotation begins": {v1beta1.ConditionRollingOut, none, state{metav1.ConditionTrue, v1beta1.ReasonRollingOut}, []string{"Normal RotationStarted message"}},
+		"a fallback": {v1beta1.ConditionPreferredInstances, none, state{metav1.ConditionFalse, v1beta1.ReasonFallback}, []string{"Warning Fallback message"}},
+		"a fallback ends": {
+			v1beta1.ConditionPreferredInstances, state{metav1.ConditionFalse, v1beta1.ReasonFallback}, state{metav1.ConditionTrue, v1beta1.ReasonPreferred},
+			[]string{"Normal Preferred all instances are of the candidates that they should be of"},
+		},
+		"a shard with a fallback is away": {
+			v1beta1.ConditionPreferredInstances, state{metav1.ConditionFalse, v1beta1.ReasonFallback}, state{metav1.ConditionUnknown, v1beta1.ReasonShardUnreachable}, nil,
+		},
+		"the first preferred instances": {v1beta1.ConditionPreferredInstances, none, state{metav1.ConditionTrue, v1beta1.ReasonPreferred}, nil},
+		"a rotation begins":             {v1beta1.ConditionRollingOut, none, state{metav1.ConditionTrue, v1beta1.ReasonRollingOut}, []string{"Normal RotationStarted message"}},
 		"a rotation begins and fails": {
 			v1beta1.ConditionRollingOut, none, state{metav1.ConditionTrue, v1beta1.ReasonRotationFailed},
 			[]string{"Normal RotationStarted message", "Warning RotationFailed message"},

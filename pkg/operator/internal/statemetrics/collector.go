@@ -71,7 +71,7 @@ func New(sources Sources) *Collector { return &Collector{sources: sources} }
 func (c *Collector) Describe(descriptions chan<- *prometheus.Desc) {
 	for _, description := range []*prometheus.Desc{
 		shardConnected, shardSynced, shardVerified, shardLimit, shardLastList, shardLastMessage, shardReconnects,
-		groupDesired, groupActual, groupDraining, groupShortfall, groupNotReady, machines,
+		groupDesired, groupActual, groupDraining, groupShortfall, groupCandidates, groupNotReady, machines,
 	} {
 		descriptions <- description
 	}
@@ -187,6 +187,9 @@ var (
 		"Instances of a group that wait for their drain.", "group", "shard")
 	groupShortfall = newDesc("group_shortfall_instances",
 		"Instances of a group that the provider of its shard does not create for lack of capacity or quota.", "group", "shard")
+	groupCandidates = newDesc("group_candidate_instances",
+		"Instances of a candidate of a group that are not being deleted, as its shard has reported last; missing without candidates and before the first report.",
+		"group", "shard", "candidate")
 	groupNotReady = newDesc("group_not_ready",
 		"1 while the condition Ready of a shard group is not True, by its reason; missing otherwise.", "group", "shard", "reason")
 )
@@ -211,8 +214,26 @@ func (c *Collector) collectGroups(metrics chan<- prometheus.Metric) {
 			metrics <- gauge(groupActual, 0, of.group, of.shard)
 		}
 		metrics <- gauge(groupShortfall, float64(reported.Shortfall.Missing), of.group, of.shard)
+		collectCandidates(metrics, of, object.Spec.Candidates, reported.CandidateUse)
 		if reason := notReady(object); reason != "" {
 			metrics <- gauge(groupNotReady, 1, of.group, of.shard, reason)
+		}
+	}
+}
+
+// collectCandidates collects the numbers of instances of the candidates of a shard group. A name that
+// the shard group does not have is no label, whatever the shard reports.
+func collectCandidates(metrics chan<- prometheus.Metric, of groupOnShard, candidates []v1beta1.ShardCandidate, use []shard.CandidateUse) {
+	reported := make(map[string]int32, len(use))
+	for _, used := range use {
+		reported[used.Name] = used.Instances
+	}
+	for _, candidate := range candidates {
+		name := string(candidate.Name)
+		if instances, found := reported[name]; found {
+			metrics <- gauge(groupCandidates, float64(instances), of.group, of.shard, name)
+			// Two series with the same labels would make the whole scrape fail.
+			delete(reported, name)
 		}
 	}
 }

@@ -96,6 +96,31 @@ func TestShards(t *testing.T) {
 	}, metricstest.SeriesOf(t, c))
 }
 
+// The names of candidates are labels only as far as the shard group has them, and a name that occurs
+// twice does not end the scrape.
+func TestCandidates(t *testing.T) {
+	s, c := newSources("a", "b")
+	for _, id := range []string{"a", "b"} {
+		object := newShardGroup("workers", id, 3)
+		object.Spec.Candidates = []v1beta1.ShardCandidate{{Name: "base"}, {Name: "spot"}, {Name: "base"}}
+		require.NoError(t, s.shardGroups.Add(object))
+	}
+	s.shards.SetGroup("a", shard.Group{Key: "workers", CandidateUse: []shard.CandidateUse{
+		{Name: "base", Instances: 2}, {Name: "spot"}, {Name: "other", Instances: 9},
+	}})
+	s.shards.SetGroup("b", shard.Group{Key: "workers"})
+	var got []string
+	for _, series := range metricstest.SeriesOf(t, c) {
+		if strings.Contains(series, "candidate") {
+			got = append(got, series)
+		}
+	}
+	assert.Equal(t, []string{
+		`nstance_operator_group_candidate_instances{candidate="base",group="workers",shard="a"} 2`,
+		`nstance_operator_group_candidate_instances{candidate="spot",group="workers",shard="a"} 0`,
+	}, got)
+}
+
 func TestTheLimitThatAShardExceeds(t *testing.T) {
 	s, c := newSources("a", "b")
 	s.shards.ByID["a"].Reachable = false

@@ -26,6 +26,10 @@ type GroupConfigApplyConfiguration struct {
 	// node has the labels, the taints and the maximum number of Pods that the kubelets of new
 	// instances get. It is not set if there are none, or if the server does not report them.
 	Node *ReportedNodeApplyConfiguration `json:"node,omitempty"`
+	// returnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of the better candidate, in seconds. It is not set if
+	// instances stay what they are, or if the server does not report it.
+	ReturnAfterSeconds *int32 `json:"returnAfterSeconds,omitempty"`
 }
 
 // GroupConfigApplyConfiguration constructs a declarative configuration of the GroupConfig type for use with
@@ -97,5 +101,13 @@ func (b *GroupConfigApplyConfiguration) WithDrainTimeoutSeconds(value int32) *Gr
 // If called multiple times, the Node field is set to the value of the last call.
 func (b *GroupConfigApplyConfiguration) WithNode(value *ReportedNodeApplyConfiguration) *GroupConfigApplyConfiguration {
 	b.Node = value
+	return b
+}
+
+// WithReturnAfterSeconds sets the ReturnAfterSeconds field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ReturnAfterSeconds field is set to the value of the last call.
+func (b *GroupConfigApplyConfiguration) WithReturnAfterSeconds(value int32) *GroupConfigApplyConfiguration {
+	b.ReturnAfterSeconds = &value
 	return b
 }

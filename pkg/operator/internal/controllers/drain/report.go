@@ -121,7 +121,7 @@ const (
 
 // reasons are the reasons that are a label value (docs/protocol.md#drains). Other reasons are
 // counted as "other", so that a server cannot create any number of series.
-var reasons = []string{"unhealthy", "config-drift", "expired", "rotated", "replaced", "scale-down", "spot"}
+var reasons = []string{"unhealthy", "config-drift", "expired", "rotated", "replaced", "scale-down", "spot", "not-preferred"}
 
 // metrics are the metrics of drains. They have no label with the name of an
 // instance, so their number is bounded.

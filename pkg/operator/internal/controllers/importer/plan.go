@@ -103,7 +103,8 @@ func leftover(shardGroup *v1beta1.NstanceShardGroup) bool {
 // has bounded the rotation, the rotation is paused: its policy is not known, and without a policy
 // outdated instances would be replaced at any time.
 func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
-	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: commonSettings(found)}
+	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group)}
+	spec.GroupSettings, spec.Candidates = commonSettings(found)
 	for _, s := range found {
 		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
 		if s.group.Rotation != nil {
@@ -122,23 +123,37 @@ func totalSize(found []shardState) (total int32) {
 }
 
 // commonSettings returns the template, and the other settings that a former pool has declared,
-// if they are equal on all shards.
-func commonSettings(found []shardState) v1beta1.GroupSettings {
+// if they are equal on all shards. The maxima of candidates are shares, which may differ.
+func commonSettings(found []shardState) (v1beta1.GroupSettings, []v1beta1.Candidate) {
 	settings := v1beta1.GroupSettings{Template: commonTemplate(found)}
-	declared := found[0].group.Declared
-	if declared == nil || slices.ContainsFunc(found, func(s shardState) bool {
-		return s.group.Declared == nil || !s.group.Declared.Equal(*declared)
+	var declared []shard.GroupSettings
+	for _, s := range found {
+		if s.group.Declared == nil {
+			return settings, nil
+		}
+		declared = append(declared, *s.group.Declared)
+	}
+	candidates, same := controllers.PoolCandidates(declared)
+	if !same || slices.ContainsFunc(declared, func(d shard.GroupSettings) bool {
+		d.Candidates = declared[0].Candidates
+		return !d.Equal(declared[0])
 	}) {
-		return settings
+		return settings, nil
 	}
 	template := settings.Template
-	settings = controllers.SpecSettings(*declared)
+	settings = controllers.SpecSettings(declared[0])
 	settings.Template = template
 	if template == "" {
 		// The group is static, or the templates differ, and so do their subnets.
 		settings.Subnets = nil
 	}
-	return settings
+	// The API server rejects a pool with a setting that has no effect on the servers.
+	if len(candidates) > 0 {
+		settings.InstanceType = ""
+	} else {
+		settings.ReturnAfterSeconds = 0
+	}
+	return settings, candidates
 }
 
 // commonTemplate returns the template of a dynamic group that is the same on all shards. It is

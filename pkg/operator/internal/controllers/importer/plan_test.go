@@ -11,6 +11,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers/controllertest"
@@ -300,5 +302,38 @@ func TestImportHasTheDeclaredSettings(t *testing.T) {
 			d := plan(observation{group: "main", shards: []shardState{{id: "a", group: test.a}, {id: "b", group: test.b}}})
 			assert.Equal(t, test.want, d.create.GroupSettings)
 		})
+	}
+}
+
+// Shares of a maximum differ among shards, and are no other setting. What the API server rejects is
+// left out.
+func TestImportHasTheDeclaredCandidates(t *testing.T) {
+	with := func(vars map[string]string, most int32, candidates ...shard.Candidate) *shard.Group {
+		group := dynamic("worker")
+		group.Declared = &shard.GroupSettings{Template: "worker", InstanceType: "huge", Vars: vars, ReturnAfterSeconds: 600}
+		if most > 0 {
+			group.Declared.Candidates = append([]shard.Candidate{{Name: "base", Market: "Standard", MaxInstances: &most}}, candidates...)
+		}
+		return &group
+	}
+	spot, large := shard.Candidate{Name: "rest", Market: "Spot"}, shard.Candidate{Name: "rest", Market: "Spot", InstanceType: "large"}
+	vars := map[string]string{"a": "1"}
+	imported := []v1beta1.Candidate{
+		{Name: "base", Market: v1beta1.MarketStandard, MaxReplicas: ptr.To(intstr.FromInt32(3))}, {Name: "rest", Market: v1beta1.MarketSpot},
+	}
+	for name, test := range map[string]struct {
+		a, b       *shard.Group
+		want       v1beta1.GroupSettings
+		candidates []v1beta1.Candidate
+	}{
+		"other shares":  {with(vars, 2, spot), with(vars, 1, spot), v1beta1.GroupSettings{Template: "worker", Vars: vars, ReturnAfterSeconds: 600}, imported},
+		"another type":  {with(vars, 2, spot), with(vars, 1, large), v1beta1.GroupSettings{Template: "worker"}, nil},
+		"other vars":    {with(vars, 2, spot), with(nil, 1, spot), v1beta1.GroupSettings{Template: "worker"}, nil},
+		"no candidates": {with(vars, 0), with(vars, 0), v1beta1.GroupSettings{Template: "worker", InstanceType: "huge", Vars: vars}, nil},
+		"one has some":  {with(vars, 0), with(vars, 1, spot), v1beta1.GroupSettings{Template: "worker"}, nil},
+	} {
+		created := plan(observation{group: "main", shards: []shardState{{id: "a", group: test.a}, {id: "b", group: test.b}}}).create
+		assert.Equal(t, test.want, created.GroupSettings, name)
+		assert.Equal(t, test.candidates, created.Candidates, name)
 	}
 }

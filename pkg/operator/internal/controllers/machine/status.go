@@ -325,7 +325,7 @@ const reasonDeletingInstance = "DeletingInstance"
 
 // wantedReasons are the reasons of shards for deletions that follow from a configuration or a
 // request. Other reasons, such as unhealthy, are problems of an instance.
-var wantedReasons = []string{"scale-down", "requested", "config-drift", "expired", "rotated", "replaced"}
+var wantedReasons = []string{"scale-down", "requested", "config-drift", "expired", "rotated", "replaced", "not-preferred"}
 
 // recordProblem records an event if the new status has a new problem.
 func (c *Controller) recordProblem(observed observation, status v1beta1.NstanceMachineStatus) {

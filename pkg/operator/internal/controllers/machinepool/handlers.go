@@ -262,7 +262,9 @@ func (c *Controller) enqueueWithShardGroups(pool string) {
 // what the pool reads from the cache itself. It gets the rest from its shard groups.
 func (c *Controller) groupChanged(shard, key string) {
 	group, _ := c.groups.Get(shard, key)
-	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Shape, group.Shortfall}) {
+	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{
+		group.ListsInstances, group.Shape, group.Shortfall, group.Candidates, group.CandidateUse,
+	}) {
 		return
 	}
 	shardGroup, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard))
@@ -289,14 +291,21 @@ type groupReport struct {
 	listsInstances bool
 	node           *shard.NodeShape
 	shortfall      shard.Shortfall
+	// The condition PreferredInstances is computed from candidates and use.
+	candidates []shard.Candidate
+	use        []shard.CandidateUse
+}
+
+func (r groupReport) equal(other groupReport) bool {
+	return r.listsInstances == other.listsInstances && r.node.Equal(other.node) && r.shortfall == other.shortfall &&
+		shard.EqualCandidates(r.candidates, other.candidates) && slices.Equal(r.use, other.use)
 }
 
 // set records a report, and reports whether it differs from the last one.
 func (l *lastReported) set(group groupOnShard, now groupReport) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	before := l.reports[group]
-	if before.listsInstances == now.listsInstances && before.node.Equal(now.node) && before.shortfall == now.shortfall {
+	if l.reports[group].equal(now) {
 		return false
 	}
 	if l.reports == nil {

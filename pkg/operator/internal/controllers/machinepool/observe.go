@@ -8,6 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
@@ -20,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 	"nstance.dev/operator/pkg/operator/internal/nodeless"
+	"nstance.dev/operator/pkg/operator/internal/preferred"
 	"nstance.dev/operator/pkg/operator/internal/shortfall"
 	"nstance.dev/operator/pkg/operator/shard"
 )
@@ -305,6 +308,18 @@ func (o *observation) shortfalls() []shortfall.Shard {
 		}
 	}
 	return shards
+}
+
+// preferredInstances returns the condition PreferredInstances, nil if it stays.
+func preferredInstances(observed observation) *metav1.Condition {
+	shards := make([]preferred.Shard, len(observed.shards))
+	for i, state := range observed.shards {
+		link := preferred.Link{Configured: state.configured, Read: state.synced, Connected: state.reachable}
+		link.Lost = state.group != nil && meta.IsStatusConditionFalse(state.group.Status.Conditions, v1beta1.ConditionShardReachable)
+		shards[i] = preferred.Shard{ID: state.id, Link: link, Group: state.reported}
+	}
+	before := meta.FindStatusCondition(observed.pool.Status.Conditions, v1beta1.ConditionPreferredInstances)
+	return preferred.Condition(shards, observed.pool.Spec.ReturnAfterSeconds != 0, before)
 }
 
 // observeNodeless returns the instances of a pool that run without a Node. Nothing is known while

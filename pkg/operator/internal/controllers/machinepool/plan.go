@@ -121,7 +121,7 @@ func planReplicas(observed observation) decision {
 		scalingDown: allowed.progress(division),
 		lent:        division.Lent,
 		moved:       division.Moved,
-		apply:       planShardGroups(observed, division, rotation, before, machines),
+		apply:       planShardGroups(observed, &pool, division, rotation, before, machines),
 	}
 	// Without shard groups, the replicas count only if they have an owner (replicasExplicit).
 	d.handOver = !d.createsShardGroup()

@@ -6,9 +6,11 @@ package machinepool
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -27,6 +29,14 @@ func randomObservation(r *rand.Rand) observation {
 	if chance(5) {
 		seen.paused = "the pool"
 	}
+	if chance(30) {
+		pool.Spec.InstanceType = ""
+		pool.Spec.Candidates = []v1beta1.Candidate{
+			{Name: "base", MaxReplicas: ptr.To(intstr.FromInt32(r.Int32N(20)))},
+			{Name: "spot", Market: v1beta1.MarketSpot, MaxReplicas: ptr.To(intstr.FromString(fmt.Sprintf("%d%%", r.IntN(101))))},
+			{Name: "rest"},
+		}
+	}
 	newcomer := chance(30)
 	for i := range 1 + r.IntN(5) {
 		id := fmt.Sprintf("shard-%d", i)
@@ -38,6 +48,7 @@ func randomObservation(r *rand.Rand) observation {
 				owner = otherPool
 			}
 			state.group = newShardGroup(owner, id, r.Int32N(20))
+			state.group.Spec.Candidates = writtenCandidates(r, pool)
 			state.group.Spec.Template = []string{"standard", "old"}[r.IntN(2)]
 			if chance(5) {
 				state.group.DeletionTimestamp = ptr.To(metav1.Now())
@@ -75,6 +86,20 @@ func randomObservation(r *rand.Rand) observation {
 	return seen
 }
 
+// writtenCandidates returns the candidates that an earlier sync may have written.
+func writtenCandidates(r *rand.Rand, pool *v1beta1.NstanceMachinePool) (written []v1beta1.ShardCandidate) {
+	for _, candidate := range pool.Spec.Candidates {
+		of := v1beta1.ShardCandidate{Name: candidate.Name, Market: candidate.Market}
+		if candidate.MaxReplicas != nil {
+			of.MaxReplicas = ptr.To(r.Int32N(20))
+		}
+		if r.IntN(10) > 0 {
+			written = append(written, of)
+		}
+	}
+	return written
+}
+
 // carriedOut returns the observation of the next sync after everything was done.
 func carriedOut(seen observation, d decision) observation {
 	if d.create != nil {
@@ -93,6 +118,7 @@ func carriedOut(seen observation, d decision) observation {
 				seen.shards[i].group.Status = shard.group.Status
 			}
 			seen.shards[i].group.Spec.Imported = want.spec.Imported
+			seen.shards[i].group.Spec.Candidates = want.spec.Candidates
 		}
 	}
 	seen.shardGroups = nil
@@ -156,6 +182,12 @@ func testPlanProperties(t *testing.T, r *rand.Rand) {
 			}
 		}
 		for _, want := range d.apply {
+			at := slices.IndexFunc(seen.shards, func(s shardState) bool { return s.id == string(want.spec.Shard) })
+			for _, candidate := range want.spec.Candidates {
+				if share := ptr.Deref(candidate.MaxReplicas, 0); share > want.spec.Size && seen.shards[at].configured {
+					t.Fatalf("shard %s gets a share of %d of its size %d: %+v", want.spec.Shard, share, want.spec.Size, seen)
+				}
+			}
 			if !number {
 				t.Fatalf("shard %s gets size %d in place of %d without a number: %+v", want.spec.Shard, want.spec.Size, before[want.spec.Shard], seen)
 			}

@@ -24,11 +24,14 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/shortfall"
 )
 
-// planShardGroups returns the shard groups to write for a division.
-func planShardGroups(observed observation, division distribute.Division, rotation *rotationDecision, before, after machinesMode) (apply []wantedShardGroup) {
+// planShardGroups returns the shard groups to write for a division of a pool. A shard group gets the
+// shares of the candidates together with the size that they are shares of.
+func planShardGroups(observed observation, pool *poolplan.Pool, division distribute.Division, rotation *rotationDecision, before, after machinesMode) (apply []wantedShardGroup) {
+	candidates := pool.ShardCandidates(division.Sizes)
 	resized := resizes(observed.shards, division.Sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, division.Sizes[i])}
+		want.spec.Candidates = candidates[i]
 		want.spec.RemoveFirst = division.RemoveFirst[i]
 		if observed.pool.Spec.Rotation != nil {
 			want.spec.Rotation = rotation.grant(i, &observed.shards[i])
@@ -197,6 +200,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 			WithRemoveFirst(spec.RemoveFirst...))
 	applied.Spec.GroupSettingsApplyConfiguration =
 		*controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](spec.GroupSettings)
+	for _, candidate := range spec.Candidates {
+		applied.Spec.WithCandidates(controller.ApplyConfiguration[applyv1beta1.ShardCandidateApplyConfiguration](candidate))
+	}
 	if spec.DeletionPolicy != "" {
 		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
 	}

@@ -63,6 +63,11 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		unhealthy := observed.remediation.condition()
 		set(unhealthy.Type, unhealthy.Status, unhealthy.Reason, unhealthy.Message)
 	}
+	if len(pool.Spec.Candidates) == 0 {
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionPreferredInstances)
+	} else if best := preferredInstances(observed); best != nil {
+		set(best.Type, best.Status, best.Reason, best.Message)
+	}
 	switch mode := d.machines; {
 	case mode.unwanted:
 		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionMachinesEnabled)

@@ -442,4 +442,27 @@ func TestEverySettingIsAppliedAndCompared(t *testing.T) {
 	if none := controller.ApplyConfiguration[applyv1beta1.GroupSettingsApplyConfiguration](v1beta1.GroupSettings{}); !reflect.ValueOf(none).Elem().IsZero() {
 		t.Errorf("settings that are left out are applied as %+v", none)
 	}
+
+	// The candidates are not in GroupSettings: the operator divides their maxima.
+	want.Candidates = []v1beta1.ShardCandidate{{Name: "base", MaxReplicas: ptr.To[int32](0)}, {}}
+	settingstest.Fill(&want.Candidates[1])
+	got := applyShardGroup(pool, wantedShardGroup{spec: want}).Spec.Candidates
+	if len(got) != 2 || got[0].MaxReplicas == nil || *got[0].MaxReplicas != 0 {
+		t.Fatalf("%+v is applied for the candidates %+v", got, want.Candidates)
+	}
+	group := newShardGroup(pool, "a", 1)
+	group.Spec = want
+	fields := reflect.TypeFor[v1beta1.ShardCandidate]()
+	for i := range fields.NumField() {
+		name := fields.Field(i).Name
+		if field := reflect.ValueOf(got[1]).FieldByName(name); !field.IsValid() || field.IsZero() {
+			t.Errorf("%s of a candidate is not applied", name)
+		}
+		other := want
+		other.Candidates = slices.Clone(want.Candidates)
+		reflect.ValueOf(&other.Candidates[1]).Elem().Field(i).SetZero()
+		if !sameShardGroup(pool, group, wantedShardGroup{spec: want}) || sameShardGroup(pool, group, wantedShardGroup{spec: other}) {
+			t.Errorf("%s of a candidate is not compared", name)
+		}
+	}
 }

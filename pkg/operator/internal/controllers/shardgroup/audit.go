@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -137,7 +138,12 @@ func differences(before, after shard.GroupSettings) (settings []string, from, to
 		}
 	}
 	add("template", before.Template, after.Template)
-	add("instanceType", before.InstanceType, after.InstanceType)
+	switch {
+	case len(before.Candidates) == 0 && len(after.Candidates) == 0:
+		add("instanceType", before.InstanceType, after.InstanceType)
+	case removesKind(before, after):
+		add("candidates", kinds(before), kinds(after))
+	}
 	add("subnets", strings.Join(before.Subnets, "+"), strings.Join(after.Subnets, "+"))
 	return settings, strings.Join(was, ","), strings.Join(is, ",")
 }
@@ -155,7 +161,48 @@ func requested(before *shard.Group, config shard.GroupConfig) shard.Group {
 	if len(config.Subnets) > 0 {
 		after.Subnets = config.Subnets
 	}
+	if len(config.Candidates) > 0 {
+		after.Candidates = config.Candidates
+	}
 	return after
+}
+
+// removesKind reports whether settings lack an instance type in a market that others have: its
+// instances are replaced. Other names, maxima and another order replace none. The instance type of a
+// group without candidates counts as Standard: most templates are, and the operator does not know
+// their arguments.
+func removesKind(before, after shard.GroupSettings) bool {
+	return slices.ContainsFunc(candidatesOf(before), func(was shard.Candidate) bool {
+		return !slices.ContainsFunc(candidatesOf(after), func(is shard.Candidate) bool {
+			sameType := was.InstanceType == is.InstanceType || len(before.Candidates) == 0 && is.InstanceType == "" || len(after.Candidates) == 0 && was.InstanceType == ""
+			sameMarket := was.Market == is.Market ||
+				len(before.Candidates) == 0 && is.Market == standard || len(after.Candidates) == 0 && was.Market == standard
+			return sameType && sameMarket
+		})
+	})
+}
+
+const standard = string(v1beta1.MarketStandard)
+
+// candidatesOf returns the candidates of settings. An instance type is a list of one.
+func candidatesOf(settings shard.GroupSettings) []shard.Candidate {
+	if len(settings.Candidates) > 0 {
+		return settings.Candidates
+	}
+	return []shard.Candidate{{InstanceType: settings.InstanceType}}
+}
+
+// kinds returns instance types and markets as text.
+func kinds(settings shard.GroupSettings) string {
+	var found []string
+	for _, candidate := range candidatesOf(settings) {
+		kind := candidate.InstanceType
+		if candidate.Market != "" {
+			kind = cmp.Or(kind, "template") + "/" + candidate.Market
+		}
+		found = append(found, cmp.Or(kind, "template"))
+	}
+	return strings.Join(found, "+")
 }
 
 // Reasons of the events about shard groups.

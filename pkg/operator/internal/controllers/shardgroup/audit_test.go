@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/base/audit/audittest"
@@ -66,6 +67,39 @@ func TestReplacingInstancesIsAudited(t *testing.T) {
 		" writer=written: instanceType reason=config-change result=accepted requestID=ID")
 	h.ExpectEvents("Normal InstancesReplaced the instances are replaced: from instanceType=large to instanceType=huge; requestID ID; written: instanceType")
 	assert.NotContains(t, log.Text(), "secret")
+}
+
+// An entry is written only for candidates whose instances are replaced.
+func TestReplacedCandidatesAreAudited(t *testing.T) {
+	alone := func(instanceType string) shard.GroupSettings { return shard.GroupSettings{InstanceType: instanceType} }
+	of := func(candidates ...shard.Candidate) shard.GroupSettings {
+		// A server may report the type of the template beside the candidates.
+		return shard.GroupSettings{InstanceType: "small", Candidates: candidates}
+	}
+	spot, large := shard.Candidate{Name: "spot", Market: "Spot"}, shard.Candidate{Name: "large", InstanceType: "large", Market: "Standard"}
+	renamed, bounded := spot, spot
+	renamed.Name, bounded.MaxInstances = "cheap", ptr.To[int32](2)
+	for name, test := range map[string]struct {
+		before, after shard.GroupSettings
+		from, to      string
+	}{
+		"a candidate is added":         {of(spot), of(spot, large), "", ""},
+		"another order":                {of(spot, large), of(large, spot), "", ""},
+		"another name":                 {of(spot), of(renamed), "", ""},
+		"another maximum":              {of(spot, large), of(bounded, large), "", ""},
+		"a candidate is removed":       {of(spot, large), of(spot), "candidates=template/Spot+large/Standard", "candidates=template/Spot"},
+		"another market":               {of(spot), of(shard.Candidate{Name: "spot", Market: "Standard"}), "candidates=template/Spot", "candidates=template/Standard"},
+		"the type becomes a candidate": {alone("large"), of(spot, large), "", ""},
+		"the type is no candidate":     {alone("huge"), of(large), "candidates=huge", "candidates=large/Standard"},
+		"the last candidate stays":     {of(large), alone("large"), "", ""},
+		"the candidates are removed":   {of(large, spot), alone("large"), "candidates=large/Standard+template/Spot", "candidates=large"},
+	} {
+		_, from, to := differences(test.before, test.after)
+		assert.Equal(t, test.from, from, name)
+		assert.Equal(t, test.to, to, name)
+	}
+	after := requested(&shard.Group{GroupSettings: of(large)}, shard.GroupConfig{GroupSettings: of(spot)})
+	assert.Equal(t, []shard.Candidate{spot}, after.Candidates)
 }
 
 // TestFailedCallsAreAudited: each attempt is audited, and no event is recorded.

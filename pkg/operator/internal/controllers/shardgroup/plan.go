@@ -114,7 +114,7 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 // not count for a server that lists no instances, because it ignores removeFirst, nor do a grant and
 // replace for a server that reports no progress.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
-	wanted := wantedSettings(spec.GroupSettings, group)
+	wanted := wantedSettings(spec, group)
 	return group.Size == spec.Size && !group.Deleting &&
 		(!group.ListsInstances || slices.Equal(spec.RemoveFirst, group.RemoveFirst)) &&
 		(group.Progress == nil || controllers.ShardGrant(spec.Rotation).Equal(group.Rotation) && slices.Equal(spec.Replace, group.Replace)) &&
@@ -126,7 +126,7 @@ func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupConfig {
 	revision := revisionOf(object)
 	return shard.GroupConfig{
-		GroupSettings: wantedSettings(object.Spec.GroupSettings, group),
+		GroupSettings: wantedSettings(&object.Spec, group),
 		Size:          object.Spec.Size,
 		RemoveFirst:   object.Spec.RemoveFirst,
 		Rotation:      controllers.ShardGrant(object.Spec.Rotation),

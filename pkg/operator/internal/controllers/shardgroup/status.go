@@ -37,6 +37,7 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.Replicas = ptr.To(observed.group.ActualSize)
 		status.ProviderIDs = slices.Sorted(slices.Values(observed.group.ProviderIDs))
 		status.DeletionOrder = controllers.ReportedDeletionOrder(observed.group)
+		status.Candidates = controllers.ReportedCandidates(observed.group.CandidateUse)
 		status.Config = controllers.ReportedConfig(observed.group.GroupSettings)
 	case observed.synced:
 		status.IsStatic = ptr.To(false)
@@ -44,6 +45,7 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.Replicas = ptr.To[int32](0)
 		status.ProviderIDs = nil
 		status.DeletionOrder = nil
+		status.Candidates = nil
 		status.Config = nil
 	}
 	if !equality.Semantic.DeepEqual(status, object.Status) {

@@ -139,8 +139,8 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 // wantedSettings returns the settings to send to the server of group, which is nil if the group does
 // not exist. It omits template and subnets of a static group: the server's configuration sets them,
 // and the server rejects other values. And it omits what the server does not know.
-func wantedSettings(spec v1beta1.GroupSettings, group *shard.Group) shard.GroupSettings {
-	settings := controllers.ShardSettings(spec)
+func wantedSettings(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) shard.GroupSettings {
+	settings := controllers.ShardGroupSettings(spec)
 	if group == nil {
 		return settings
 	}
@@ -157,7 +157,7 @@ func unsupported(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) string
 	if group == nil {
 		return ""
 	}
-	settings := controllers.ShardSettings(spec.GroupSettings)
+	settings := controllers.ShardGroupSettings(spec)
 	if settings.Node.MaxPods == 0 {
 		settings.Node = shard.NodeSettings{}
 	}

@@ -109,6 +109,7 @@ func TestRareDriftIsCorrectedAtOnce(t *testing.T) {
 func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 	var spec v1beta1.NstanceShardGroupSpec
 	settingstest.Fill(&spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
+	settingstest.Fill(&spec.Candidates)
 	config := wanted(&v1beta1.NstanceShardGroup{Spec: spec}, nil)
 	group := shard.Group{GroupSettings: config.GroupSettings, Declared: &config.GroupSettings, KnownSettings: math.MaxInt32}
 	if !inOrder(&spec, &group) {
@@ -148,6 +149,48 @@ func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 			t.Errorf("%s is not written to the status", name)
 		}
 	}
+
+	// The candidates are not in GroupSettings, because a shard group has shares of the pool's.
+	fields := reflect.TypeFor[v1beta1.ShardCandidate]()
+	for i := range fields.NumField() {
+		name, other := fields.Field(i).Name, spec
+		other.Candidates = slices.Clone(spec.Candidates)
+		reflect.ValueOf(&other.Candidates[0]).Elem().Field(i).SetZero()
+		if inOrder(&other, &group) {
+			t.Errorf("a group is in order although %s of a candidate is another", name)
+		}
+		older := group
+		older.Declared = nil
+		if inOrder(&other, &older) {
+			t.Errorf("a group is in order on a server without declared settings although %s of a candidate is another", name)
+		}
+	}
+	removed := spec
+	removed.Candidates = nil
+	if inOrder(&removed, &group) {
+		t.Error("a group is in order although its candidates were removed from spec")
+	}
+	drifted := group
+	drifted.Candidates = nil
+	if inOrder(&spec, &drifted) {
+		t.Error("a group is in order although its candidates are not in effect")
+	}
+}
+
+// A server that does not know candidates gets none, is not called for them at each sync, and the
+// condition names them.
+func TestAServerWithoutCandidates(t *testing.T) {
+	spec := newObject().Spec
+	spec.Candidates = []v1beta1.ShardCandidate{{Name: "spot", Market: v1beta1.MarketSpot}}
+	spec.ReturnAfterSeconds = 600
+	older := changed(reported(), func(g *shard.Group) { g.KnownSettings = 1023 })
+	assert.Empty(t, wanted(&v1beta1.NstanceShardGroup{Spec: spec}, older).Candidates)
+	assert.True(t, inOrder(&spec, older))
+	assert.Contains(t, unsupported(&spec, older), `the server of shard "a" does not know candidates, returnAfterSeconds`)
+	newer := changed(reported(), func(g *shard.Group) { g.KnownSettings = 1025 })
+	assert.Len(t, wanted(&v1beta1.NstanceShardGroup{Spec: spec}, newer).Candidates, 1)
+	assert.False(t, inOrder(&spec, newer))
+	assert.Empty(t, unsupported(&spec, newer))
 }
 
 // lists makes a group report its instances.

@@ -44,6 +44,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		KnownSettings:  status.GetKnownSettings(),
 		MinSize:        status.GetLimits().GetMinSize(),
 		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: text(status.GetShortfall().GetMessage())},
+		CandidateUse:   candidateUse(status.GetCandidateUse()),
 	}
 }
 
@@ -88,6 +89,21 @@ func deletionOrder(messages []*nstancev1.NextDeletion) []shard.NextDeletion {
 		order[i] = shard.NextDeletion{InstanceID: messages[i].GetInstanceId(), Reason: unique.Make(messages[i].GetReason()).Value()}
 	}
 	return order
+}
+
+// candidateUse converts the use of the first candidates: a server with more violates the protocol.
+func candidateUse(messages []*nstancev1.CandidateUse) []shard.CandidateUse {
+	if len(messages) == 0 {
+		return nil
+	}
+	use := make([]shard.CandidateUse, min(len(messages), shard.MaxCandidates))
+	for i := range use {
+		use[i] = shard.CandidateUse{
+			Name: messages[i].GetName(), InstanceType: messages[i].GetInstanceType(), Market: messages[i].GetMarket(),
+			Instances: messages[i].GetInstances(), Unavailable: text(messages[i].GetUnavailable()),
+		}
+	}
+	return use
 }
 
 func grant(message *nstancev1.RotationGrant) *shard.RotationGrant {

@@ -51,6 +51,9 @@ func TestGroup(t *testing.T) {
 		Shortfall:     &nstancev1.Shortfall{Missing: 2, Message: "none left"},
 		DeletionOrder: []*nstancev1.NextDeletion{{InstanceId: "knd2", Reason: "expired"}, {InstanceId: "knd1"}},
 		Limits:        &nstancev1.GroupLimits{MinSize: 1},
+		CandidateUse: slices.Repeat([]*nstancev1.CandidateUse{
+			{Name: "spot", InstanceType: "m7i.large", Market: "Spot", Instances: 2, Unavailable: "none left"},
+		}, shard.MaxCandidates+1),
 
 		KnownSettings: 1021,
 	})
@@ -76,6 +79,9 @@ func TestGroup(t *testing.T) {
 		Revision:      &shard.Revision{UID: "uid", Generation: 7},
 		Shortfall:     shard.Shortfall{Missing: 2, Message: "none left"},
 		DeletionOrder: []shard.NextDeletion{{InstanceID: "knd2", Reason: "expired"}, {InstanceID: "knd1"}},
+		CandidateUse: slices.Repeat([]shard.CandidateUse{
+			{Name: "spot", InstanceType: "m7i.large", Market: "Spot", Instances: 2, Unavailable: "none left"},
+		}, shard.MaxCandidates),
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)
