@@ -29,8 +29,8 @@ type Shard struct {
 	Groups map[string]Group
 	// Tenants are further tenants, which have no static group.
 	Tenants []string
-	// Quota is the most instances that there may be of an instance type. A type
-	// that is not listed has no limit.
+	// Quota is the most instances that there may be of an instance type, or of a type in a
+	// market, TYPE/MARKET. What is not listed has no limit.
 	Quota map[string]int
 	// LeaderTimeout is after how long without a renewal by the leader another server of
 	// the shard leads. Zero means the product's default.
