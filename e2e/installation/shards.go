@@ -29,8 +29,8 @@ type Shard struct {
 	Groups map[string]Group
 	// Tenants are further tenants, which have no static group.
 	Tenants []string
-	// Quota is the most instances that there may be of an instance type. A type
-	// that is not listed has no limit.
+	// Quota is the most instances that there may be of an instance type, or of a type in a
+	// market, TYPE/MARKET. What is not listed has no limit.
 	Quota map[string]int
 	// AllowedTypes are the instance types that pools may have. Without a list all are allowed.
 	AllowedTypes []string

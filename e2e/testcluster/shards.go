@@ -80,7 +80,7 @@ func (c *Cluster) Reconfigure(t testing.TB, shard string, change func(*installat
 	require.NoError(t, err)
 }
 
-// SetQuota sets how many instances of each type a shard may have. nil removes the limits.
+// SetQuota sets how many instances of each type, or of each TYPE/MARKET, a shard may have. nil removes the limits.
 func (c *Cluster) SetQuota(t testing.TB, shard string, quota map[string]int) {
 	t.Helper()
 	c.Reconfigure(t, shard, func(s *installation.Shard) { s.Quota = quota })

@@ -65,8 +65,12 @@ type check struct {
 func (c *check) run(ctx context.Context) error {
 	c.existing, c.targets = map[string]instance.VM{}, map[string]instance.VM{}
 	c.unlisted, c.gone = map[string]bool{}, map[string]bool{}
-	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s, subnet %s.\n",
-		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, c.subnet)
+	market := ""
+	if name := provider.MarketOf(c.config.Shard.Infra.Options, c.group.Args); name != "" {
+		market = ", market " + name
+	}
+	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s%s, subnet %s.\n",
+		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, market, c.subnet)
 	err := c.steps(ctx)
 	if len(c.existing)+len(c.targets) > 0 || err != nil && c.examined {
 		err = errors.Join(err, c.cleanUp(ctx))

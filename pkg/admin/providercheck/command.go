@@ -38,11 +38,11 @@ func (e *UsageError) Unwrap() error { return e.err }
 
 // options are the values of the flags.
 type options struct {
-	config, template, instanceType, subnet string
-	balancers                              []string
-	storage, bucket, prefix                string
-	skipAssumptions                        bool
-	stepTimeout, cleanupTimeout            time.Duration
+	config, template, instanceType, market, subnet string
+	balancers                                      []string
+	storage, bucket, prefix                        string
+	skipAssumptions                                bool
+	stepTimeout, cleanupTimeout                    time.Duration
 }
 
 // NewCommand returns the command check, which knows the given providers.
@@ -84,6 +84,7 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 	flags.StringVar(&o.config, "config", "", "path of the configuration of a shard (required)")
 	flags.StringVar(&o.template, "template", "", "template of the instance (default: the only one)")
 	flags.StringVar(&o.instanceType, "instance-type", "", "type of the instance (default: the smallest one of the template's architecture)")
+	flags.StringVar(&o.market, "market", "", "market of the instance, such as "+provider.MarketSpot+" (default: what the arguments of the template select)")
 	flags.StringVar(&o.subnet, "subnet", "", "subnet of the instance (default: the first one of the template's pool)")
 	flags.StringSliceVar(&o.balancers, "load-balancers", nil, "load balancers of the configuration that the instance is registered with (default: none)")
 	flags.BoolVar(&o.skipAssumptions, "skip-assumptions", false, "do not ask about what the servers rely on")

@@ -31,6 +31,7 @@ func TestUsage(t *testing.T) {
 		{"unknown subnet", shardConfig, []string{"--subnet", "x"}, `--subnet: "x" is in no subnet pool`},
 		{"unknown type", shardConfig, []string{"--instance-type", "x"}, `--instance-type: Invalid value: "x": no instance type of architecture "amd64"`},
 		{"type of another architecture", shardConfig, []string{"--instance-type", "arm"}, `--instance-type: Invalid value: "arm"`},
+		{"a market of a provider without markets", shardConfig, []string{"--market", "Spot"}, "--market: provider fake: the provider has no markets: a market must not be named"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, w *world) {

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/admin/providercheck"
 	"nstance.dev/operator/pkg/server/provider/kwok"
@@ -66,4 +67,38 @@ func TestKwok(t *testing.T) {
 		}
 	}
 	assert.Equal(t, 1, created, "Nodes that were created")
+}
+
+// TestMarket: the instance is created in the market that the flag names, and of a type that has a quota
+// there.
+func TestMarket(t *testing.T) {
+	client := kwoktest.NewClientset()
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	// Without quotas, the smallest type is c7i.large.
+	config := strings.Replace(kwokConfig, `"/kubeconfig"`, `"/kubeconfig", "quota": {"c7i.large/Spot": 0, "t3.large": 0}`, 1)
+	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
+	check := func(market string) (string, error) {
+		command := providercheck.NewCommand(kwoktest.Providers(client))
+		var output strings.Builder
+		command.SetOut(&output)
+		command.SetErr(&output)
+		command.SetArgs([]string{"--config", path, "--timeout", "1m", "--market", market})
+		err := command.ExecuteContext(t.Context())
+		return output.String(), err
+	}
+	output, err := check("Spot")
+	require.NoError(t, err, output)
+	assert.Contains(t, output, "instance type m7i.large, market Spot, subnet subnet.")
+	output, err = check("Standard")
+	require.NoError(t, err, output)
+	assert.Contains(t, output, "instance type c7i.large, market Standard, subnet subnet.")
+	_, err = check("Elsewhere")
+	require.ErrorContains(t, err, `--market: provider kwok: market: Unsupported value: "Elsewhere": supported values: "Spot", "Standard"`)
+	var markets []string
+	for _, action := range client.Actions() {
+		if create, ok := action.(clienttesting.CreateAction); ok && action.Matches("create", "nodes") {
+			markets = append(markets, create.GetObject().(*corev1.Node).Labels[kwok.LabelMarket])
+		}
+	}
+	assert.Equal(t, []string{"Spot", ""}, markets)
 }

@@ -51,10 +51,11 @@ func (o *options) target(c *config.Config) (*target, error) {
 	if err != nil {
 		return nil, err
 	}
-	instanceType, typeErr := selectType(c, template.Arch, o.instanceType)
+	args, marketErr := selectMarket(c, template, o.market)
+	instanceType, typeErr := selectType(c, template.Arch, o.instanceType, provider.MarketOf(c.Shard.Infra.Options, args))
 	subnet, subnetErr := selectSubnet(c, template, o.subnet)
 	balancers, balancersErr := selectBalancers(c, o.balancers)
-	if err := errors.Join(typeErr, subnetErr, balancersErr); err != nil {
+	if err := errors.Join(typeErr, marketErr, subnetErr, balancersErr); err != nil {
 		return nil, err
 	}
 	return &target{
@@ -64,7 +65,7 @@ func (o *options) target(c *config.Config) (*target, error) {
 			Settings: groups.Settings{Template: name, InstanceType: instanceType.Name, Vars: merge(c.Defaults.Vars, template.Vars)},
 			Kind:     template.Kind,
 			Arch:     template.Arch,
-			Args:     config.MergeArgs(c.Defaults.Args, template.Args),
+			Args:     args,
 			Type:     instanceType,
 			Userdata: config.Userdata{Inline: userdata},
 		},
@@ -88,9 +89,18 @@ func selectTemplate(c *config.Config, name string) (string, config.Template, err
 	return name, template, nil
 }
 
+// selectMarket returns the arguments of a template, in a market if one is named.
+func selectMarket(c *config.Config, template config.Template, market string) (map[string]any, error) {
+	args, err := provider.MarketArgs(c.Shard.Infra.Options, config.MergeArgs(c.Defaults.Args, template.Args), market)
+	if err != nil {
+		return nil, fmt.Errorf("--market: provider %s: %w", c.Shard.Infra.Provider, err)
+	}
+	return args, nil
+}
+
 // selectType returns the type with a name, or else the smallest type: least processors first,
 // then least memory.
-func selectType(c *config.Config, arch, name string) (provider.InstanceType, error) {
+func selectType(c *config.Config, arch, name, market string) (provider.InstanceType, error) {
 	types := c.Shard.Infra.InstanceTypes.OfArch(arch)
 	if name != "" {
 		if err := c.CheckInstanceType(field.NewPath("--instance-type"), name, arch); err != nil {
@@ -99,7 +109,10 @@ func selectType(c *config.Config, arch, name string) (provider.InstanceType, err
 		return types[name], nil
 	}
 	// A quota of zero forbids a type.
-	maps.DeleteFunc(types, func(_ string, t provider.InstanceType) bool { return t.Quota != nil && *t.Quota == 0 })
+	maps.DeleteFunc(types, func(_ string, t provider.InstanceType) bool {
+		quota, limited := t.MarketQuotas[market]
+		return t.Quota != nil && *t.Quota == 0 || limited && quota == 0
+	})
 	if len(types) == 0 {
 		return provider.InstanceType{}, fmt.Errorf("--instance-type: the provider has no type of architecture %s with a quota", arch)
 	}

@@ -250,7 +250,7 @@ func TestUpsertMerges(t *testing.T) {
 			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "OperatorVars", "Type", "RuntimeConfigHash", "InfraConfigHash")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if want := s.Config().Shard.Infra.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
+			if want := s.Config().Shard.Infra.InstanceTypes[tc.want.InstanceType]; !assert.ObjectsAreEqual(want, got.Type) || want.Name != tc.want.InstanceType {
 				t.Errorf("the type is %+v, want %+v", got.Type, want)
 			}
 		})

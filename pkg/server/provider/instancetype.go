@@ -6,6 +6,7 @@ package provider
 import (
 	"maps"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -42,6 +43,9 @@ type InstanceType struct {
 	// Quota is how many pending or running instances of the type the shard may have. Nil
 	// means no limit.
 	Quota *int32
+	// MarketQuotas are the same by market, of instances in this market. A market that is missing
+	// has no limit of its own.
+	MarketQuotas map[string]int32
 }
 
 // Catalogue has the instance types of a provider by name.
@@ -79,19 +83,29 @@ func readQuantity(o *jsonc.Object, name string) resource.Quantity {
 	return quantity
 }
 
-// ReadQuota adds the quotas of the option quota to the types that they limit.
-func ReadQuota(o *jsonc.Object, types Catalogue) {
+// ReadQuota adds the quotas of the option quota to the types that they limit. A key is the name of a
+// type, or TYPE/MARKET for one of these markets. The names of types have no slash.
+func ReadQuota(o *jsonc.Object, types Catalogue, markets ...string) {
 	for _, name := range o.Names() {
 		quota := o.Int32(name)
-		limited, known := types[name]
+		typeName, market, ofMarket := strings.Cut(name, "/")
+		limited, known := types[typeName]
 		switch {
-		case !known:
+		case !known, ofMarket && len(markets) == 0:
 			o.Report(field.Invalid(o.Child(name), name, "unknown instance type, known are "+validation.Keys(types)))
+		case ofMarket && !slices.Contains(markets, market):
+			o.Report(field.NotSupported(o.Child(name), market, markets))
 		case quota != nil && *quota < 0:
 			o.Report(field.Invalid(o.Child(name), *quota, "must not be negative"))
-		default:
+		case ofMarket && quota != nil:
+			if limited.MarketQuotas == nil {
+				limited.MarketQuotas = map[string]int32{}
+			}
+			limited.MarketQuotas[market] = *quota
+			types[typeName] = limited
+		case !ofMarket:
 			limited.Quota = quota
-			types[name] = limited
+			types[typeName] = limited
 		}
 	}
 }

@@ -32,8 +32,8 @@ type Spec struct {
 	Type InstanceType
 	// Subnet is the provider's subnet for the instance.
 	Subnet string
-	// Market divides the capacity of a type, for example into on-demand and spot capacity.
-	// Only the provider sets it.
+	// Market is the market that Args mean, or empty if the provider has no markets or does not
+	// know it. Only the provider sets it.
 	Market string
 	// Args are the provider's own arguments, merged and rendered.
 	Args map[string]any
@@ -44,7 +44,8 @@ type Spec struct {
 
 // FailureFunc is called if an instance of a group could not be created or deleted. The id is
 // empty if no such instance exists. The provider retries, and calls the function again for
-// each failed attempt.
+// each failed attempt. The error says nothing about whether the instance may exist: see
+// CapacityError.
 type FailureFunc func(group instance.GroupKey, id string, err error)
 
 // Provider creates and deletes instances. It knows all instances of its cluster and shard, no
@@ -76,8 +77,9 @@ type Provider interface {
 	// deleted, but do not count in the quota of their type.
 	Capacity(ctx context.Context, subnet string) (int, error)
 	// Create requests an instance. It does not wait until the instance runs. The same id
-	// gives the same instance, however often it is requested. If the quota of its type is
-	// used up or its subnet is full, the error says so.
+	// gives the same instance, however often it is requested. While an earlier request with the
+	// id may have had an effect, it counts, and another type, subnet or market is ignored. If the
+	// quota of its type is used up or its subnet is full, the error says so.
 	Create(ctx context.Context, spec Spec) error
 	// Delete deletes an instance, pending or running. It does not wait until the
 	// instance is deleted. It succeeds for an instance that is being deleted or
@@ -125,8 +127,17 @@ type UserdataRemover interface {
 }
 
 // CapacityError means that an instance was not created because the quota of its type is used
-// up, its subnet is full, or the cloud has no capacity. The same request may succeed later,
-// or on another shard. All other errors of Create have other reasons.
+// up, its subnet is full, or the cloud has no capacity or does not offer the type there. The same
+// request may succeed later, or on another shard. All other errors of Create have other reasons: a
+// wrong argument is none of these.
+//
+// If Create returns a CapacityError, this request has certainly had no effect, and the same id may be
+// requested with another type, subnet or market. An accepted request may be rejected later. It has
+// certainly had no effect if Get does not know the instance any more, and Renewer.Renews, where it is
+// implemented, returns false. Then CapacityChecker, and Create, return the CapacityError. A
+// CapacityError of a FailureFunc proves nothing: the cloud may have ended a launch for lack of
+// capacity whose machine still is the instance. A request of an earlier process needs no such care:
+// Create looks for its machine first.
 type CapacityError struct{ text string }
 
 // OutOfCapacity returns a CapacityError. The server reports it as a state, so its text must

@@ -67,6 +67,7 @@ func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *ins
 	if err != nil {
 		return provider.Spec{}, err
 	}
+	facts.Instance.Market = provider.MarketOf(c.Shard.Infra.Options, args)
 	userdata, err := p.userdata(ctx, c, group, record, facts)
 	if err != nil {
 		return provider.Spec{}, err

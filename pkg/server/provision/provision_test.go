@@ -9,10 +9,12 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/registration"
 )
 
@@ -88,6 +90,51 @@ func TestNoUserdataNoNonce(t *testing.T) {
 	spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
 	if err != nil || spec.Userdata != nil || spec.Args != nil || len(nonces.signed) != 0 {
 		t.Errorf("got userdata %q, arguments %v, %d nonces, error %v", spec.Userdata, spec.Args, len(nonces.signed), err)
+	}
+}
+
+// marketOptions are options with the argument market.
+type marketOptions struct {
+	providertest.Options
+	provider.MarketArgument
+}
+
+// MarketArgs is not called.
+func (o *marketOptions) MarketArgs(map[string]any, string) (map[string]any, error) {
+	return nil, errors.New("unexpected call")
+}
+
+// TestTheMarketOfAnInstance is known in arguments unless a template decides about it, and in userdata.
+func TestTheMarketOfAnInstance(t *testing.T) {
+	withMarkets := &marketOptions{MarketArgument: provider.MarketArgument{
+		Name: "market", Values: map[string]string{"Standard": "on-demand", "Spot": "spot"}, Default: "on-demand",
+	}}
+	for name, tc := range map[string]struct {
+		options        provider.Options
+		market         any
+		args, userdata string
+	}{
+		"named":                       {withMarkets, "spot", "Spot", "Spot"},
+		"not named":                   {withMarkets, nil, "Standard", "Standard"},
+		"rendered":                    {withMarkets, "{{.Vars.market}}", "", "Spot"},
+		"a provider without a market": {&providertest.Options{}, nil, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newConfig(t)
+			c.Shard.Infra.Options = tc.options
+			p, _ := newProvisioner(t, c)
+			group := *newGroup(t, c, "main")
+			group.Vars = map[string]string{"market": "spot"}
+			group.Args = map[string]any{"labels": map[string]any{"market": "{{.Instance.Market}}"}}
+			if tc.market != nil {
+				group.Args["market"] = tc.market
+			}
+			group.Userdata = config.Userdata{Inline: "{{.Instance.ID}} {{.Nonce}} market={{.Instance.Market}}."}
+			spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+			require.NoError(t, err)
+			assert.Equal(t, map[string]any{"market": tc.args}, spec.Args["labels"])
+			assert.Contains(t, string(spec.Userdata), " market="+tc.userdata+".")
+		})
 	}
 }
 

@@ -15,15 +15,21 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/nodesettings"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // facts are the values that the templates of arguments and userdata can use
 // (docs/server-reference.md#userdata). They have no host name or address, which are unknown before the
 // instance runs, and no .Image, because there are no images.
 type facts struct {
-	Instance struct{ ID, Group, Kind, Arch, Type string }
-	Cluster  struct{ ID, CACert string }
-	Server   struct {
+	Instance struct {
+		ID, Group, Kind, Arch, Type string
+		// Market is empty if the provider has no markets or does not know the market. In arguments
+		// it is also empty if a template in the arguments decides about it.
+		Market string
+	}
+	Cluster struct{ ID, CACert string }
+	Server  struct {
 		Shard, RegistrationAddr, OperatorAddr string
 		// AgentAddr is empty if the server serves no agents.
 		AgentAddr string
@@ -51,6 +57,7 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	f.Instance.Kind = group.Kind
 	f.Instance.Arch = group.Arch
 	f.Instance.Type = group.InstanceType
+	f.Instance.Market = provider.MarketOf(c.Shard.Infra.Options, group.Args)
 	f.Cluster.ID = c.ClusterID
 	if p.AuthorityPEM != nil {
 		f.Cluster.CACert = string(p.AuthorityPEM())

@@ -64,6 +64,7 @@ func validateInline(c *config.Config, name string, userdata config.Userdata) err
 	sample := secretFacts{Nonce: sampleNonce}
 	sample.Instance.ID, sample.Instance.Group = sampleID, "sample"
 	sample.Instance.Kind, sample.Instance.Arch, sample.Instance.Type = template.Kind, template.Arch, template.InstanceType
+	sample.Instance.Market = provider.MarketOf(c.Shard.Infra.Options, config.MergeArgs(c.Defaults.Args, template.Args))
 	sample.Cluster.ID, sample.Cluster.CACert = c.ClusterID, "sample"
 	sample.Server.Shard, sample.Server.HealthCheckInterval = c.Shard.ID, c.Shard.HealthCheckInterval
 	sample.Server.RegistrationAddr, sample.Server.OperatorAddr, sample.Server.AgentAddr = "sample:1", "sample:2", "sample:3"

@@ -15,6 +15,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // Arguments of the provider.
@@ -39,6 +41,28 @@ const (
 	marketOnDemand = "on-demand"
 	marketSpot     = string(types.MarketTypeSpot)
 )
+
+// marketArgument selects the market. A launch template must not have market options of its own: EC2
+// cannot replace them by on-demand.
+var marketArgument = provider.MarketArgument{
+	Name:    argMarket,
+	Values:  map[string]string{provider.MarketStandard: marketOnDemand, provider.MarketSpot: marketSpot},
+	Default: marketOnDemand,
+}
+
+var _ provider.Markets = (*Options)(nil)
+
+// Market returns the market that arguments mean.
+func (*Options) Market(args map[string]any) string { return marketArgument.Market(args) }
+
+// MarketArgs returns arguments that mean a market. Only spot instances have a price.
+func (*Options) MarketArgs(args map[string]any, market string) (map[string]any, error) {
+	args, changed, err := marketArgument.Set(args, market)
+	if changed && market != provider.MarketSpot {
+		delete(args, argSpotMaxPrice)
+	}
+	return args, err
+}
 
 // anImageID describes the id of an image in error messages.
 const anImageID = "the id of an image, such as ami-0123456789abcdef0"

@@ -225,6 +225,8 @@ const (
 	codeTokenMismatch   = "IdempotentParameterMismatch"
 	codeTokenTerminated = "IdempotentInstanceTerminated"
 	codeNoAddress       = "InsufficientFreeAddressesInSubnet"
+	codePriceTooLow     = "SpotMaxPriceTooLow"
+	codeUnsupported     = "Unsupported"
 )
 
 var (
@@ -235,7 +237,7 @@ var (
 	// capacityCodes mean that the zone has no capacity for a type at present.
 	capacityCodes = []string{
 		"InsufficientInstanceCapacity", "InsufficientCapacity", "InsufficientHostCapacity", "InsufficientReservedInstanceCapacity",
-		"ReservationCapacityExceeded", "UnfulfillableCapacity", "SpotMaxPriceTooLow", "InsufficientVolumeCapacity",
+		"ReservationCapacityExceeded", "UnfulfillableCapacity", codePriceTooLow, "InsufficientVolumeCapacity",
 	}
 	// quotaCodes mean that the account has used up a quota.
 	quotaCodes = []string{"VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded", "VolumeLimitExceeded"}
@@ -290,7 +292,7 @@ func rejectGroup(spec provider.Spec, err error) error {
 
 // launchError converts the error of a launch. It returns a rejection if EC2 has certainly
 // created nothing, and otherwise the error.
-func launchError(spec provider.Spec, err error) error {
+func launchError(zone string, spec provider.Spec, err error) error {
 	code := codeOf(err)
 	typeScope := cloud.Scope{Type: spec.Type.Name, Market: spec.Market}
 	reject := func(scope cloud.Scope, after time.Duration, err error) error {
@@ -304,15 +306,23 @@ func launchError(spec provider.Spec, err error) error {
 		return fmt.Errorf("%w: %w", cloud.ErrTokenUsed, err)
 	case slices.Contains(throttlingCodes, code), slices.Contains(accessCodes, code):
 		return classify(err)
+	case code == codePriceTooLow:
+		// Other groups may have another price.
+		typeScope.Group = spec.Group
+		return reject(typeScope, capacityRetryAfter, full("%s for %s", code, spec.TypeInMarket()))
 	case slices.Contains(capacityCodes, code):
-		return reject(typeScope, capacityRetryAfter, full("%s for %s", code, described(spec)))
+		return reject(typeScope, capacityRetryAfter, full("%s for %s", code, spec.TypeInMarket()))
 	case slices.Contains(quotaCodes, code):
-		return reject(typeScope, quotaRetryAfter, full("%s for %s", code, described(spec)))
+		return reject(typeScope, quotaRetryAfter, full("%s for %s", code, spec.TypeInMarket()))
 	case code == codeNoAddress:
 		return reject(cloud.Scope{Subnet: spec.Subnet}, addressRetryAfter, full("no free address in subnet %s", spec.Subnet))
 	case slices.Contains(subnetCodes, code):
 		return reject(cloud.Scope{Subnet: spec.Subnet}, invalidRetryAfter, err)
-	case code == "Unsupported":
+	case code == codeUnsupported && isNotOffered(err):
+		return reject(typeScope, capacityRetryAfter, full("zone %s does not offer %s", zone, spec.TypeInMarket()))
+	case code == codeUnsupported:
+		// The arguments of the group are not possible with the type.
+		typeScope.Group = spec.Group
 		return reject(typeScope, capacityRetryAfter, err)
 	case isRefusal(err):
 		return rejectGroup(spec, err)
@@ -320,12 +330,18 @@ func launchError(spec provider.Spec, err error) error {
 	return err
 }
 
-// described returns the type of a request, and its market unless that is on-demand.
-func described(spec provider.Spec) string {
-	if spec.Market == "" || spec.Market == marketOnDemand {
-		return spec.Type.Name
+// isNotOffered reports whether an error of codeUnsupported means that the zone does not offer the type,
+// or not in the market. With another message an argument is not possible with the type. EC2 documents
+// the code, and not its messages
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html).
+func isNotOffered(err error) bool {
+	response, ok := errors.AsType[smithy.APIError](err)
+	if !ok {
+		return false
 	}
-	return strings.Join([]string{spec.Type.Name, spec.Market}, " ")
+	message := strings.ToLower(response.ErrorMessage())
+	return strings.Contains(message, "instance type") && strings.Contains(message, "availability zone") ||
+		strings.Contains(message, "requested configuration is currently not supported")
 }
 
 // isAccess reports whether a call may succeed with other credentials, or later.

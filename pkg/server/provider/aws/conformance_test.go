@@ -32,6 +32,7 @@ func TestConformance(t *testing.T) {
 		LimitedSubnet:  smallSubnet,
 		RejectedSubnet: rejectedSubnet,
 		QuietPeriod:    5 * time.Minute,
+		Markets:        &Options{},
 	})
 }
 
@@ -47,6 +48,9 @@ func newBackend(t *testing.T) providertest.Backend {
 		return cloud.Options{ExpectedNode: expectedNode(shard), Market: market}
 	})
 	b.Existing, b.Remove = s.Existing, s.Terminate
+	b.Stock = func(typeName, market string, available bool) {
+		s.SetFull(typeName, ec2test.Zone, marketArgument.Values[market], !available)
+	}
 	return b
 }
 
@@ -138,14 +142,19 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 			s := spec()
 			if !settling {
 				s.Subnet = []string{largeSubnet, smallSubnet, rejectedSubnet}[random.IntN(3)]
+				s.Type = []provider.InstanceType{testType, otherType}[random.IntN(2)]
+				s.Args = map[string]any{argMarket: []string{marketOnDemand, marketSpot}[random.IntN(2)]}
 			}
 			return s
 		},
 		Events: []func(){
 			func() { w.SetFaults(randomFault(random), randomFault(random)) },
-			func() { w.SetFull(testType.Name, ec2test.Zone, "on-demand", random.IntN(2) == 0) },
+			func() { w.SetFull(testType.Name, ec2test.Zone, marketOnDemand, random.IntN(2) == 0) },
+			func() { w.SetFull(otherType.Name, ec2test.Zone, marketSpot, random.IntN(2) == 0) },
+			func() { w.SetOffered(otherType.Name, ec2test.Zone, random.IntN(2) == 0) },
 			func() {
-				w.FailLaunches(random.IntN(3), "Server.InternalError", "Server.InternalError: Internal error on launch")
+				code := []string{"Server.InternalError", "Server.InsufficientInstanceCapacity"}[random.IntN(2)]
+				w.FailLaunches(random.IntN(3), code, code+": the launch has failed")
 			},
 			func() {
 				w.DelayVisibility([]time.Duration{0, 5 * time.Second, 30 * time.Second, time.Minute}[random.IntN(4)])
@@ -154,7 +163,9 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 		},
 		Settle: func() {
 			w.SetFaults()
-			w.SetFull(testType.Name, ec2test.Zone, "on-demand", false)
+			w.SetFull(testType.Name, ec2test.Zone, marketOnDemand, false)
+			w.SetFull(otherType.Name, ec2test.Zone, marketSpot, false)
+			w.SetOffered(otherType.Name, ec2test.Zone, true)
 			w.FailLaunches(0, "", "")
 			w.DelayVisibility(0)
 		},

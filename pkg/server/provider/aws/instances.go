@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -222,13 +223,18 @@ var requested = map[string]bool{
 	"Server.SpotInstanceTermination":   true,
 }
 
+// noCapacity are the state reasons of an instance that has ended because EC2 had no capacity for it, or
+// has needed its capacity
+// (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_StateReason.html).
+var noCapacity = []string{"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination"}
+
 // setState sets the state of a VM.
 func setState(vm *cloud.VM, i *types.Instance, impaired map[string]string) {
 	var name types.InstanceStateName
 	if i.State != nil {
 		name = i.State.Name
 	}
-	vm.Reason, vm.Ended = "", false
+	vm.Reason, vm.Ended, vm.NoCapacity = "", false, false
 	switch name {
 	case types.InstanceStateNamePending:
 		vm.State = instance.Pending
@@ -241,6 +247,7 @@ func setState(vm *cloud.VM, i *types.Instance, impaired map[string]string) {
 		vm.State, vm.Reason = instance.Stopped, "the instance is "+string(name)+reason(i)
 	case types.InstanceStateNameShuttingDown, types.InstanceStateNameTerminated:
 		vm.Reason = "the service has terminated the instance" + reason(i)
+		vm.NoCapacity = slices.Contains(noCapacity, stateReason(i))
 		switch {
 		case !requested[stateReason(i)]:
 			// EC2 terminates it whether or not it is requested to.

@@ -78,7 +78,7 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 			vm = found // it has the reason
 		}
 	case err != nil:
-		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
+		return cloud.VM{}, fmt.Errorf("launch the instance: %w", launchError(a.shard.Zone, r.Spec, err))
 	case len(output.Instances) != 1 || !instances.MatchString(awssdk.ToString(output.Instances[0].InstanceId)):
 		return cloud.VM{}, fmt.Errorf("the response to the launch of instance %s has %d instances", r.ID, len(output.Instances))
 	default:
@@ -164,17 +164,7 @@ func (a *API) input(ctx context.Context, r cloud.Request) (*ec2.RunInstancesInpu
 
 // market returns the market of a request, or an empty text if that is known only after
 // rendering.
-func market(spec provider.Spec) string {
-	switch value := spec.Args[argMarket].(type) {
-	case nil:
-		return marketOnDemand
-	case string:
-		if !isTemplate(value) {
-			return value
-		}
-	}
-	return ""
-}
+func market(spec provider.Spec) string { return marketArgument.Market(spec.Args) }
 
 // imageAge is how long a found image is used without searching again. A repeated request must
 // have the same image as the first one, because it has the same token.

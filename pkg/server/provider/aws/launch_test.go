@@ -169,8 +169,8 @@ func rejectionOf(t *testing.T, err error) *cloud.Rejection {
 
 // TestRejections: which errors mean that nothing was created, and what else they concern.
 func TestRejections(t *testing.T) {
-	ofType := cloud.Scope{Type: testType.Name, Market: "on-demand"}
-	ofSpot := cloud.Scope{Type: testType.Name, Market: "spot"}
+	ofType := cloud.Scope{Type: testType.Name, Market: provider.MarketStandard}
+	ofSpot := cloud.Scope{Type: testType.Name, Market: provider.MarketSpot}
 	ofSubnet := cloud.Scope{Subnet: largeSubnet}
 	ofGroup := cloud.Scope{Group: workers}
 	for _, tc := range []struct {
@@ -189,7 +189,8 @@ func TestRejections(t *testing.T) {
 		{"MaxSpotInstanceCountExceeded", 400, true, ofSpot, true},
 		{"InsufficientFreeAddressesInSubnet", 400, false, ofSubnet, true},
 		{"InvalidSubnetID.NotFound", 400, false, ofSubnet, false},
-		{"Unsupported", 400, false, ofType, false},
+		{"SpotMaxPriceTooLow", 400, true, cloud.Scope{Group: workers, Type: testType.Name, Market: provider.MarketSpot}, true},
+		{"Unsupported", 400, false, cloud.Scope{Group: workers, Type: testType.Name, Market: provider.MarketStandard}, false},
 		{"InvalidAMIID.NotFound", 400, false, ofGroup, false},
 		{"InvalidParameterValue", 400, false, ofGroup, false},
 		{"UnauthorizedOperation", 403, false, ofGroup, false},
@@ -361,7 +362,7 @@ func TestRoomOfSubnets(t *testing.T) {
 
 // TestMarketsOfRequests: what is known before a text is rendered.
 func TestMarketsOfRequests(t *testing.T) {
-	for value, want := range map[any]string{nil: "on-demand", "spot": "spot", "on-demand": "on-demand", "{{.Vars.market}}": ""} {
+	for value, want := range map[any]string{nil: "Standard", "": "Standard", "spot": "Spot", "on-demand": "Standard", "{{.Vars.market}}": "", 7.0: ""} {
 		s := spec()
 		s.ID = providertest.NewID(t)
 		if value != nil {

@@ -88,6 +88,9 @@ type VM struct {
 	// Ended is true for a VM that its cloud still shows although the cloud has terminated it:
 	// it has stopped or failed for good, uses nothing, and need not be terminated.
 	Ended bool
+	// NoCapacity is true if the VM has ended, or ends, because its cloud has no capacity for it. If it
+	// has not run before, requests like its request are rejected for lack of capacity.
+	NoCapacity bool
 	// Unidentified says why the VM cannot be identified, because a user has changed its metadata
 	// or they cannot be read at present. It is empty for other VMs. Only ID, State and Reason of
 	// such a VM are known, and maybe ProviderID, Addresses and Hostname. Provider takes it for the VM of the

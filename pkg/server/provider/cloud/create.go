@@ -26,7 +26,7 @@ func (p *Provider) Create(ctx context.Context, spec provider.Spec) error {
 
 func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	spec.Market = p.market(spec)
-	if _, known := p.Get(spec.ID); known {
+	if _, known := p.Get(spec.ID); known || p.continueLaunch(spec) {
 		return nil
 	}
 	if err := p.refreshRoom(ctx, spec.Subnet); err != nil {
@@ -44,19 +44,36 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	if err := p.rejections.check(spec, now); err != nil {
 		return err
 	}
-	e := &entry{id: spec.ID, group: spec.Group, origin: spec.Origin, request: &request{spec: spec, created: now}}
+	r := &request{spec: spec, created: now}
 	if _, former := p.former[spec.ID]; former {
-		p.searchFormer(e.request)
+		p.searchFormer(r)
 	}
-	if renewed, found := p.renewed[spec.ID]; found {
-		if renewed.request.uncertain {
-			e.request.uncertain, e.request.hiddenUntil = true, renewed.request.hiddenUntil
-		}
-		delete(p.renewed, spec.ID)
-	}
-	p.table[spec.ID] = e
-	p.launches.Add(spec.ID)
+	p.request(r)
 	return nil
+}
+
+// continueLaunch requests an instance again whose former request may have had an effect, and returns
+// false for other instances. Only the userdata is new. The request is not checked: with another type,
+// subnet or market it would be another VM, and a rejection would say that there is no VM.
+func (p *Provider) continueLaunch(spec provider.Spec) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	renewed, found := p.renewed[spec.ID]
+	if !found || !renewed.request.uncertain {
+		return false
+	}
+	r := renewed.request
+	r.created, r.spec.Userdata = time.Now(), spec.Userdata
+	p.request(r)
+	return true
+}
+
+// request adds the request for an instance. mu must be locked.
+func (p *Provider) request(r *request) {
+	id := r.spec.ID
+	delete(p.renewed, id)
+	p.table[id] = &entry{id: id, group: r.spec.Group, origin: r.spec.Origin, request: r}
+	p.launches.Add(id)
 }
 
 // CheckCapacity returns an error while the quota of the type is used up, the subnet is full

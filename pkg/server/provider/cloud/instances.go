@@ -74,7 +74,8 @@ type request struct {
 	// search is true if the VM must be searched for before it is launched: it may exist
 	// although its launch has failed, or another process may have launched it.
 	search bool
-	// tokenUsed is true if the search began because the token was used.
+	// tokenUsed is true if the search began because the token was used, or because the cloud has
+	// rejected a request with the token.
 	tokenUsed bool
 	// hiddenUntil is until when an existing VM may not be found.
 	hiddenUntil time.Time

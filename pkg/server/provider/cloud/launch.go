@@ -233,26 +233,33 @@ func (p *Provider) adopt(e *entry, vm VM, now time.Time) {
 }
 
 // judge updates the rejections by the state of a VM that this process has launched. It
-// returns the reason if the VM has failed before it was running. mu must be locked.
+// returns the reason if the VM has failed, or has ended for lack of capacity, before it was
+// running. mu must be locked.
 func (p *Provider) judge(e *entry) error {
 	if e.spec == nil {
 		return nil
 	}
-	switch e.vm.State {
-	case instance.Running:
+	neverRan := !e.ran && !e.delete
+	switch {
+	case e.vm.State == instance.Running:
 		p.rejections.running(*e.spec)
-	case instance.Failed:
-		if e.ran || e.delete {
-			return nil
-		}
-		// The next call must not report it again.
-		spec := *e.spec
-		e.spec = nil
-		err := fmt.Errorf("the machine has failed before it was running: %s", e.vm.Reason)
-		p.rejections.failedToRun(spec, err, time.Now())
-		return err
+	case neverRan && e.vm.NoCapacity:
+		// The reason is left out of the CapacityError: it may differ each time.
+		return p.failedToRun(e, fmt.Errorf("%w: %s", provider.OutOfCapacity("the launch of %s has ended for lack of capacity", e.spec.TypeInMarket()), e.vm.Reason))
+	case neverRan && e.vm.State == instance.Failed:
+		return p.failedToRun(e, errors.New(e.vm.Reason))
 	}
 	return nil
+}
+
+// failedToRun stores and returns the reason why a VM has not run. mu must be locked.
+func (p *Provider) failedToRun(e *entry, reason error) error {
+	// The next call of judge must not report it again.
+	spec := *e.spec
+	e.spec = nil
+	err := fmt.Errorf("the machine has failed before it was running: %w", reason)
+	p.rejections.failedToRun(spec, err, time.Now())
+	return err
 }
 
 // searchLaunched starts a search because a VM was launched with the token of the request.
@@ -273,7 +280,8 @@ func (p *Provider) searchRejected(id string, rejection *Rejection) {
 	defer p.mu.Unlock()
 	p.rejections.rejected(rejection, time.Now())
 	if e, known := p.table[id]; known && e.request != nil {
-		e.request.search = true
+		// If there is no VM, the next request has another token, as after any other rejection.
+		e.request.search, e.request.tokenUsed = true, true
 		p.launches.Add(id)
 	}
 }
@@ -291,12 +299,13 @@ func (p *Provider) markUncertain(id string) {
 
 // renew removes a request whose nonce would expire too early. The caller requests the instance
 // again, with the same id and other userdata, or deletes the instance. uncertain is true if the
-// VM may exist: then the next request continues the launch.
+// VM may exist: then the next request continues the launch, whatever else it requests.
 func (p *Provider) renew(id string, uncertain bool) {
 	p.mu.Lock()
 	if e, known := p.table[id]; known && e.request != nil {
-		// Without the userdata, which has a secret.
-		p.renewed[id] = entry{id: id, group: e.group, origin: e.origin, request: &request{uncertain: uncertain, hiddenUntil: e.request.hiddenUntil}}
+		spec := e.request.spec
+		spec.Userdata = nil // has a secret
+		p.renewed[id] = entry{id: id, group: e.group, origin: e.origin, request: &request{spec: spec, uncertain: uncertain, hiddenUntil: e.request.hiddenUntil}}
 	}
 	p.mu.Unlock()
 	p.remove(id)

@@ -58,6 +58,9 @@ const (
 	// scope whose VMs fail before they have run.
 	minFailedDelay = 30 * time.Second
 	maxFailedDelay = 10 * time.Minute
+	// noCapacityDelay is the time between two launches of a scope whose VMs end for lack of capacity
+	// before they have run. It is as long as after a rejection for lack of capacity.
+	noCapacityDelay = 3 * time.Minute
 	// unusedAge is how long a scope is remembered after its requests may succeed.
 	unusedAge = 24 * time.Hour
 )
@@ -128,13 +131,16 @@ func (r *rejections) rejected(rejection *Rejection, now time.Time) {
 }
 
 // failedToRun stores that a VM has failed before it was running. The next VM of its scope
-// would probably fail too.
+// would probably fail too. The delay grows, except after a lack of capacity.
 func (r *rejections) failedToRun(spec provider.Spec, err error, now time.Time) {
 	known := r.remember(scopeOf(spec), err, now)
 	known.failed++
 	delay := minFailedDelay
 	for n := 1; n < known.failed && delay < maxFailedDelay; n++ {
 		delay *= 2
+	}
+	if _, isLack := provider.AsCapacityError(err); isLack {
+		delay = noCapacityDelay
 	}
 	known.until = now.Add(min(delay, maxFailedDelay))
 }

@@ -12,6 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // Arguments of the provider.
@@ -40,6 +42,45 @@ const (
 	standard = "STANDARD"
 	spot     = "SPOT"
 )
+
+// marketArgument selects the market. An instance template may have another default.
+var marketArgument = provider.MarketArgument{
+	Name:    argProvisioning,
+	Values:  map[string]string{provider.MarketStandard: standard, provider.MarketSpot: spot},
+	Default: standard,
+}
+
+var _ provider.Markets = (*Options)(nil)
+
+// Market returns the market that arguments mean. It is empty if the arguments leave the market to an
+// instance template.
+func (o *Options) Market(args map[string]any) string { return o.marketArgument(args).Market(args) }
+
+// MarketArgs returns arguments that mean a market.
+func (o *Options) MarketArgs(args map[string]any, market string) (map[string]any, error) {
+	args, _, err := o.marketArgument(args).Set(args, market)
+	return args, err
+}
+
+// marketArgument returns the argument with its default, which the default arguments in the options or
+// an instance template may decide.
+func (o *Options) marketArgument(args map[string]any) provider.MarketArgument {
+	argument := marketArgument
+	text, _ := o.Machine[argProvisioning].(string)
+	if _, replaced := args[argProvisioning]; !replaced && text != "" {
+		argument.Default = text
+		return argument
+	}
+	for _, layer := range []map[string]any{args, o.Machine} {
+		if text, named := layer[argInstanceTemplate].(string); named {
+			if text != "" {
+				argument.Default = ""
+			}
+			break
+		}
+	}
+	return argument
+}
 
 // arguments are the arguments of the provider for one machine.
 type arguments struct {

@@ -38,6 +38,7 @@ func TestConformance(t *testing.T) {
 		LimitedSubnet:  "two",
 		RejectedSubnet: "full",
 		QuietPeriod:    5 * time.Minute,
+		Markets:        &Options{},
 	})
 }
 
@@ -49,9 +50,12 @@ func newBackend(t *testing.T) providertest.Backend {
 	s.StartInMemory(t)
 	options := testOptions(s)
 	b := cloudtest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Transport()) }, func(shard provider.Shard) cloud.Options {
-		return cloud.Options{ExpectedNode: expectedNode(shard)}
+		return options.engine(shard, nil)
 	})
 	b.Existing, b.Remove = s.Machines, s.Remove
+	b.Stock = func(typeName, market string, available bool) {
+		s.SetExhausted(typeName, marketArgument.Values[market], !available)
+	}
 	return b
 }
 
@@ -163,12 +167,16 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 			spec := newSpec(w.t)
 			if !settling {
 				spec.Subnet = []string{"subnet", "subnet", "two", "full", "missing"}[random.IntN(5)]
+				spec.Type = []provider.InstanceType{testType, largeType}[random.IntN(2)]
+				spec.Args = map[string]any{argProvisioning: []string{standard, spot}[random.IntN(2)]}
 			}
 			return spec
 		},
 		Events: []func(){
 			func() { w.SetFaults(randomFault(random), randomFault(random)) },
 			func() { w.SetExhausted("e2-small", standard, random.IntN(2) == 0) },
+			func() { w.SetExhausted("e2-standard-4", spot, random.IntN(2) == 0) },
+			func() { w.SetOffered("e2-standard-4", random.IntN(2) == 0) },
 			func() { w.Reject("e2-small", []string{"", "INTERNAL_ERROR", "QUOTA_EXCEEDED"}[random.IntN(3)]) },
 			func() {
 				w.SetOperationTime([]time.Duration{time.Second, 5 * time.Second, 30 * time.Second, 5 * time.Minute}[random.IntN(4)])
@@ -177,6 +185,8 @@ func (w *world) walk(random *rand.Rand) *cloudtest.Walk {
 		Settle: func() {
 			w.SetFaults()
 			w.SetExhausted("e2-small", standard, false)
+			w.SetExhausted("e2-standard-4", spot, false)
+			w.SetOffered("e2-standard-4", true)
 			w.Reject("e2-small", "")
 			w.SetOperationTime(time.Second)
 		},

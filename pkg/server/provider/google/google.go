@@ -285,7 +285,8 @@ func (p preemptions) explain(m cloud.VM, vm virtualMachine) cloud.VM {
 	case p == nil:
 		m.Reason = "the spot machine was stopped or preempted"
 	case p[vm.ID]:
-		m.Reason = "the spot machine was preempted"
+		// Compute Engine preempts a machine because it needs the capacity.
+		m.Reason, m.NoCapacity = "the spot machine was preempted", true
 	}
 	return m
 }

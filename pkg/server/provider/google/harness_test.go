@@ -71,7 +71,7 @@ func (w *world) newAPI() *API {
 func (w *world) startProvider() *providertest.Harness {
 	w.t.Helper()
 	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return cloud.New(w.newAPI(), cloud.Options{CallContext: callContext})
+		return cloud.New(w.newAPI(), w.options.engine(testShard, callContext))
 	})
 }
 

@@ -22,10 +22,7 @@ import (
 )
 
 // plan is the virtual machine that a launch creates.
-type plan struct {
-	spec provider.Spec
-	args arguments
-}
+type plan struct{ spec provider.Spec }
 
 // Launch requests the virtual machine of a request and waits for the operation. If the
 // request is repeated, the request id selects the same operation. Any other request fails,
@@ -38,7 +35,10 @@ func (a *API) Launch(ctx context.Context, r cloud.Request) (cloud.VM, error) {
 	if err != nil {
 		return cloud.VM{}, rejectGroup(r.Spec, err)
 	}
-	p := plan{spec: r.Spec, args: args}
+	if r.Market == "" {
+		r.Market = a.options.Market(r.Args)
+	}
+	p := plan{spec: r.Spec}
 	body, err := a.body(r.Spec, args)
 	if err != nil {
 		return cloud.VM{}, rejectGroup(r.Spec, err)
@@ -258,16 +258,16 @@ func rejectGroup(spec provider.Spec, err error) error {
 	return &cloud.Rejection{Scope: cloud.Scope{Group: spec.Group}, RetryAfter: retryAfter, Err: err}
 }
 
-// narrow returns the scope of requests with the same group, type and subnet.
+// narrow returns the scope of requests with the same group, type, market and subnet.
 func (p plan) narrow() cloud.Scope {
-	return cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Subnet: p.spec.Subnet}
+	return cloud.Scope{Group: p.spec.Group, Type: p.spec.Type.Name, Market: p.spec.Market, Subnet: p.spec.Subnet}
 }
 
-// market returns the scope of requests with the same type and provisioning model. The model
-// comes from the arguments of the group, so the scope of spot VMs has the group.
+// market returns the scope of requests with the same type and market. If an instance template decides
+// about the market, it concerns only the group, whose machines have the same template.
 func (p plan) market() cloud.Scope {
-	s := cloud.Scope{Type: p.spec.Type.Name}
-	if p.args.provisioning == spot {
+	s := cloud.Scope{Type: p.spec.Type.Name, Market: p.spec.Market}
+	if s.Market == "" {
 		s.Group = p.spec.Group
 	}
 	return s
@@ -292,6 +292,8 @@ func (p plan) rejectCodes(failed *operationFailure) error {
 		return p.outOfAddresses(failed)
 	case failed.has(overQuota...):
 		return p.outOfQuota(failed)
+	case failed.has(invalidCodes...) && isNotOffered(strings.Join(failed.messages, "; ")):
+		return p.notOffered(failed)
 	case failed.has(invalidCodes...):
 		return rejectGroup(p.spec, failed)
 	}
@@ -300,7 +302,7 @@ func (p plan) rejectCodes(failed *operationFailure) error {
 
 func (p plan) outOfCapacity(err error) error {
 	kind := ""
-	if p.args.provisioning == spot {
+	if p.spec.Market == provider.MarketSpot {
 		kind = "spot "
 	}
 	return &cloud.Rejection{Scope: p.market(), RetryAfter: capacityRetryAfter, Err: fmt.Errorf("%w: %w",
@@ -313,8 +315,20 @@ func (p plan) outOfAddresses(err error) error {
 }
 
 func (p plan) outOfQuota(err error) error {
-	return &cloud.Rejection{Scope: cloud.Scope{Type: p.spec.Type.Name}, RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
-		provider.OutOfCapacity("a quota of the project has no room for type %s", p.spec.Type.Name), err)}
+	return &cloud.Rejection{Scope: p.market(), RetryAfter: quotaRetryAfter, Err: fmt.Errorf("%w: %w",
+		provider.OutOfCapacity("a quota of the project has no room for type %s", p.spec.TypeInMarket()), err)}
+}
+
+// notOffered rejects the requests for a machine type that the zone does not have, in any market.
+func (p plan) notOffered(err error) error {
+	return &cloud.Rejection{Scope: cloud.Scope{Type: p.spec.Type.Name}, RetryAfter: capacityRetryAfter, Err: fmt.Errorf("%w: %w",
+		provider.OutOfCapacity("the zone does not offer type %s", p.spec.Type.Name), err)}
+}
+
+// isNotOffered reports whether the message of an error means that the zone does not have the machine
+// type. Compute Engine documents no code for it, and reports a name with a mistake in the same way.
+func isNotOffered(message string) bool {
+	return strings.Contains(message, "machineType") && (strings.Contains(message, "does not exist") || strings.Contains(message, "was not found"))
 }
 
 // rejectResponse converts an error response to a rejection. It returns the error itself if
@@ -331,6 +345,8 @@ func (p plan) rejectResponse(err error) error {
 		return err // not of the API
 	case response.Has("quotaExceeded", "QUOTA_EXCEEDED", "limitExceeded"):
 		return p.outOfQuota(err)
+	case (response.Status == http.StatusBadRequest || response.Status == http.StatusNotFound) && isNotOffered(response.Message):
+		return p.notOffered(err)
 	case response.Status == http.StatusForbidden:
 		return &cloud.Rejection{Scope: p.forbidden(response), RetryAfter: retryAfter, Err: err}
 	case response.Status == http.StatusPreconditionFailed && response.Has("conditionNotMet"):

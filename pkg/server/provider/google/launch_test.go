@@ -203,16 +203,29 @@ func TestRejections(t *testing.T) {
 		noCapacity bool
 		want       string
 	}{
-		{"no capacity", capacity, cloud.Scope{Type: "e2-small"}, true, "out of capacity: the zone has no machine of type e2-small"},
+		{"no capacity", capacity, cloud.Scope{Type: "e2-small", Market: "Standard"}, true, "out of capacity: the zone has no machine of type e2-small"},
 		{"no spot capacity", func(w *world, r *cloud.Request) {
 			w.SetExhausted("e2-small", spot, true)
 			r.Args = map[string]any{argProvisioning: spot}
-		}, cloud.Scope{Group: workers, Type: "e2-small"}, true, "out of capacity: the zone has no spot machine"},
+		}, cloud.Scope{Type: "e2-small", Market: "Spot"}, true, "out of capacity: the zone has no spot machine"},
 		{"no address", func(_ *world, r *cloud.Request) { r.Subnet = "full" }, cloud.Scope{Subnet: "full"}, true, "no address left in subnet full"},
-		{"a quota", func(w *world, _ *cloud.Request) { w.SetQuota(0) }, cloud.Scope{Type: "e2-small"}, true, "Quota 'CPUS' exceeded"},
+		{"a quota", func(w *world, _ *cloud.Request) { w.SetQuota(0) }, cloud.Scope{Type: "e2-small", Market: "Standard"}, true, "Quota 'CPUS' exceeded"},
 		{"a quota of requests", func(w *world, _ *cloud.Request) {
 			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 403, Code: "quotaExceeded", Message: "Quota 'INSTANCES' exceeded."})
-		}, cloud.Scope{Type: "e2-small"}, true, "Quota 'INSTANCES' exceeded"},
+		}, cloud.Scope{Type: "e2-small", Market: "Standard"}, true, "Quota 'INSTANCES' exceeded"},
+		{"a quota of spot machines", func(w *world, r *cloud.Request) {
+			w.SetQuota(0)
+			r.Args = map[string]any{argProvisioning: spot}
+		}, cloud.Scope{Type: "e2-small", Market: "Spot"}, true, "no room for type e2-small spot"},
+		{"no capacity for a template", func(w *world, r *cloud.Request) {
+			capacity(w, r)
+			r.Args = map[string]any{argInstanceTemplate: gcetest.Template}
+		}, cloud.Scope{Group: workers, Type: "e2-small"}, true, "out of capacity: the zone has no machine of type e2-small"},
+		{"a type that the zone does not have", func(w *world, _ *cloud.Request) { w.SetOffered("e2-small", false) },
+			cloud.Scope{Type: "e2-small"}, true, "out of capacity: the zone does not offer type e2-small"},
+		{"a type that an operation does not find", func(w *world, _ *cloud.Request) {
+			w.SetFaults(&gcetest.Fault{Call: "insert", Before: true, Status: 404, Code: "notFound", Message: "The resource 'projects/p/zones/z/machineTypes/e2-small' was not found"})
+		}, cloud.Scope{Type: "e2-small"}, true, "out of capacity: the zone does not offer type e2-small"},
 		{"no permission", func(w *world, _ *cloud.Request) { w.Deny("projects/"+gcetest.Project, "compute.instances.create") },
 			cloud.Scope{}, false, "compute.instances.create"},
 		{"no permission for the image", func(w *world, _ *cloud.Request) { w.Deny(gcetest.Image, "compute.images.useReadOnly") },
@@ -235,7 +248,7 @@ func TestRejections(t *testing.T) {
 		}, cloud.Scope{Group: workers}, false, "was not found"},
 		{"a subnetwork that does not exist", func(_ *world, r *cloud.Request) { r.Subnet = "missing" }, cloud.Scope{Group: workers}, false, "subnetwork"},
 		{"an unknown failure", func(w *world, _ *cloud.Request) { w.Reject("e2-small", "INTERNAL_ERROR") },
-			cloud.Scope{Group: workers, Type: "e2-small", Subnet: "subnet"}, false, "INTERNAL_ERROR"},
+			cloud.Scope{Group: workers, Type: "e2-small", Market: "Standard", Subnet: "subnet"}, false, "INTERNAL_ERROR"},
 		{"invalid", func(w *world, _ *cloud.Request) { w.Reject("e2-small", "INVALID_USAGE") }, cloud.Scope{Group: workers}, false, "INVALID_USAGE"},
 		{"arguments", func(_ *world, r *cloud.Request) { r.Args = map[string]any{"size": "big"} },
 			cloud.Scope{Group: workers}, false, `args.size: Unsupported value: "size"`},

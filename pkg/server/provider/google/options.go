@@ -168,8 +168,15 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err != nil {
 		return nil, err
 	}
-	engine := cloud.New(api, cloud.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
-	return &Provider{engine, newEndpointGroups(api)}, nil
+	return &Provider{cloud.New(api, o.engine(shard, callContext)), newEndpointGroups(api)}, nil
+}
+
+// engine returns the options of the engine of a shard.
+func (o *Options) engine(shard provider.Shard, callContext provider.CallContextFunc) cloud.Options {
+	return cloud.Options{
+		CallContext: callContext, ExpectedNode: expectedNode(shard),
+		Market: func(spec provider.Spec) string { return o.Market(spec.Args) },
+	}
 }
 
 // ValidateZone requires a zone of the region

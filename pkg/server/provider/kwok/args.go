@@ -14,18 +14,54 @@ import (
 	metav1validation "k8s.io/apimachinery/pkg/apis/meta/v1/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Arguments of the provider, which are objects of strings. Their members become labels,
+// Arguments of the provider. All but the market are objects of strings, whose members become labels,
 // annotations and taints of the Node. A taint is KEY: "VALUE:EFFECT", or KEY: "EFFECT".
 const (
 	argLabels      = "labels"
 	argAnnotations = "annotations"
+	argMarket      = "market"
 	argTaints      = "taints"
 )
 
 // argNames are the names of the arguments.
-var argNames = []string{argAnnotations, argLabels, argTaints}
+var argNames = []string{argAnnotations, argLabels, argMarket, argTaints}
+
+// markets are the simulated markets. They differ in their quotas only.
+var markets = []string{provider.MarketSpot, provider.MarketStandard}
+
+// marketArgument selects the market.
+var marketArgument = provider.MarketArgument{
+	Name:    argMarket,
+	Values:  map[string]string{provider.MarketStandard: provider.MarketStandard, provider.MarketSpot: provider.MarketSpot},
+	Default: provider.MarketStandard,
+}
+
+var _ provider.Markets = (*Options)(nil)
+
+// Market returns the market that arguments mean.
+func (*Options) Market(args map[string]any) string { return marketArgument.Market(args) }
+
+// MarketArgs returns arguments that mean a market.
+func (*Options) MarketArgs(args map[string]any, market string) (map[string]any, error) {
+	args, _, err := marketArgument.Set(args, market)
+	return args, err
+}
+
+// validateMarket returns every rule that the market at path breaks, unless it is a template.
+func validateMarket(path *field.Path, value any) field.ErrorList {
+	text, ok := value.(string)
+	switch {
+	case !ok:
+		return field.ErrorList{field.TypeInvalid(path, value, "must be a string")}
+	case !slices.Contains(markets, text) && !strings.Contains(text, "{{"):
+		return field.ErrorList{field.NotSupported(path, text, markets)}
+	}
+	return nil
+}
 
 // taintEffects are the effects that a taint can have
 // (https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/).
@@ -42,6 +78,10 @@ func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.Erro
 		path := path.Child(name)
 		if !slices.Contains(argNames, name) {
 			errs = append(errs, field.NotSupported(path, name, argNames))
+			continue
+		}
+		if name == argMarket {
+			errs = append(errs, validateMarket(path, args[name])...)
 			continue
 		}
 		members, ok := args[name].(map[string]any)
@@ -130,6 +170,10 @@ func validateRendered(args map[string]any) error {
 	for _, name := range slices.Sorted(maps.Keys(args)) {
 		if !slices.Contains(argNames, name) {
 			problems = append(problems, field.NotSupported(path, name, argNames))
+			continue
+		}
+		if name == argMarket {
+			problems = append(problems, validateMarket(path.Child(name), args[name])...)
 			continue
 		}
 		values, ok := args[name].(map[string]any)

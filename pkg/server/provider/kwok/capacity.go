@@ -39,9 +39,10 @@ func (p *Provider) room(subnet string, capacity int32) int {
 	return max(0, int(capacity)-used)
 }
 
-// CheckCapacity returns an error while the quota of the type is used up or the subnet is
-// full.
+// CheckCapacity returns an error while the quota of the type, or of the type in its market, is
+// used up, or the subnet is full.
 func (p *Provider) CheckCapacity(spec provider.Spec) error {
+	spec.Market = marketArgument.Market(spec.Args)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.checkCapacity(spec)
@@ -54,6 +55,14 @@ func (p *Provider) checkCapacity(spec provider.Spec) error {
 		used := p.count(byType, typeName, func(spec provider.Spec) bool { return spec.Type.Name == typeName })
 		if used >= int(*quota) {
 			return provider.OutOfCapacity("quota of %d %s instances is used up", *quota, typeName)
+		}
+	}
+	if quota, limited := spec.Type.MarketQuotas[spec.Market]; limited {
+		used := p.count(byTypeMarket, typeMarket(typeName, spec.Market), func(other provider.Spec) bool {
+			return other.Type.Name == typeName && other.Market == spec.Market
+		})
+		if used >= int(quota) {
+			return provider.OutOfCapacity("quota of %d %s/%s instances is used up", quota, typeName, spec.Market)
 		}
 	}
 	if capacity, limited := p.config.Options.SubnetCapacity[spec.Subnet]; limited && p.room(spec.Subnet, capacity) == 0 {
@@ -73,12 +82,12 @@ type rejection struct {
 
 // rejectionKey identifies requests that are rejected together.
 type rejectionKey struct {
-	group            instance.GroupKey
-	typeName, subnet string
+	group                    instance.GroupKey
+	typeName, subnet, market string
 }
 
 func rejectionKeyOf(spec provider.Spec) rejectionKey {
-	return rejectionKey{group: spec.Group, typeName: spec.Type.Name, subnet: spec.Subnet}
+	return rejectionKey{group: spec.Group, typeName: spec.Type.Name, subnet: spec.Subnet, market: spec.Market}
 }
 
 // isRejection reports whether the same call will fail again.

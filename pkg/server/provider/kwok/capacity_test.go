@@ -4,6 +4,7 @@
 package kwok_test
 
 import (
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -28,6 +29,7 @@ import (
 func expectRejected(t *testing.T, p *providertest.Harness, spec provider.Spec, want string) {
 	t.Helper()
 	spec.ID = providertest.NewID(t)
+	want = strings.ReplaceAll(want, "ID", spec.ID)
 	if err := p.Create(t.Context(), spec); err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -197,5 +199,63 @@ func TestARejectedDeletionIsRepeated(t *testing.T) {
 		if rejections != 0 {
 			t.Errorf("was deleted after %d rejections too few", rejections)
 		}
+	})
+}
+
+// TestAQuotaOfAMarket counts the instances of its market only, pending and running, also after a
+// restart and with arguments that name no market. A higher quota of a new configuration counts at once.
+func TestAQuotaOfAMarket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		h := start(t, client, "a")
+		inMarket := func(market string, quotas map[string]int32) provider.Spec {
+			s := spec()
+			s.Type.MarketQuotas = quotas
+			if market != "" {
+				s.Args = map[string]any{"market": market}
+			}
+			return s
+		}
+		quotas := map[string]int32{"Spot": 1, "Standard": 2}
+		expectFull := func() {
+			t.Helper()
+			const noSpot = "out of capacity: quota of 1 m7i.large/Spot instances is used up"
+			expectRejected(t, h, inMarket("Spot", quotas), noSpot)
+			require.EqualError(t, h.Provider.(provider.CapacityChecker).CheckCapacity(inMarket("Spot", quotas)), noSpot)
+			expectRejected(t, h, inMarket("", quotas), "out of capacity: quota of 2 m7i.large/Standard instances is used up")
+		}
+		pending, standard, named := h.MustCreate(inMarket("Spot", quotas)), h.MustCreate(inMarket("", quotas)), h.MustCreate(inMarket("Standard", quotas))
+		expectFull()
+		h.Await(group, map[string]instance.State{pending: instance.Running, standard: instance.Running, named: instance.Running})
+		expectFull()
+		h.Stop()
+		h = start(t, client, "a")
+		expectFull()
+		node, err := client.CoreV1().Nodes().Get(t.Context(), pending, metav1.GetOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, "Spot", node.Labels[kwok.LabelMarket])
+
+		h.MustRun(inMarket("Spot", map[string]int32{"Spot": 2}))
+		h.MustDelete(pending)
+		h.MustRun(inMarket("Spot", map[string]int32{"Spot": 2}))
+		expectRejected(t, h, inMarket("Elsewhere", nil), `create instance ID: arguments of the provider: args.market: Unsupported value: "Elsewhere": supported values: "Spot", "Standard"`)
+	})
+}
+
+// TestARejectionOfAMarket of the API server does not concern other markets.
+func TestARejectionOfAMarket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		client.PrependReactor("create", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			node := action.(clienttesting.CreateAction).GetObject().(*corev1.Node)
+			return node.Labels[kwok.LabelMarket] == "Spot", nil, apierrors.NewForbidden(corev1.Resource("nodes"), node.Name, nil)
+		})
+		h := start(t, client, "a")
+		spot := spec()
+		spot.Args = map[string]any{"market": "Spot"}
+		spot.ID = h.MustCreate(spot)
+		h.Await(group, map[string]instance.State{spot.ID: providertest.Deleted})
+		require.ErrorContains(t, h.Create(t.Context(), spot), "was rejected before")
+		h.MustRun(spec())
 	})
 }

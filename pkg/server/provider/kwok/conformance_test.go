@@ -41,6 +41,7 @@ func TestConformance(t *testing.T) {
 		LimitedSubnet:  "small",
 		RejectedSubnet: "rejected",
 		QuietPeriod:    time.Hour,
+		Markets:        options(),
 	})
 }
 
@@ -119,6 +120,15 @@ func (b *backend) LoseResponse() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.loseResponses = 1
+}
+
+// SetStock limits a market with its quota, which is a part of the type.
+func (b *backend) SetStock(t provider.InstanceType, market string, available bool) provider.InstanceType {
+	t.MarketQuotas = map[string]int32{market: 0}
+	if available {
+		t.MarketQuotas[market] = 10
+	}
+	return t
 }
 
 func (b *backend) Calls() (creates, deletes int) {

@@ -25,9 +25,14 @@ const (
 	byGroup = "group"
 	// byType indexes Nodes by the name of the instance type.
 	byType = "type"
+	// byTypeMarket indexes Nodes by typeMarket.
+	byTypeMarket = "typeMarket"
 	// bySubnet indexes Nodes by subnet.
 	bySubnet = "subnet"
 )
+
+// typeMarket returns the key of a type in a market, as in the option quota.
+func typeMarket(typeName, market string) string { return typeName + "/" + market }
 
 // newNodeInformer returns an informer for the Nodes of one shard.
 func newNodeInformer(client NodeClient, shard provider.Shard) (cache.SharedIndexInformer, error) {
@@ -49,6 +54,10 @@ func newNodeInformer(client NodeClient, shard provider.Shard) (cache.SharedIndex
 			},
 			byType: func(obj any) ([]string, error) {
 				return []string{obj.(*corev1.Node).Labels[corev1.LabelInstanceTypeStable]}, nil
+			},
+			byTypeMarket: func(obj any) ([]string, error) {
+				node := obj.(*corev1.Node)
+				return []string{typeMarket(node.Labels[corev1.LabelInstanceTypeStable], marketOf(node))}, nil
 			},
 			bySubnet: func(obj any) ([]string, error) {
 				return []string{obj.(*corev1.Node).Labels[LabelSubnet]}, nil

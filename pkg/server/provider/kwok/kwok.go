@@ -228,7 +228,7 @@ func (p *Provider) Create(_ context.Context, spec provider.Spec) error {
 		return fmt.Errorf("create instance %s: %w", spec.ID, err)
 	}
 	// The userdata contains a secret, and no machine reads it.
-	spec.Userdata = nil
+	spec.Userdata, spec.Market = nil, marketArgument.Market(spec.Args)
 
 	p.mu.Lock()
 	defer p.mu.Unlock()

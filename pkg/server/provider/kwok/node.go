@@ -4,6 +4,7 @@
 package kwok
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,8 @@ const (
 	LabelOnDemand   = "nstance.dev/on-demand"
 	LabelInstanceID = "nstance.dev/instance-id"
 	LabelSubnet     = "nstance.dev/subnet"
+	// LabelMarket is the market of an instance whose arguments name a market.
+	LabelMarket = "nstance.dev/market"
 )
 
 // Annotations from which the record of an instance is restored if it is lost. An empty value
@@ -127,8 +130,16 @@ func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 			},
 		},
 	}
+	if market, named := spec.Args[argMarket].(string); named {
+		node.Labels[LabelMarket] = market
+	}
 	setOrigin(node, spec.Origin)
 	return node
+}
+
+// marketOf returns the market of the instance of a Node.
+func marketOf(node *corev1.Node) string {
+	return cmp.Or(node.Labels[LabelMarket], marketArgument.Default)
 }
 
 // setOrigin stores an origin. It replaces values that an argument may have set.

@@ -48,7 +48,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		SubnetCapacity: readCapacity(o.Object("subnet_capacity")),
 	}
 	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
-	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes, markets...)
 	return options
 }
 

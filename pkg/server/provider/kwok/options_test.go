@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
@@ -84,11 +85,16 @@ func TestInvalidOptions(t *testing.T) {
 		{"name of an instance type", `"instance_types": {`, `"instance_types": {"a b": {"cpu": "1", "memory": "1", "arch": "arm64"}, `, `shard.infra.options.instance_types.a b: Invalid value: "a b": a valid label must be`},
 		{"quota of an unknown type", `"tiny": 3`, `"huge": 3`, `shard.infra.options.quota.huge: Invalid value: "huge": unknown instance type, known are "c7g.2xlarge"`},
 		{"negative quota", `"tiny": 3`, `"tiny": -1`, `shard.infra.options.quota.tiny: Invalid value: -1: must not be negative`},
+		{"quota of an unknown market", `"tiny": 3`, `"tiny/Elsewhere": 3`, `shard.infra.options.quota.tiny/Elsewhere: Unsupported value: "Elsewhere": supported values: "Spot", "Standard"`},
+		{"quota of a market of an unknown type", `"tiny": 3`, `"huge/Spot": 3`, `shard.infra.options.quota.huge/Spot: Invalid value: "huge/Spot": unknown instance type, known are "c7g.2xlarge"`},
+		{"negative quota of a market", `"tiny": 3`, `"tiny/Spot": -1`, `shard.infra.options.quota.tiny/Spot: Invalid value: -1: must not be negative`},
+		{"unknown market", `"args": {"annotations": {"group": "arm"}}`, `"args": {"market": "spot"}`, `groups.default.arm.args.market: Unsupported value: "spot": supported values: "Spot", "Standard"`},
+		{"market of another type", `"args": {"annotations": {"group": "arm"}}`, `"args": {"market": {"a": "b"}}`, `groups.default.arm.args.market: Invalid value: {"a":"b"}: must be a string`},
 		{"quota that is no number", `"tiny": 3`, `"tiny": "3"`, `shard.infra.options.quota.tiny: Invalid value: "3": must be an integer of at most 32 bits`},
 		{"capacity of an unknown subnet", `"subnet-a": 10`, `"subnet-x": 10`, `shard.infra.options.subnet_capacity.subnet-x: Invalid value: "subnet-x": unknown subnet, known are "subnet-a", "subnet-b", "subnet-c"`},
 		{"negative capacity", `"subnet-a": 10`, `"subnet-a": -1`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: -1: must not be negative`},
 		{"capacity that is no number", `"subnet-a": 10`, `"subnet-a": "0"`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: "0": must be an integer`},
-		{"argument that the provider has not", `"args": {"annotations": {"group": "arm"}}`, `"args": {"userdata": {"group": "arm"}}`, `groups.default.arm.args.userdata: Unsupported value: "userdata": supported values: "annotations", "labels", "taints"`},
+		{"argument that the provider has not", `"args": {"annotations": {"group": "arm"}}`, `"args": {"userdata": {"group": "arm"}}`, `groups.default.arm.args.userdata: Unsupported value: "userdata": supported values: "annotations", "labels", "market", "taints"`},
 		{"effect of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"group": "arm:Never"}}`, `groups.default.arm.args.taints.group: Unsupported value: "Never": supported values: "NoExecute", "NoSchedule", "PreferNoSchedule"`},
 		{"value of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"group": "a b:NoSchedule"}}`, `groups.default.arm.args.taints.group: Invalid value: "a b:NoSchedule": a valid label must be`},
 		{"key of a taint", `{"annotations": {"group": "arm"}}`, `{"taints": {"a b": "NoSchedule"}}`, `groups.default.arm.args.taints.a b: Invalid value: "a b": name part must consist of`},
@@ -149,7 +155,7 @@ func TestArgumentsThatNoNodeCanHave(t *testing.T) {
 		args map[string]any
 		want string
 	}{
-		{"unknown", object("a"), `args: Unsupported value: "key": supported values: "annotations", "labels", "taints"`},
+		{"unknown", object("a"), `args: Unsupported value: "key": supported values: "annotations", "labels", "market", "taints"`},
 		{"no taint", map[string]any{"taints": object("a:Never")}, `args.taints[key]: Unsupported value: "Never"`},
 		{"no object", map[string]any{"labels": "a"}, "args.labels: Invalid value: \"a\": must be an object"},
 		{"no string", map[string]any{"annotations": object(1.5)}, "args.annotations[key]: Invalid value: 1.5: must be a string"},
@@ -169,4 +175,13 @@ func TestArgumentsThatNoNodeCanHave(t *testing.T) {
 			t.Errorf("instances were requested: %v", states)
 		}
 	})
+}
+
+// TestQuotasOfMarkets are beside the quota of the type, in any order.
+func TestQuotasOfMarkets(t *testing.T) {
+	types := mustParse(t, `"tiny": 3`, `"tiny/Spot": 0, "tiny": 3, "tiny/Standard": 2, "c7g.large/Spot": 1`).Shard.Infra.InstanceTypes
+	assert.Equal(t, ptr.To[int32](3), types["tiny"].Quota)
+	assert.Equal(t, map[string]int32{"Spot": 0, "Standard": 2}, types["tiny"].MarketQuotas)
+	assert.Nil(t, types["c7g.large"].Quota)
+	assert.Equal(t, map[string]int32{"Spot": 1}, types["c7g.large"].MarketQuotas)
 }

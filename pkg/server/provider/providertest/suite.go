@@ -18,7 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Config configures the conformance suite for one provider. All fields are
+// Config configures the conformance suite for one provider. All fields except Markets are
 // mandatory.
 type Config struct {
 	// Run runs a test. For a backend in memory it is synctest.Test, so that time
@@ -33,6 +33,9 @@ type Config struct {
 	Subnet, LimitedSubnet, RejectedSubnet string
 	// QuietPeriod is how long a test waits to see that nothing happens.
 	QuietPeriod time.Duration
+	// Markets are options of the provider, whose arguments have no market, if it has markets. Then
+	// the backend must implement MarketBackend.
+	Markets provider.Markets
 }
 
 // Backend is the cloud of all providers of a test.
@@ -85,6 +88,7 @@ var cases = []struct {
 	{"failed calls are reported and retried", (*suite).testFailures},
 	{"a lost response creates no second instance", (*suite).testLostResponse},
 	{"a rejected request is reported and given up", (*suite).testRejection},
+	{"a market without capacity affects no other market", (*suite).testMarkets},
 	{"only the leader makes calls", (*suite).testCallContext},
 	{"the expected Node has what is certain", (*suite).testExpectedNode},
 	{"a provider that is stopped makes no calls", (*suite).testStop},

@@ -238,6 +238,13 @@ func (s *Server) SetFull(typeName, zone, market string, full bool) {
 	s.full[typeName+"/"+zone+"/"+market] = full
 }
 
+// SetOffered sets whether a zone offers a type, in any market.
+func (s *Server) SetOffered(typeName, zone string, offered bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.unoffered[typeName+"/"+zone] = !offered
+}
+
 // SetQuota limits the number of instances of a market that are not terminated. A negative
 // number is no limit.
 func (s *Server) SetQuota(market string, count int) {

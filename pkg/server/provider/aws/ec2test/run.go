@@ -224,6 +224,8 @@ func (s *Server) place(i *Instance) error {
 	subnet := s.subnets[i.Subnet]
 	limit, limited := s.quotas[i.Market]
 	switch {
+	case s.unoffered[i.Type+"/"+i.Zone]:
+		return refuse("Unsupported", "Your requested instance type (%s) is not supported in your requested Availability Zone (%s).", i.Type, i.Zone)
 	case s.full[i.Type+"/"+i.Zone+"/"+i.Market] && i.Market == "spot":
 		return serverError("InsufficientInstanceCapacity", "There is no Spot capacity available that matches your request.")
 	case s.full[i.Type+"/"+i.Zone+"/"+i.Market]:

@@ -73,6 +73,7 @@ type Server struct {
 	made        []Made
 	terminated  []string
 	full        map[string]bool
+	unoffered   map[string]bool
 	quotas      map[string]int
 	visibility  time.Duration
 	throttled   time.Time
@@ -98,7 +99,7 @@ func New() *Server {
 		BootTime: 20 * time.Second, StopTime: 20 * time.Second, PageSize: 1000,
 		AttachTime: 2 * time.Second, DetachTime: 2 * time.Second, interfaces: map[string]*networkInterface{}, spoiled: map[slot]bool{},
 		subnets: map[string]*subnet{}, images: map[string]Image{}, types: map[string]string{}, templates: map[string]string{},
-		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, quotas: map[string]int{},
+		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, unoffered: map[string]bool{}, quotas: map[string]int{},
 		calls: map[string]int{}, permissions: map[string]bool{},
 	}
 }

@@ -24,9 +24,14 @@ type Backend struct {
 	// providers.
 	Existing func() []string
 	Remove   func(id string)
+	// Stock sets whether there is capacity for a type in a market, if the cloud has markets.
+	Stock func(typeName, market string, available bool)
 }
 
-var _ providertest.RemoteBackend = (*Backend)(nil)
+var (
+	_ providertest.RemoteBackend = (*Backend)(nil)
+	_ providertest.MarketBackend = (*Backend)(nil)
+)
 
 // NewBackend returns the backend of a cloud in memory.
 func NewBackend(c *Cloud) *Backend {
@@ -66,6 +71,12 @@ func (b *Backend) Instances() []string { return b.Existing() }
 
 // Delete deletes an instance, like another client.
 func (b *Backend) Delete(id string) { b.Remove(id) }
+
+// SetStock sets whether there is capacity for a type in a market.
+func (b *Backend) SetStock(t provider.InstanceType, market string, available bool) provider.InstanceType {
+	b.Stock(t.Name, market, available)
+	return t
+}
 
 // FailCreate makes the next launches fail.
 func (b *Backend) FailCreate(times int) { b.Fail(Launch, times) }

@@ -177,6 +177,13 @@ func (s *Server) SetExhausted(machineType, model string, exhausted bool) {
 	s.exhausted[machineType+" "+model] = exhausted
 }
 
+// SetOffered sets whether the zones have a machine type.
+func (s *Server) SetOffered(machineType string, offered bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.types[machineType] = offered
+}
+
 // Reject makes the operations that create machines of a type fail with a code, or succeed
 // again if that is empty.
 func (s *Server) Reject(machineType, code string) {

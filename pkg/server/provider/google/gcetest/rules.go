@@ -67,7 +67,7 @@ func (s *Server) checkBody(r *request, body *resource) error {
 	}
 	kind, found := strings.CutPrefix(body.MachineType, "zones/"+zone+"/machineTypes/")
 	if !found || !s.types[kind] {
-		return invalid("Invalid value for field 'resource.machineType': '%s'. The referenced resource does not exist.", body.MachineType)
+		return invalid("Invalid value for field 'resource.machineType': '%s'. Machine type with name '%s' does not exist in zone '%s'.", body.MachineType, kind, zone)
 	}
 	keys := map[string]bool{}
 	if body.Metadata != nil {
