@@ -8,6 +8,7 @@ package config
 import (
 	"time"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/provider"
 )
 
@@ -204,6 +205,10 @@ type Template struct {
 	// LoadBalancers are the keys of the load balancers with which the instances of a group
 	// without its own list are registered.
 	LoadBalancers []string
+	// Candidates and ReturnAfterSeconds apply to groups without an instance type and without
+	// candidates of their own.
+	Candidates         []candidates.Candidate
+	ReturnAfterSeconds int32
 }
 
 // Group is a static group as configured.
@@ -226,4 +231,8 @@ type Group struct {
 	// LoadBalancers are the keys of the load balancers with which the instances are
 	// registered, nil when missing, which means the template's.
 	LoadBalancers []string
+	// Candidates are nil when missing, which means the template's.
+	Candidates []candidates.Candidate
+	// ReturnAfterSeconds is 0 when missing, which means the template's.
+	ReturnAfterSeconds int32
 }

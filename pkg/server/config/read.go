@@ -218,6 +218,9 @@ func readTemplate(o *jsonc.Object) Template {
 		Files:        readFiles(o.Object("files")),
 
 		LoadBalancers: o.Strings("load_balancers"),
+
+		Candidates:         readCandidates(o),
+		ReturnAfterSeconds: readReturnAfter(o),
 	}
 	if size := o.Int32("size"); size != nil {
 		template.Size = *size
@@ -239,6 +242,9 @@ func readGroup(o *jsonc.Object) Group {
 
 		KeepUnhealthy: !o.Bool("replace_unhealthy", true),
 		LoadBalancers: o.Strings("load_balancers"),
+
+		Candidates:         readCandidates(o),
+		ReturnAfterSeconds: readReturnAfter(o),
 	}
 }
 

@@ -42,7 +42,7 @@ func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 	want := &nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "m7i.large",
 		Subnets: []string{"default"}, Vars: map[string]string{"a": "b"}, Declared: &nstancev1.GroupSettings{}, Etag: got.Etag,
-		KnownSettings: 1022, Revision: &nstancev1.Revision{},
+		KnownSettings: 1025, Revision: &nstancev1.Revision{},
 		RotationProgress: &nstancev1.RotationProgress{UpToDate: 3, Below: 3, Target: got.GetRotationProgress().GetTarget()},
 	}
 	if !proto.Equal(got, want) || got.Etag == "" || got.RotationProgress.Target == "" {

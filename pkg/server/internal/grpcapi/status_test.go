@@ -428,9 +428,9 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 
 	// A group that was created again is like any other.
 	s.groups[workers] = &groups.Group{Key: workers, Settings: groups.Settings{Template: "other"}, Size: 1}
-	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Size: 1, KnownSettings: 1022, Declared: &nstancev1.GroupSettings{}})
+	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Size: 1, KnownSettings: 1025, Declared: &nstancev1.GroupSettings{}})
 	delete(s.groups, workers)
-	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Deleting: true, KnownSettings: 1022, Declared: &nstancev1.GroupSettings{}})
+	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Deleting: true, KnownSettings: 1025, Declared: &nstancev1.GroupSettings{}})
 
 	// An on-demand instance does not count, and outlives the group.
 	onDemand := shown("o", instance.Running)
