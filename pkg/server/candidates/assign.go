@@ -102,8 +102,9 @@ type Returns struct {
 	Surge int
 	// Available reports whether a candidate is known to be available.
 	Available func(int) bool
-	// Movable reports whether an instance may be replaced, nil if all may. The others take room.
-	Movable func(int) bool
+	// Exists reports whether the provider has an instance, nil if it has all. What does not exist takes
+	// room, and is neither replaced nor a replacement.
+	Exists func(int) bool
 }
 
 // Find returns, for each instance, whether it should be of a better candidate that has room for it.
@@ -125,7 +126,7 @@ func (r Returns) Find() []bool {
 	found := make([]bool, len(r.Instances))
 	replacements := map[int]bool{}
 	for _, n := range order {
-		if r.Assigned[n] == None || r.Movable != nil && !r.Movable(n) {
+		if r.Assigned[n] == None || !r.exists(n) {
 			continue // without a candidate it is outdated for another reason
 		}
 		if at := r.better(rooms, r.Assigned[n]); at != None {
@@ -163,12 +164,14 @@ func (r Returns) hashOf(at int) string {
 func (r Returns) replacement(n int, others map[int]bool) int {
 	for _, other := range byAge(r.Instances) {
 		younger := r.Instances[other].CreatedAt.After(r.Instances[n].CreatedAt)
-		if at := r.Assigned[other]; at != None && at < r.Assigned[n] && younger && !others[other] {
+		if at := r.Assigned[other]; at != None && at < r.Assigned[n] && younger && !others[other] && r.exists(other) {
 			return other
 		}
 	}
 	return None
 }
+
+func (r Returns) exists(n int) bool { return r.Exists == nil || r.Exists(n) }
 
 // byAge returns the indexes of instances, the oldest first.
 func byAge(instances []Instance) []int {

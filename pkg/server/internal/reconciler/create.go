@@ -125,7 +125,7 @@ func (r *reconciliation) createManaged(do func() error) error {
 	r.createFailed = err != nil
 	if errors.Is(err, errNotBetter) {
 		// The next plan finds that the instance has to stay.
-		r.outcome.more = true
+		r.outcome.within(time.Second)
 		return nil
 	}
 	if err != nil {

@@ -242,7 +242,7 @@ func (p *planner) assign() {
 				return !since.IsZero() && !p.now.Before(since.Add(p.returnAfter))
 			},
 			// What does not exist yet is created of the best candidate anyway.
-			Movable: func(n int) bool { return n < len(p.staying) && !isUncreated(present[n]) },
+			Exists: func(n int) bool { return n < len(p.staying) && !isUncreated(present[n]) },
 		}
 		p.notPreferred = map[string]bool{}
 		for n, found := range returns.Find() {

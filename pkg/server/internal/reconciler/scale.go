@@ -42,10 +42,10 @@ func (p *planner) scaleDown() {
 		return true
 	})
 	slices.SortFunc(p.staying, p.compareSurplus)
-	serving := 0
+	serving, working := p.serving(), 0
 	for _, i := range p.staying {
-		if isServing(i) {
-			serving++
+		if works(i) {
+			working++
 		}
 	}
 	// Healthy instances wait only while an unhealthy instance is being drained or terminated.
@@ -60,6 +60,10 @@ func (p *planner) scaleDown() {
 	for n, i := range p.staying {
 		problem := p.surplusProblemOf(i)
 		others := serving
+		if problem == notPreferred {
+			// The cloud may accept a request for a better candidate and end it for lack of capacity.
+			others = min(others, working)
+		}
 		if isServing(i) {
 			others--
 		}
@@ -76,7 +80,12 @@ func (p *planner) scaleDown() {
 			waiting = true
 			staying = append(staying, i)
 		default:
-			serving = others
+			if isServing(i) {
+				serving--
+			}
+			if works(i) {
+				working--
+			}
 			p.startDeletion(i, problem.reason())
 		}
 	}
