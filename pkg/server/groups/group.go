@@ -85,7 +85,7 @@ type Group struct {
 	Causes Causes
 }
 
-// Variant is what a candidate means for a group.
+// Variant is a candidate of a group with the settings that it means.
 type Variant struct {
 	// Name is the name of the candidate, and Max its maximum.
 	Name string

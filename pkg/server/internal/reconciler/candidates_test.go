@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -199,6 +200,21 @@ func TestTheBaseIsRotatedWithinItsMaximum(t *testing.T) {
 		assert.Equal(t, want, s.kindsOf(workersKey))
 		assert.NotContains(t, s.cloud.ids(workersKey), before[0])
 		assert.Equal(t, map[string]int{instance.ReasonExpired: 3}, s.drainReasons())
+	})
+}
+
+func TestCollectorOfCandidates(t *testing.T) {
+	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
+		s.limitStock(map[string]int{smallSpot: 1})
+		s.order(workersKey, 4, settingsOf(0, baseOfTwo, spot, lastResort))
+		s.passWith(time.Minute, 5)
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(&Collector{Groups: s.groups, Instances: s.instances})
+		wantMetrics(t, registry, []string{"nstance_server_group_candidates"},
+			"group_candidates{candidate=base,group=workers,tenant=default} 2",
+			"group_candidates{candidate=last-resort,group=workers,tenant=default} 1",
+			"group_candidates{candidate=spot,group=workers,tenant=default} 1",
+		)
 	})
 }
 

@@ -179,4 +179,3 @@ func (w *candidateWalk) describe() string {
 	}
 	return text
 }
-

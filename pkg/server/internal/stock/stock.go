@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Stock is what a leader knows about the capacity for the candidates of its groups. A new leader
+// Stock has the knowledge of a leader about the capacity for the candidates of its groups. A new leader
 // starts without it, and counts times anew. The zero value is empty. All methods of a nil Stock
 // report that nothing is known.
 type Stock struct {
@@ -22,7 +22,7 @@ type Stock struct {
 	byGroup map[instance.GroupKey]map[string]*entry
 }
 
-// entry is what is known of the candidates of one hash: other settings need another capacity.
+// entry is the knowledge about the candidates of one hash: other settings need another capacity.
 type entry struct {
 	// since is when the last request was rejected, or when the candidate was first seen.
 	since time.Time
