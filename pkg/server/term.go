@@ -26,6 +26,7 @@ import (
 	"nstance.dev/operator/pkg/server/internal/instancestore"
 	"nstance.dev/operator/pkg/server/internal/loadbalancers"
 	"nstance.dev/operator/pkg/server/internal/reconciler"
+	"nstance.dev/operator/pkg/server/internal/stock"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/registration"
@@ -148,9 +149,10 @@ func (t *term) start(ctx context.Context) (err error) {
 		return err
 	}
 	shortfalls := &reconciler.Shortfalls{}
-	orders := &reconciler.DeletionOrders{Expiry: func() config.Expiry { return t.groups.Config().Shard.Expiry }}
+	capacity := &stock.Stock{}
+	orders := &reconciler.DeletionOrders{Expiry: func() config.Expiry { return t.groups.Config().Shard.Expiry }, Stock: capacity}
 	t.statuses = grpcapi.NewStatusCache(grpcapi.StatusOptions{
-		Groups: t.groups, Instances: t.instances, Nodes: t.provider, Shortfalls: shortfalls, DeletionOrders: orders,
+		Groups: t.groups, Instances: t.instances, Nodes: t.provider, Shortfalls: shortfalls, DeletionOrders: orders, Candidates: capacity,
 	})
 	specs := provision.New(provision.Options{
 		Config:       t.groups.Config,
@@ -175,6 +177,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Shortfalls:  shortfalls,
 
 		DeletionOrders: orders,
+		Stock:          capacity,
 	}
 	if t.targets != nil {
 		reconcilerOptions.Targets = t.targets

@@ -8,6 +8,7 @@ package config
 import (
 	"time"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/nodesettings"
 	"nstance.dev/operator/pkg/server/provider"
 )
@@ -207,6 +208,10 @@ type Template struct {
 	LoadBalancers []string
 	// Node has the settings for the kubelets of new instances.
 	Node nodesettings.Settings
+	// Candidates and ReturnAfterSeconds apply to groups without an instance type and without
+	// candidates of their own.
+	Candidates         []candidates.Candidate
+	ReturnAfterSeconds int32
 }
 
 // Group is a static group as configured.
@@ -231,4 +236,8 @@ type Group struct {
 	LoadBalancers []string
 	// Node is merged over the template's.
 	Node nodesettings.Settings
+	// Candidates are nil when missing, which means the template's.
+	Candidates []candidates.Candidate
+	// ReturnAfterSeconds is 0 when missing, which means the template's.
+	ReturnAfterSeconds int32
 }

@@ -220,6 +220,9 @@ func readTemplate(o *jsonc.Object) Template {
 
 		LoadBalancers: o.Strings("load_balancers"),
 		Node:          nodesettings.Read(o.Object("node")),
+
+		Candidates:         readCandidates(o),
+		ReturnAfterSeconds: readReturnAfter(o),
 	}
 	if size := o.Int32("size"); size != nil {
 		template.Size = *size
@@ -242,6 +245,9 @@ func readGroup(o *jsonc.Object) Group {
 		KeepUnhealthy: !o.Bool("replace_unhealthy", true),
 		LoadBalancers: o.Strings("load_balancers"),
 		Node:          nodesettings.Read(o.Object("node")),
+
+		Candidates:         readCandidates(o),
+		ReturnAfterSeconds: readReturnAfter(o),
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -115,6 +116,9 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, candidates.Validate(path.Child(candidatesKey), template.Candidates)...)
+	errs = append(errs, c.CheckCandidates(path.Child(candidatesKey), template.Candidates, template.Arch, MergeArgs(c.Defaults.Args, template.Args))...)
+	errs = append(errs, candidates.ValidateReturn(path.Child(returnAfterKey), template.ReturnAfterSeconds, template.Candidates)...)
 	errs = append(errs, validateTenants(path.Child("tenants"), template.Tenants)...)
 	errs = append(errs, template.Limits.validate(path.Child("limits"))...)
 	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), template.LoadBalancers)...)
@@ -155,6 +159,7 @@ func (c *Config) validateGroup(path *field.Path, tenant string, group Group) fie
 	case template.InstanceType == "":
 		errs = append(errs, field.Required(path.Child("instance_type"), fmt.Sprintf("template %q has none", group.Template)))
 	}
+	errs = append(errs, c.validateGroupCandidates(path, group)...)
 	if group.SubnetPool == "" && template.SubnetPool == "" {
 		errs = append(errs, field.Required(path.Child("subnet_pool"), fmt.Sprintf("template %q has none", group.Template)))
 	}

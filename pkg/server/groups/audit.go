@@ -27,7 +27,7 @@ func (s *Store) logChange(ctx context.Context, request audit.Request, before, af
 	entry := audit.Entry{
 		Shard: s.config.Shard.ID, Group: after.Key.Group, Writer: request.Writer, Generation: request.Generation, Result: audit.Accepted,
 	}
-	shrinks, replaces := after.Size < before.Size, after.InfraConfigHash != before.InfraConfigHash && before.Size > 0
+	shrinks, replaces := after.Size < before.Size, before.Size > 0 && before.replacesInstances(after)
 	switch {
 	case shrinks:
 		entry.Action, entry.Reason, entry.From, entry.To = audit.ShrinkGroup, reasonScaleDown, before.Size, after.Size
@@ -71,11 +71,21 @@ func differences(before, after *Group) (from, to string) {
 	}
 	add("template", before.Template, after.Template)
 	add("instanceType", before.InstanceType, after.InstanceType)
+	add("candidates", describeCandidates(before.Variants), describeCandidates(after.Variants))
 	add("subnets", strings.Join(before.SubnetPools, "+"), strings.Join(after.SubnetPools, "+"))
 	if len(was) == 0 {
 		return before.InfraConfigHash, after.InfraConfigHash
 	}
 	return strings.Join(was, ","), strings.Join(is, ",")
+}
+
+// describeCandidates returns the types and markets of candidates.
+func describeCandidates(variants []Variant) string {
+	var described []string
+	for _, v := range variants {
+		described = append(described, strings.TrimSuffix(v.InstanceType+"/"+v.Market, "/"))
+	}
+	return strings.Join(described, "+")
 }
 
 // configurationWriter is the writer of changes that come from the server's configuration.
@@ -87,7 +97,8 @@ const configurationWriter = "configuration"
 type Causes struct {
 	// Size is the request that has set the size.
 	Size audit.Request
-	// Config is the request that has changed InfraConfigHash.
+	// Config is the request that has changed what the instances are compared with, so that some of
+	// them are replaced.
 	Config audit.Request
 }
 
@@ -97,7 +108,7 @@ func (c Causes) after(request audit.Request, before, next *Group) Causes {
 	if before == nil || before.Size != next.Size {
 		c.Size = request
 	}
-	if before != nil && before.InfraConfigHash != next.InfraConfigHash {
+	if before != nil && before.replacesInstances(next) {
 		c.Config = request
 	}
 	return c

@@ -7,11 +7,16 @@
 package groups
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -64,8 +69,12 @@ type Group struct {
 	// while an instance runs: Vars, Files and Node.
 	RuntimeConfigHash string
 	// InfraConfigHash is a digest of the settings that only a new instance can
-	// receive: Args, InstanceType, SubnetPools, Userdata, Kind and Arch.
+	// receive: Args, InstanceType, SubnetPools, Userdata, Kind and Arch. With candidates it is the
+	// digest of the first candidate, and IsCurrent decides about instances.
 	InfraConfigHash string
+	// Variants are the candidates with what they mean, in their order. There are none without
+	// candidates.
+	Variants []Variant
 	// ETag is a digest of the fields above. It changes when any of them does,
 	// including RemoveFirst, because then the group must be reconciled.
 	ETag string
@@ -74,6 +83,93 @@ type Group struct {
 	// Causes are the requests that led to the present state of the group. No hash and no ETag
 	// covers them.
 	Causes Causes
+}
+
+// Variant is a candidate of a group with the settings that it means.
+type Variant struct {
+	// Name is the name of the candidate, and Max its maximum.
+	Name string
+	Max  *int32
+	// InstanceType and Args are the group's with the candidate. Market is the market that Args mean,
+	// empty if it is not known.
+	InstanceType string
+	Market       string
+	Type         provider.InstanceType
+	Args         map[string]any
+	// InfraConfigHash is the digest of the group with the candidate. A group without candidates that
+	// has the same instance type and arguments has the same digest.
+	InfraConfigHash string
+}
+
+// setVariants sets the variants from the other fields. The values were or will be validated: a market
+// that is not possible changes no argument.
+func (g *Group) setVariants(c *config.Config) {
+	for _, candidate := range g.Candidates {
+		v := Variant{Name: candidate.Name, Max: candidate.MaxInstances, InstanceType: cmp.Or(candidate.InstanceType, g.InstanceType), Args: g.Args}
+		v.Type = c.Shard.Infra.InstanceTypes[v.InstanceType]
+		if args, err := provider.MarketArgs(c.Shard.Infra.Options, g.Args, candidate.Market); err == nil {
+			v.Args = args
+		}
+		v.Market = provider.MarketOf(c.Shard.Infra.Options, v.Args)
+		g.Variants = append(g.Variants, v)
+	}
+}
+
+// As returns the group as if the variant were its only candidate.
+func (g *Group) As(v Variant) *Group {
+	as := *g
+	as.InstanceType, as.Type, as.Args, as.InfraConfigHash = v.InstanceType, v.Type, v.Args, v.InfraConfigHash
+	as.Variants = nil
+	return &as
+}
+
+// VariantOf returns the variant with a digest, nil if there is none.
+func (g *Group) VariantOf(hash string) *Variant {
+	for n := range g.Variants {
+		if g.Variants[n].InfraConfigHash == hash {
+			return &g.Variants[n]
+		}
+	}
+	return nil
+}
+
+// IsCurrent reports whether an instance with this digest has the settings of the group, or of one of
+// its candidates.
+func (g *Group) IsCurrent(hash string) bool {
+	if len(g.Variants) == 0 {
+		return hash == g.InfraConfigHash
+	}
+	return g.VariantOf(hash) != nil
+}
+
+// Choices returns the candidates as instances are compared with them, nil without candidates.
+func (g *Group) Choices() []candidates.Choice {
+	var choices []candidates.Choice
+	for _, v := range g.Variants {
+		choices = append(choices, candidates.Choice{Hash: v.InfraConfigHash, Max: v.Max})
+	}
+	return choices
+}
+
+// InfraConfig identifies the settings that new instances receive: InfraConfigHash, or the digests and
+// the maxima of all candidates.
+func (g *Group) InfraConfig() string {
+	if len(g.Variants) == 0 {
+		return g.InfraConfigHash
+	}
+	var b strings.Builder
+	for _, v := range g.Variants {
+		fmt.Fprintf(&b, "%s*%d,", v.InfraConfigHash, ptr.Deref(v.Max, -1))
+	}
+	return b.String()
+}
+
+// replacesInstances reports whether instances with the settings of g are not current any more.
+func (g *Group) replacesInstances(next *Group) bool {
+	if len(g.Variants) == 0 {
+		return !next.IsCurrent(g.InfraConfigHash)
+	}
+	return slices.ContainsFunc(g.Variants, func(v Variant) bool { return !next.IsCurrent(v.InfraConfigHash) })
 }
 
 // etagOrEmpty returns the ETag, or "" if there is no group.

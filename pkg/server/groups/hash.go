@@ -173,6 +173,15 @@ func (g *Group) setHashes() error {
 	if g.InfraConfigHash, err = g.infraConfigHash(); err != nil {
 		return fmt.Errorf("compute the infra config hash of group %s: %w", g.Key, err)
 	}
+	for n := range g.Variants {
+		v := &g.Variants[n]
+		if v.InfraConfigHash, err = g.As(*v).infraConfigHash(); err != nil {
+			return fmt.Errorf("compute the infra config hash of candidate %s of group %s: %w", v.Name, g.Key, err)
+		}
+	}
+	if len(g.Variants) > 0 {
+		g.InfraConfigHash = g.Variants[0].InfraConfigHash
+	}
 	if g.ETag, err = g.etag(); err != nil {
 		return fmt.Errorf("compute the etag of group %s: %w", g.Key, err)
 	}

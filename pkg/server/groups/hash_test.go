@@ -116,6 +116,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"InfraConfigHash":   {byNone, func(g *Group) { g.InfraConfigHash = "other" }},
 			"ETag":              {byNone, func(g *Group) { g.ETag = "other" }},
 			"Causes":            {byNone, func(g *Group) { g.Causes.Size.ID = "other" }},
+			"Variants":          {byInfra, func(g *Group) { g.Variants = []Variant{{InstanceType: "other"}} }},
 			"Type":              {byNone, func(g *Group) { g.Type.Name = "other" }},
 		},
 		reflect.TypeFor[config.Userdata](): {

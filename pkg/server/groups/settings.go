@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/nodesettings"
@@ -36,6 +38,12 @@ type Settings struct {
 	DrainTimeoutSeconds int32 `json:"drain_timeout_seconds,omitempty"`
 	// Node has the settings for the kubelets of new instances.
 	Node nodesettings.Settings `json:"node,omitzero"`
+	// Candidates are what the instances may be, the best first. Without candidates each instance is of
+	// InstanceType, which otherwise is the type of the candidates that name none.
+	Candidates []candidates.Candidate `json:"candidates,omitempty"`
+	// ReturnAfterSeconds is for how long a better candidate must have been free of rejections before
+	// an instance is replaced by an instance of it. Zero means never.
+	ReturnAfterSeconds int32 `json:"return_after_seconds,omitempty"`
 }
 
 // SettingsOf returns the settings of a request.
@@ -49,8 +57,30 @@ func SettingsOf(config *nstancev1.GroupConfig) Settings {
 		LoadBalancers:       config.GetLoadBalancers(),
 		DrainTimeoutSeconds: config.GetDrainTimeoutSeconds(),
 
-		Node: nodesettings.Of(config.GetNodeSettings()),
+		Node:               nodesettings.Of(config.GetNodeSettings()),
+		Candidates:         candidatesOf(config.GetCandidates()),
+		ReturnAfterSeconds: config.GetReturnAfterSeconds(),
 	}
+}
+
+// candidatesOf returns nil without candidates.
+func candidatesOf(messages []*nstancev1.Candidate) []candidates.Candidate {
+	var list []candidates.Candidate
+	for _, message := range messages {
+		list = append(list, candidates.Candidate{
+			Name: message.GetName(), InstanceType: message.GetInstanceType(), Market: message.GetMarket(), MaxInstances: message.MaxInstances,
+		})
+	}
+	return list
+}
+
+// candidateMessages is the reverse of candidatesOf.
+func candidateMessages(list []candidates.Candidate) []*nstancev1.Candidate {
+	var messages []*nstancev1.Candidate
+	for _, c := range list {
+		messages = append(messages, &nstancev1.Candidate{Name: c.Name, InstanceType: c.InstanceType, Market: c.Market, MaxInstances: c.MaxInstances})
+	}
+	return messages
 }
 
 // knownSettings is the highest number of a setting (docs/protocol.md#extensions).
@@ -74,7 +104,9 @@ func SettingsMessage(s Settings) *nstancev1.GroupSettings {
 		LoadBalancers:       s.LoadBalancers,
 		DrainTimeoutSeconds: s.DrainTimeoutSeconds,
 
-		NodeSettings: s.Node.Message(),
+		NodeSettings:       s.Node.Message(),
+		Candidates:         candidateMessages(s.Candidates),
+		ReturnAfterSeconds: s.ReturnAfterSeconds,
 	}
 }
 
@@ -88,6 +120,8 @@ func ReportSettings(status *nstancev1.GroupStatus, g *Group) {
 	status.LoadBalancers = g.LoadBalancers
 	status.DrainTimeoutSeconds = g.reportedDrainTimeout()
 	status.NodeSettings = g.Node.Message()
+	status.Candidates = candidateMessages(g.Candidates)
+	status.ReturnAfterSeconds = g.ReturnAfterSeconds
 	status.KnownSettings = knownSettings
 	if len(g.Vars) > 0 {
 		status.Vars = make(map[string]string, len(g.Vars))
@@ -110,8 +144,15 @@ func (s Settings) infra() infraSettings {
 }
 
 // merge returns s with the settings of change: fields that are empty in change stay, and vars,
-// labels and taints are added one by one.
+// labels and taints are added one by one. An instance type of its own takes the place of candidates.
 func (s Settings) merge(change Settings) Settings {
+	if change.InstanceType != "" && len(change.Candidates) == 0 {
+		s.Candidates, s.ReturnAfterSeconds = nil, 0
+	}
+	if len(change.Candidates) > 0 {
+		s.Candidates = change.Candidates
+	}
+	s.ReturnAfterSeconds = cmp.Or(change.ReturnAfterSeconds, s.ReturnAfterSeconds)
 	s.Template = cmp.Or(change.Template, s.Template)
 	s.InstanceType = cmp.Or(change.InstanceType, s.InstanceType)
 	if len(change.SubnetPools) > 0 {
@@ -144,6 +185,12 @@ func (s Settings) without(declared, next Settings) Settings {
 		s.DrainTimeoutSeconds = 0
 	}
 	s.Node = s.Node.Without(declared.Node, next.Node)
+	if len(declared.Candidates) > 0 && len(next.Candidates) == 0 {
+		s.Candidates = nil
+	}
+	if declared.ReturnAfterSeconds != 0 && next.ReturnAfterSeconds == 0 {
+		s.ReturnAfterSeconds = 0
+	}
 	vars := map[string]string{}
 	for name, value := range s.Vars {
 		_, was := declared.Vars[name]
@@ -172,8 +219,10 @@ func (s Settings) restricted(stored Settings) Settings {
 func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, error) {
 	own, static := c.Groups[key.Tenant][key.Group]
 	group := &Group{Key: key, Static: static}
-	settings := Settings{Template: own.Template, InstanceType: own.InstanceType, Vars: own.Vars, LoadBalancers: own.LoadBalancers}
-	settings.Node = own.Node
+	settings := Settings{
+		Template: own.Template, InstanceType: own.InstanceType, Vars: own.Vars, LoadBalancers: own.LoadBalancers,
+		Candidates: own.Candidates, ReturnAfterSeconds: own.ReturnAfterSeconds, Node: own.Node,
+	}
 	if own.SubnetPool != "" {
 		settings.SubnetPools = []string{own.SubnetPool}
 	}
@@ -200,8 +249,10 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	group.MinSize = c.MinSize(key.Tenant, key.Group)
 	group.Size = max(group.Size, group.MinSize)
 	template := c.Templates[settings.Template]
-	inherited := Settings{InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars), LoadBalancers: template.LoadBalancers}
-	inherited.Node = template.Node
+	inherited := Settings{
+		InstanceType: template.InstanceType, Vars: mergeMaps(c.Defaults.Vars, template.Vars), LoadBalancers: template.LoadBalancers,
+		Candidates: template.Candidates, ReturnAfterSeconds: template.ReturnAfterSeconds, Node: template.Node,
+	}
 	if template.SubnetPool != "" {
 		inherited.SubnetPools = []string{template.SubnetPool}
 	}
@@ -216,6 +267,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	if group.DrainTimeoutSeconds > 0 {
 		group.DrainTimeout = time.Duration(group.DrainTimeoutSeconds) * time.Second
 	}
+	group.setVariants(c)
 	return group, group.setHashes()
 }
 
@@ -245,6 +297,26 @@ func known(c *config.Config, keys []string) []string {
 		_, found := c.LoadBalancers[key]
 		return !found
 	})
+}
+
+// validateCandidates checks the candidates that an operator sets. Their types are allowed as an instance
+// type is; a type that the group had, as the only one or of a candidate, passes.
+func validateCandidates(allowed []string, change Change, had Settings, after *Group) field.ErrorList {
+	path := configPath.Child("candidates")
+	problems := candidates.Validate(path, change.Candidates)
+	problems = append(problems, candidates.ValidateReturn(configPath.Child("return_after_seconds"), change.ReturnAfterSeconds, after.Candidates)...)
+	repeated := candidates.Equal(change.Candidates, had.Candidates) && change.InstanceType == had.InstanceType
+	if len(change.Candidates) > 0 && change.InstanceType != "" && !repeated {
+		problems = append(problems, field.Forbidden(configPath.Child("instance_type"), "cannot be set together with candidates: a candidate has its own"))
+	}
+	for n, c := range change.Candidates {
+		known := c.InstanceType == "" || c.InstanceType == had.InstanceType ||
+			slices.ContainsFunc(had.Candidates, func(other candidates.Candidate) bool { return other.InstanceType == c.InstanceType })
+		if !known {
+			problems = append(problems, config.CheckAllowed(path.Index(n).Child("instance_type"), c.InstanceType, "instance_types", allowed)...)
+		}
+	}
+	return problems
 }
 
 // mergeMaps returns a map with the entries of all layers; later layers win. It returns nil if

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/base/identifier"
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -112,6 +113,7 @@ func validateSettings(c *config.Config, change Change, before, after *Group) fie
 	}
 	problems = append(problems, ValidateLoadBalancers(c, configPath.Child("load_balancers"), limits.LoadBalancers, loadBalancers, change.LoadBalancers)...)
 	problems = append(problems, change.Node.Validate(configPath.Child("node_settings"))...)
+	problems = append(problems, validateCandidates(limits.InstanceTypes, change, had, after)...)
 	problems = append(problems, validateDrainTimeout(*limits.DrainTimeout, before, change.DrainTimeoutSeconds)...)
 	return append(problems, ValidateVarChanges(configPath.Child("vars"), limits.Vars, had.Vars, change.Vars)...)
 }
@@ -197,6 +199,7 @@ func validateReferences(c *config.Config, path *field.Path, group *Group) field.
 	if err := c.CheckInstanceType(path.Child("instance_type"), group.InstanceType, arch); err != nil {
 		problems = append(problems, err)
 	}
+	problems = append(problems, c.CheckCandidates(path.Child("candidates"), group.Candidates, arch, group.Args)...)
 	if len(group.SubnetPools) == 0 {
 		problems = append(problems, field.Required(path.Child("subnets"), fmt.Sprintf("template %q has no subnet pool", group.Template)))
 	}
@@ -228,6 +231,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 		problems = append(problems, field.Invalid(path.Child("drain_timeout_seconds"), seconds, "must not be negative"))
 	}
 	problems = append(problems, override.Node.Validate(path.Child("node"))...)
+	problems = append(problems, candidates.Validate(path.Child("candidates"), override.Candidates)...)
 	if !group.Static {
 		problems = append(problems, validateStoredDynamic(c, path, override)...)
 	}

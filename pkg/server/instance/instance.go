@@ -28,6 +28,8 @@ const (
 	ReasonReturned     = "returned"
 	ReasonRotated      = "rotated"
 	ReasonReplaced     = "replaced"
+	// ReasonNotPreferred means that an instance of a better candidate takes its place.
+	ReasonNotPreferred = "not-preferred"
 )
 
 // NextDeletion is an instance that is being deleted, or would be deleted if its group were smaller.

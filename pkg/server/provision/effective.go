@@ -22,14 +22,24 @@ import (
 // returns group itself if the record has no overrides. Size, drain timeout and digests
 // are always the group's.
 //
+// In a group with candidates an instance has the type and the market of the candidate with the digest in
+// its record. An instance type or a template of its own leaves the candidates out: they belong to
+// the group's template.
+//
 // A template override replaces the group's template as if the group had been created with it:
 // the group's own values still win. The error names every override that the configuration
 // does not allow.
 func Effective(c *config.Config, group *groups.Group, record *instance.Record) (*groups.Group, error) {
+	if UsesCandidates(group, record) {
+		if v := group.VariantOf(record.InfraConfigHash); v != nil {
+			group = group.As(*v)
+		}
+	}
 	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 && len(record.LoadBalancers) == 0 {
 		return group, nil
 	}
 	effective := *group
+	effective.Variants = nil
 	var problems field.ErrorList
 	if record.Template != "" && record.Template != group.Template {
 		if err := c.CheckTemplate(field.NewPath("template"), record.Template); err != nil {
@@ -65,6 +75,12 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 		})
 	}
 	return &effective, nil
+}
+
+// UsesCandidates reports whether an instance is of one of the group's candidates: the group has
+// candidates, and the instance neither a type nor another template of its own.
+func UsesCandidates(group *groups.Group, record *instance.Record) bool {
+	return len(group.Variants) > 0 && record.InstanceType == "" && (record.Template == "" || record.Template == group.Template)
 }
 
 // replaceTemplate changes group as if it had been created with another template.

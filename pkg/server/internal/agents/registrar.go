@@ -308,7 +308,7 @@ func (r *Registrar) checkNonce(c registration.NonceClaims) (instance.Instance, e
 // the instance was created from another configuration.
 func (r *Registrar) kindOf(i *instance.Instance) (string, bool) {
 	group, found := r.Groups.Get(i.Key())
-	if !found || group.InfraConfigHash != i.InfraConfigHash {
+	if !found || !group.IsCurrent(i.InfraConfigHash) {
 		return "", false
 	}
 	effective, err := provision.Effective(r.Groups.Config(), group, &i.Record)

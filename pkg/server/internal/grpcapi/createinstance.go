@@ -316,16 +316,27 @@ func (s *OperatorService) checkCapacity(record *instance.Record) error {
 		// The configuration has changed since the request was validated.
 		return status.Errorf(codes.Unavailable, "instance of group %s: %v", record.Group, err)
 	}
-	spec := provision.Common(effective)
-	var lack error
-	for _, pool := range effective.SubnetPools {
-		for _, subnet := range c.Shard.SubnetPools[pool] {
-			spec.Subnet = subnet
-			err, isLack := provider.AsCapacityError(s.Capacity.CheckCapacity(spec))
-			if !isLack {
-				return nil
+	variants := []*groups.Group{effective}
+	if provision.UsesCandidates(group, record) {
+		variants = nil
+		for _, v := range group.Variants {
+			if ptr.Deref(v.Max, 1) > 0 {
+				variants = append(variants, effective.As(v))
 			}
-			lack = err
+		}
+	}
+	var lack error
+	for _, variant := range variants {
+		spec := provision.Common(variant)
+		for _, pool := range effective.SubnetPools {
+			for _, subnet := range c.Shard.SubnetPools[pool] {
+				spec.Subnet = subnet
+				err, isLack := provider.AsCapacityError(s.Capacity.CheckCapacity(spec))
+				if !isLack {
+					return nil
+				}
+				lack = err
+			}
 		}
 	}
 	if lack == nil {

@@ -15,6 +15,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/stock"
+	"nstance.dev/operator/pkg/server/provision"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -193,6 +195,16 @@ func setProgress(status *nstancev1.GroupStatus, progress instance.RotationProgre
 	}
 }
 
+// setCandidateUse reports the use of the candidates of a group.
+func setCandidateUse(status *nstancev1.GroupStatus, uses []stock.Use) {
+	for _, use := range uses {
+		status.CandidateUse = append(status.CandidateUse, &nstancev1.CandidateUse{
+			Name: use.Variant.Name, InstanceType: use.Variant.InstanceType, Market: use.Variant.Market,
+			Instances: int32(use.Instances), Unavailable: validText(use.Unavailable),
+		})
+	}
+}
+
 // setInstances lists all instances in the extension field, and the provider ids of running
 // instances in the field that clients without the extension read
 // (docs/protocol.md#extensions).
@@ -258,6 +270,18 @@ func usable(i *instance.Instance) bool {
 // instances do not count, and outlive the group (docs/server.md#instances).
 func managed(instances []instance.Instance) []instance.Instance {
 	return slices.DeleteFunc(slices.Clone(instances), func(i instance.Instance) bool { return i.OnDemand })
+}
+
+// expectedNode returns the properties that are certain of each Node of a group, nil if none are.
+func (c *StatusCache) expectedNode(group *groups.Group) *corev1.Node {
+	if len(group.Variants) == 0 {
+		return c.nodes.ExpectedNode(provision.Common(group))
+	}
+	nodes := make([]*corev1.Node, len(group.Variants))
+	for n, v := range group.Variants {
+		nodes[n] = c.nodes.ExpectedNode(provision.Common(group.As(v)))
+	}
+	return provision.CommonNode(nodes)
 }
 
 // newNodeShape returns the known properties of a Node, or nil if node is nil.

@@ -17,8 +17,8 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/stock"
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provision"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -54,6 +54,12 @@ type DeletionOrders interface {
 	Of(group *groups.Group, instances []instance.Instance) ([]instance.NextDeletion, instance.RotationProgress)
 }
 
+// Candidates returns how many instances of a group are of each of its candidates, nil for a group
+// without candidates.
+type Candidates interface {
+	Uses(group *groups.Group, instances []instance.Instance) []stock.Use
+}
+
 // groupWatcher queues the groups of a tenant that changed, by key, each with its
 // latest status. A group that was deleted is sent as deleted, so a slow stream
 // misses no deletion.
@@ -70,8 +76,10 @@ type StatusCache struct {
 	// shortfalls is nil if the provider does not report shortfalls.
 	shortfalls Shortfalls
 	// orders is nil if no deletion orders are reported.
-	orders   DeletionOrders
-	watchers *watchers[string, nstancev1.GroupEvent]
+	orders DeletionOrders
+	// candidates is nil if the use of candidates is not reported.
+	candidates Candidates
+	watchers   *watchers[string, nstancev1.GroupEvent]
 
 	mu sync.Mutex
 	// statuses are immutable. A new status replaces an old one.
@@ -187,13 +195,14 @@ func (v *tenantVersions) parse(version string) (since uint64, known bool) {
 	return since, true
 }
 
-// StatusOptions are the sources of a StatusCache. Shortfalls and DeletionOrders are optional.
+// StatusOptions are the sources of a StatusCache. Shortfalls, DeletionOrders and Candidates are optional.
 type StatusOptions struct {
 	Groups         Groups
 	Instances      Instances
 	Nodes          Nodes
 	Shortfalls     Shortfalls
 	DeletionOrders DeletionOrders
+	Candidates     Candidates
 }
 
 // NewStatusCache returns a StatusCache that is empty until groups are refreshed.
@@ -201,6 +210,7 @@ func NewStatusCache(options StatusOptions) *StatusCache {
 	return &StatusCache{
 		shortfalls: options.Shortfalls,
 		orders:     options.DeletionOrders,
+		candidates: options.Candidates,
 		groups:     options.Groups,
 		instances:  options.Instances,
 		nodes:      options.Nodes,
@@ -317,7 +327,10 @@ func (c *StatusCache) get(group *groups.Group) *nstancev1.GroupStatus {
 // statusOf returns the status of a group with these instances. Without
 // its revision, the operator sends the group again.
 func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
-	status := newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+	status := newStatus(group, instances, c.expectedNode(group))
+	if c.candidates != nil {
+		setCandidateUse(status, c.candidates.Uses(group, instances))
+	}
 	if c.shortfalls != nil {
 		if missing, message := c.shortfalls.Of(group, instances); missing > 0 {
 			status.Shortfall = &nstancev1.Shortfall{Missing: missing, Message: validText(message)}

@@ -35,9 +35,13 @@ type cloud struct {
 	// cleaned has the instances whose userdata was removed.
 	cleaned map[string]bool
 	// watch is called with Mu locked after every change.
-	watch   func()
-	calls   []call
-	changed func(instance.GroupKey)
+	watch func()
+	calls []call
+	// market has the stock by type and market, nil for a cloud that has all.
+	market *market
+	// lostAnswer reports whether a call was carried out and its answer is lost; nil if none is.
+	lostAnswer func() bool
+	changed    func(instance.GroupKey)
 }
 
 // call is one call to the cloud.
@@ -93,12 +97,16 @@ func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 }
 
 func (c *cloud) Create(ctx context.Context, spec provider.Spec) error {
-	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() {
+	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() error {
+		if err := c.buy(spec); err != nil {
+			return err
+		}
 		if _, known := c.VMs[spec.ID]; !known {
 			c.VMs[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group, Origin: spec.Origin}
 			c.subnets[spec.ID] = spec.Subnet
 			c.groups[spec.ID] = spec.Group
 		}
+		return nil
 	})
 }
 
@@ -107,15 +115,16 @@ func (c *cloud) Delete(ctx context.Context, id string) error {
 	vm, known := c.VMs[id]
 	group := c.groups[id]
 	c.Mu.Unlock()
-	return c.call(ctx, call{"delete", group, id, time.Now()}, func() {
+	return c.call(ctx, call{"delete", group, id, time.Now()}, func() error {
 		if known {
 			vm.State = instance.Terminating
 			c.VMs[id] = vm
 		}
+		return nil
 	})
 }
 
-func (c *cloud) call(ctx context.Context, call call, do func()) error {
+func (c *cloud) call(ctx context.Context, call call, do func() error) error {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
 	if ctx.Err() != nil {
@@ -127,9 +136,14 @@ func (c *cloud) call(ctx context.Context, call call, do func()) error {
 			return err
 		}
 	}
-	do()
+	if err := do(); err != nil {
+		return err
+	}
 	if c.watch != nil {
 		c.watch()
+	}
+	if c.lostAnswer != nil && c.lostAnswer() {
+		return errBusy
 	}
 	return nil
 }
@@ -163,6 +177,7 @@ func (c *cloud) change(id string, do func(*instance.VM) bool) {
 
 // settle starts pending instances and deletes terminating ones.
 func (c *cloud) settle() {
+	c.endDoomed()
 	c.change("", func(vm *instance.VM) bool {
 		switch vm.State {
 		case instance.Pending:

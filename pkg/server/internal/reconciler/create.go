@@ -24,29 +24,42 @@ import (
 // would only become old.
 func (r *reconciliation) create(ctx context.Context, a action, now time.Time) error {
 	return r.createManaged(func() error {
+		if len(r.group.Variants) > 0 {
+			return r.createCandidate(ctx, a, nil, now)
+		}
 		subnet, err := r.subnet(ctx, r.group.SubnetPools)
 		if err != nil {
 			return r.failed("", err)
 		}
-		id, err := puidv7.New(r.group.Kind)
+		record, err := r.newRecord(r.group.InfraConfigHash, now)
+		if err == nil {
+			err = r.store(ctx, a, record)
+		}
 		if err != nil {
 			return r.failed("", err)
 		}
-		record := instance.Record{
-			ID:              id.String(),
-			Tenant:          r.key.Tenant,
-			Group:           r.key.Group,
-			InfraConfigHash: r.group.InfraConfigHash,
-			CreatedAt:       now,
-		}
-		err = r.withCallContext(ctx, func(ctx context.Context) error { return r.Instances.Add(ctx, record) })
-		if err != nil {
-			return r.failed("", err)
-		}
-		klog.FromContext(ctx).Info("Creating instance", "instance", record.ID, "reason", a.reason)
-		r.Metrics.created.WithLabelValues(a.reason).Inc()
-		return r.createInSubnet(ctx, &record, subnet)
+		return r.failed(record.ID, r.createInSubnet(ctx, record, subnet))
 	})
+}
+
+// newRecord returns the record of a new managed instance.
+func (r *reconciliation) newRecord(infraConfigHash string, now time.Time) (*instance.Record, error) {
+	id, err := puidv7.New(r.group.Kind)
+	if err != nil {
+		return nil, err
+	}
+	return &instance.Record{ID: id.String(), Tenant: r.key.Tenant, Group: r.key.Group, InfraConfigHash: infraConfigHash, CreatedAt: now}, nil
+}
+
+// store stores the record of a new managed instance.
+func (r *reconciliation) store(ctx context.Context, a action, record *instance.Record) error {
+	err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Instances.Add(ctx, *record) })
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Creating instance", "instance", record.ID, "reason", a.reason)
+	r.Metrics.created.WithLabelValues(a.reason).Inc()
+	return nil
 }
 
 // createRecorded creates an instance at the provider that already has a record.
@@ -56,7 +69,7 @@ func (r *reconciliation) createRecorded(ctx context.Context, a action) error {
 		return nil
 	}
 	do := func() error {
-		err := r.createInPools(ctx, &i.Record)
+		err := r.createInPools(ctx, a, &i.Record)
 		r.recordAttempt(&i)
 		return err
 	}
@@ -67,7 +80,10 @@ func (r *reconciliation) createRecorded(ctx context.Context, a action) error {
 }
 
 // createInPools creates an instance in the first subnet with capacity.
-func (r *reconciliation) createInPools(ctx context.Context, record *instance.Record) error {
+func (r *reconciliation) createInPools(ctx context.Context, a action, record *instance.Record) error {
+	if provision.UsesCandidates(r.group, record) {
+		return r.createCandidate(ctx, a, record, time.Now())
+	}
 	// An on-demand instance may have its own pool. The record may be older than the
 	// configuration from which the instance is created.
 	created := *record
@@ -81,7 +97,7 @@ func (r *reconciliation) createInPools(ctx context.Context, record *instance.Rec
 	if err != nil {
 		return r.failed(record.ID, err)
 	}
-	return r.createInSubnet(ctx, record, subnet)
+	return r.failed(record.ID, r.createInSubnet(ctx, record, subnet))
 }
 
 // recordAttempt records an attempt if the provider does not list the instance
@@ -107,6 +123,11 @@ func (r *reconciliation) createManaged(do func() error) error {
 	r.createFailed = true // even if do panics
 	err := r.rateLimited(do)
 	r.createFailed = err != nil
+	if errors.Is(err, errNotBetter) {
+		// The next plan finds that the instance has to stay.
+		r.outcome.within(time.Second)
+		return nil
+	}
 	if err != nil {
 		r.Shortfalls.attempted(r.group, r.Instances.List(r.key), err)
 	}
@@ -140,11 +161,11 @@ func (r *reconciliation) rateLimited(do func() error) error {
 func (r *reconciliation) createInSubnet(ctx context.Context, record *instance.Record, subnet string) error {
 	spec, err := r.spec(ctx, record, subnet)
 	if err != nil {
-		return r.failed(record.ID, err)
+		return err
 	}
 	err = r.call(ctx, callCreate, func(ctx context.Context) error { return r.Provider.Create(ctx, spec) })
 	if err != nil {
-		return r.failed(record.ID, err)
+		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Created instance at the provider", "instance", record.ID, "type", spec.Type.Name, "subnet", subnet)
 	if _, known := r.Provider.Get(record.ID); known {
@@ -194,9 +215,12 @@ func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, er
 	return "", provider.OutOfCapacity("no subnet of pool %s has capacity left", strings.Join(pools, ", "))
 }
 
-// failed reports that an instance could not be created. The id is empty if there is no
-// record.
+// failed reports that an instance could not be created, unless err is nil. The id is empty if there is
+// no record.
 func (r *reconciliation) failed(id string, err error) error {
+	if err == nil {
+		return nil
+	}
 	err = fmt.Errorf("create an instance: %w", err)
 	r.Failed(r.key, id, err)
 	return err
@@ -209,6 +233,27 @@ func (r *reconciliation) failed(id string, err error) error {
 type attempts struct {
 	mu   sync.Mutex
 	last map[string]time.Time
+	// candidates has, by instance id, the hash of the candidate that was requested last, "" if the
+	// request was certainly rejected.
+	candidates map[string]string
+}
+
+// candidate returns the hash of the candidate that was requested for an instance and may exist, and
+// false if this server has requested none.
+func (a *attempts) candidate(id string) (hash string, requested bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	hash, requested = a.candidates[id]
+	return hash, requested
+}
+
+func (a *attempts) setCandidate(id, hash string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.candidates == nil {
+		a.candidates = map[string]string{}
+	}
+	a.candidates[id] = hash
 }
 
 // of returns the zero time for an instance without an attempt.
@@ -231,6 +276,7 @@ func (a *attempts) remove(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.last, id)
+	delete(a.candidates, id)
 }
 
 // createLimiter enforces a minimum gap between two successful creations, across
@@ -271,63 +317,6 @@ func (l *createLimiter) done(at time.Time, succeeded bool) {
 	if succeeded {
 		l.last = at
 	}
-}
-
-// minOnDemandDelay and maxOnDemandDelay bound the delay after a failed on-demand instance,
-// before another instance like it is tried.
-const (
-	minOnDemandDelay = time.Second
-	maxOnDemandDelay = 30 * time.Second
-)
-
-// onDemandBackoff remembers which kinds of on-demand instances could not be created last.
-// Without it each new request would try all waiting requests again.
-type onDemandBackoff struct {
-	mu     sync.Mutex
-	byKind map[onDemandKind]onDemandFailure
-}
-
-// onDemandKind has the properties on which the creation of an on-demand instance depends.
-type onDemandKind struct {
-	group                                    instance.GroupKey
-	template, instanceType, subnetPool, vars string
-}
-
-func kindOf(record *instance.Record) onDemandKind {
-	return onDemandKind{record.Key(), record.Template, record.InstanceType, record.SubnetPool, fmt.Sprint(record.Vars)}
-}
-
-// onDemandFailure is the latest failure of a kind.
-type onDemandFailure struct {
-	at    time.Time
-	delay time.Duration
-}
-
-// wait returns how long instances of a kind wait.
-func (b *onDemandBackoff) wait(kind onDemandKind, now time.Time) time.Duration {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	last := b.byKind[kind]
-	return last.at.Add(last.delay).Sub(now)
-}
-
-// done records the result of an attempt.
-func (b *onDemandBackoff) done(kind onDemandKind, now time.Time, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if err == nil {
-		delete(b.byKind, kind)
-		return
-	}
-	for other, failure := range b.byKind {
-		if now.Sub(failure.at) > 2*maxOnDemandDelay {
-			delete(b.byKind, other)
-		}
-	}
-	if b.byKind == nil {
-		b.byKind = map[onDemandKind]onDemandFailure{}
-	}
-	b.byKind[kind] = onDemandFailure{at: now, delay: min(max(minOnDemandDelay, 2*b.byKind[kind].delay), maxOnDemandDelay)}
 }
 
 // createOnDemand calls do for an instance, unless an instance like it has failed a moment

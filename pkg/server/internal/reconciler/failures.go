@@ -41,7 +41,7 @@ type failed struct {
 
 // configHashes identifies the configuration that may be the cause of a failure.
 func configHashes(group *groups.Group) string {
-	return group.InfraConfigHash + group.RuntimeConfigHash
+	return group.InfraConfig() + group.RuntimeConfigHash
 }
 
 // add records a failure. Failures of instances that were created together count once.
@@ -107,6 +107,63 @@ func (r *reconciliation) neverUp(ctx context.Context, i *instance.Instance) {
 	r.Failed(r.key, i.ID, err)
 }
 
+// minOnDemandDelay and maxOnDemandDelay bound the delay after a failed on-demand instance,
+// before another instance like it is tried.
+const (
+	minOnDemandDelay = time.Second
+	maxOnDemandDelay = 30 * time.Second
+)
+
+// onDemandBackoff remembers which kinds of on-demand instances could not be created last.
+// Without it each new request would try all waiting requests again.
+type onDemandBackoff struct {
+	mu     sync.Mutex
+	byKind map[onDemandKind]onDemandFailure
+}
+
+// onDemandKind has the properties on which the creation of an on-demand instance depends.
+type onDemandKind struct {
+	group                                    instance.GroupKey
+	template, instanceType, subnetPool, vars string
+}
+
+func kindOf(record *instance.Record) onDemandKind {
+	return onDemandKind{record.Key(), record.Template, record.InstanceType, record.SubnetPool, fmt.Sprint(record.Vars)}
+}
+
+// onDemandFailure is the latest failure of a kind.
+type onDemandFailure struct {
+	at    time.Time
+	delay time.Duration
+}
+
+// wait returns how long instances of a kind wait.
+func (b *onDemandBackoff) wait(kind onDemandKind, now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	last := b.byKind[kind]
+	return last.at.Add(last.delay).Sub(now)
+}
+
+// done records the result of an attempt.
+func (b *onDemandBackoff) done(kind onDemandKind, now time.Time, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err == nil {
+		delete(b.byKind, kind)
+		return
+	}
+	for other, failure := range b.byKind {
+		if now.Sub(failure.at) > 2*maxOnDemandDelay {
+			delete(b.byKind, other)
+		}
+	}
+	if b.byKind == nil {
+		b.byKind = map[onDemandKind]onDemandFailure{}
+	}
+	b.byKind[kind] = onDemandFailure{at: now, delay: min(max(minOnDemandDelay, 2*b.byKind[kind].delay), maxOnDemandDelay)}
+}
+
 // Shortfalls contains the groups for which the provider has no capacity or quota. It is a
 // state and has no clock: a further attempt that fails for the same reason changes nothing. A
 // new leader starts without shortfalls and finds them with its first attempts. The zero value
@@ -118,9 +175,9 @@ type Shortfalls struct {
 
 // shortfall is the lack of capacity that the last attempts for a group have encountered.
 type shortfall struct {
-	// infraConfigHash is the hash of the group. Another hash needs another capacity.
-	infraConfigHash string
-	message         string
+	// infraConfig identifies the settings of the group. Others need another capacity.
+	infraConfig string
+	message     string
 	// known are the instances that the provider listed at that time. A new instance disproves
 	// the shortfall.
 	known map[string]bool
@@ -146,7 +203,7 @@ func (s *Shortfalls) Of(group *groups.Group, instances []instance.Instance) (mis
 		missing--
 		created = created || !current.known[i.ID]
 	}
-	if missing <= 0 || created || current.infraConfigHash != group.InfraConfigHash {
+	if missing <= 0 || created || current.infraConfig != group.InfraConfig() {
 		delete(s.byGroup, group.Key)
 		return 0, ""
 	}
@@ -172,7 +229,7 @@ func (s *Shortfalls) attempted(group *groups.Group, instances []instance.Instanc
 	if s.byGroup == nil {
 		s.byGroup = map[instance.GroupKey]shortfall{}
 	}
-	s.byGroup[group.Key] = shortfall{infraConfigHash: group.InfraConfigHash, message: lack.Error(), known: known}
+	s.byGroup[group.Key] = shortfall{infraConfig: group.InfraConfig(), message: lack.Error(), known: known}
 }
 
 // remove removes the shortfall of a group that no longer exists.

@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/stock"
 )
 
 // Operations of the provider, as labels.
@@ -124,6 +125,8 @@ var (
 	groupInstances = prometheus.NewDesc("nstance_server_group_instances",
 		"Instances of a group that are not deleted, by state and whether they are on-demand. Draining instances have the state draining.",
 		[]string{"tenant", "group", "state", "on_demand"}, nil)
+	groupCandidates = prometheus.NewDesc("nstance_server_group_candidates",
+		"Managed instances of each candidate of a group that are not being deleted.", []string{"tenant", "group", "candidate"}, nil)
 )
 
 // Collector exports the current sizes and instances of all groups. It belongs
@@ -137,13 +140,21 @@ type Collector struct {
 func (c *Collector) Describe(descriptions chan<- *prometheus.Desc) {
 	descriptions <- groupSize
 	descriptions <- groupInstances
+	descriptions <- groupCandidates
 }
 
 // Collect implements prometheus.Collector.
 func (c *Collector) Collect(metrics chan<- prometheus.Metric) {
 	for _, key := range c.Groups.Keys() {
-		if group, found := c.Groups.Get(key); found {
-			metrics <- prometheus.MustNewConstMetric(groupSize, prometheus.GaugeValue, float64(group.Size), key.Tenant, key.Group)
+		group, found := c.Groups.Get(key)
+		if !found {
+			continue
+		}
+		metrics <- prometheus.MustNewConstMetric(groupSize, prometheus.GaugeValue, float64(group.Size), key.Tenant, key.Group)
+		if len(group.Variants) > 0 {
+			for _, use := range (*stock.Stock)(nil).Uses(group, c.Instances.List(key)) {
+				metrics <- prometheus.MustNewConstMetric(groupCandidates, prometheus.GaugeValue, float64(use.Instances), key.Tenant, key.Group, use.Variant.Name)
+			}
 		}
 	}
 	type kind struct {

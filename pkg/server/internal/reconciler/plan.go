@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -43,6 +44,14 @@ type state struct {
 	// infraConfigHash is the hash of the group. If it is empty, no instance has
 	// drifted.
 	infraConfigHash string
+	// choices are the candidates of the group. If there are any, instances are compared with them and
+	// not with infraConfigHash.
+	choices []candidates.Choice
+	// returnAfter is for how long a better candidate must have been free of rejections before an
+	// instance is replaced by an instance of it. Zero means never.
+	returnAfter time.Duration
+	// freeSince is since when requests of each candidate are not rejected, zero if that is not known.
+	freeSince []time.Time
 	// drainTimeout is how long instances may take to drain. Zero means that
 	// they are terminated at once.
 	drainTimeout time.Duration
@@ -134,6 +143,13 @@ type planner struct {
 	// onDemand are the on-demand instances that are not being deleted, oldest
 	// first.
 	onDemand []*instance.Instance
+	// assigned has the candidates of the managed instances that are not being deleted, by id.
+	assigned map[string]int
+	// notPreferred has the instances that should be of a better candidate.
+	notPreferred map[string]bool
+	// replaceable are the ids of the instances that are to be replaced, in the order in which they
+	// leave. It is empty without candidates.
+	replaceable []string
 }
 
 // newPlanner continues earlier decisions and sorts the other instances into
@@ -183,6 +199,7 @@ func newPlanner(s state, now time.Time) *planner {
 			p.total++
 		}
 	}
+	p.assign()
 	return p
 }
 
@@ -229,27 +246,6 @@ func (p *planner) do(a action) {
 	p.actions = append(p.actions, a)
 }
 
-// create plans a new instance. Every reason but scaling up means a replacement. A new
-// instance that has to wait, because others have failed, is counted as if it were created.
-func (p *planner) create(reason string) {
-	if p.mayCreate() {
-		p.do(action{verb: create, reason: reason})
-	}
-	p.created++
-	p.total++
-}
-
-// mayCreate reports whether an instance may be created now.
-func (p *planner) mayCreate() bool {
-	if p.failed {
-		return false
-	}
-	if p.createAfter.IsZero() {
-		return true
-	}
-	return !p.now.Before(p.createAfter) && p.created == 0 && !slices.ContainsFunc(p.staying, isPending)
-}
-
 // startDeletion plans the deletion of an instance. An instance that does not run needs no
 // drain. If its provider will terminate it, it drains until then.
 func (p *planner) startDeletion(i *instance.Instance, reason string) {
@@ -288,9 +284,10 @@ func (p *planner) deleteReturned(i *instance.Instance) {
 // createRecorded plans the creation of instances that the provider has never
 // listed.
 func (p *planner) createRecorded(instances []*instance.Instance) {
+	below := p.recordedBelow(instances)
 	for _, i := range instances {
 		if isUncreated(i) {
-			p.do(action{verb: createRecorded, id: i.ID})
+			p.do(action{verb: createRecorded, id: i.ID, below: below[i.ID]})
 		}
 	}
 }
@@ -338,6 +335,8 @@ type action struct {
 	providerID string
 	// deleteAt is the deadline of a drain without an acknowledgement.
 	deleteAt time.Time
+	// below is the candidate that the new instance must be better than, 0 if there is none.
+	below int
 }
 
 // nextDeadline returns when the next action is due, so that a group needs one
@@ -364,6 +363,11 @@ func (p *planner) nextDeadline() time.Time {
 		age(i, p.expiry.EligibleAge)
 		age(i, p.expiry.ForcedAge)
 		age(i, p.maxAge())
+	}
+	for _, since := range p.freeSince {
+		if p.returnAfter > 0 && !since.IsZero() {
+			at(since.Add(p.returnAfter))
+		}
 	}
 	if after := p.grant().After; after != nil {
 		at(*after)

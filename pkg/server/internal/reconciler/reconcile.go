@@ -35,6 +35,9 @@ type reconciliation struct {
 	// createFailed is true once the creation of a managed instance has failed.
 	// The others would fail in the same way.
 	createFailed bool
+	// replaceable are the ids of the instances that leave for new ones, in order. It is empty without
+	// candidates.
+	replaceable []string
 	// created is how many instances the provider has accepted.
 	created int
 	// deleted is true if the group was deleted.
@@ -45,7 +48,8 @@ type reconciliation struct {
 type outcome struct {
 	// acted is true when an action was done or tried.
 	acted bool
-	// reordered is true when the deletion order or the progress of a rotation has changed with the time.
+	// reordered is true when the deletion order or the progress of a rotation has changed with the time,
+	// or the capacity for candidates.
 	reordered bool
 	// more is true when there may be another action at once.
 	more bool
@@ -67,6 +71,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	current := &reconciliation{Reconciler: r, key: key, config: r.Groups.Config()}
 	now := time.Now()
 	observed := current.observe()
+	current.observeStock(&observed, now)
 	observed.deregisterUntil = current.deregistrations(observed.instances, observed.drainTimeout, now)
 	if wait := r.confirmations.waitFor(current.group, observed.instances, now); wait > 0 {
 		observed.waiting = true
@@ -80,12 +85,15 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		current.outcome.within(wait)
 	}
 	observed.kept = current.keepLost(ctx, &observed, now)
+	if len(observed.choices) > 0 {
+		current.replaceable = newPlanner(observed, now).replaceable
+	}
 	actions, next := plan(observed, now)
 	if !next.IsZero() {
 		current.outcome.within(next.Sub(now))
 	}
 	current.outcome.acted = len(actions) > 0
-	current.outcome.reordered = current.DeletionOrders.outdated(current.group, observed.instances, now)
+	current.outcome.reordered = current.outcome.reordered || current.DeletionOrders.outdated(current.group, observed.instances, now)
 	var errs []error
 	for len(actions) > 0 && ctx.Err() == nil {
 		n := independent(actions)
@@ -155,6 +163,7 @@ func (r *reconciliation) observe() state {
 	if !found {
 		r.Shortfalls.remove(r.key)
 		r.DeletionOrders.remove(r.key)
+		r.Stock.Remove(r.key)
 		group = &groups.Group{Key: r.key, DrainTimeout: r.config.Shard.DefaultDrainTimeout}
 		if timeout, own := r.Groups.DeletedDrainTimeout(r.key); own {
 			group.DrainTimeout = timeout

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -182,6 +183,8 @@ const (
 	rotated
 	// eligible: it has reached the eligible age.
 	eligible
+	// notPreferred: it should be of a better candidate, which is available.
+	notPreferred
 	// uncreated: it does not exist at the provider yet, its agent is still awaited, or it has
 	// stopped and may be started again.
 	// Without other problems it is deleted before existing instances, because that costs
@@ -221,6 +224,8 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 		return rotated
 	case p.reachedAge(i, p.expiry.EligibleAge) || p.reachedAge(i, p.maxAge()):
 		return eligible
+	case p.notPreferred[i.ID]:
+		return notPreferred
 	case isUncreated(i) || isComingUp(i):
 		return uncreated
 	default:
@@ -231,6 +236,9 @@ func (p *planner) problemOf(i *instance.Instance) problem {
 // hasDrifted reports whether an instance was created with another configuration. The
 // configuration of an instance without a hash is unknown.
 func (p *planner) hasDrifted(i *instance.Instance) bool {
+	if len(p.choices) > 0 {
+		return !slices.ContainsFunc(p.choices, func(c candidates.Choice) bool { return c.Hash == i.InfraConfigHash })
+	}
 	return p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
 }
 
@@ -247,6 +255,8 @@ func (p problem) reason() string {
 		return instance.ReasonReplaced
 	case rotated:
 		return instance.ReasonRotated
+	case notPreferred:
+		return instance.ReasonNotPreferred
 	default:
 		return instance.ReasonScaleDown
 	}

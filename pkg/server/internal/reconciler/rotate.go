@@ -7,10 +7,16 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/server/candidates"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/stock"
 )
 
 // rotate replaces instances that work and are outdated, as far as the grant allows
@@ -27,7 +33,7 @@ func (p *planner) rotate() {
 	}
 	var outdated []*instance.Instance
 	for _, i := range p.staying {
-		if problem := p.problemOf(i); works(i) && problem >= drifted && problem <= eligible {
+		if problem := p.problemOf(i); works(i) && problem.isOutdated() {
 			outdated = append(outdated, i)
 		}
 	}
@@ -37,7 +43,7 @@ func (p *planner) rotate() {
 		least := p.size - int(grant.MaxUnavailable)
 		switch {
 		case p.present()+p.created >= p.size && p.total < p.size+int(grant.MaxSurge):
-			p.create(p.problemOf(reasons[n]).reason())
+			p.replaceOutdated(reasons, n)
 		case p.mayLeave() && p.present()+p.created <= p.size && p.serving() > least:
 			i := outdated[0]
 			outdated = outdated[1:]
@@ -48,6 +54,24 @@ func (p *planner) rotate() {
 		}
 	}
 }
+
+// replaceOutdated plans the replacement of the n-th of the outdated instances, which are in the order in
+// which they leave. In a group with candidates the replacement of an instance that is not preferred must
+// be of a better candidate, so those that have replacements already are left out.
+func (p *planner) replaceOutdated(outdated []*instance.Instance, n int) {
+	if len(p.choices) > 0 {
+		n = min(p.present()+p.created-p.size, len(outdated)-1)
+	}
+	problem, below := p.problemOf(outdated[n]), 0
+	if problem == notPreferred {
+		below = p.assigned[outdated[n].ID]
+	}
+	p.createBelow(problem.reason(), below)
+}
+
+// isOutdated reports whether instances with the problem work, and are replaced as the grant of the
+// rotation allows.
+func (p problem) isOutdated() bool { return p >= drifted && p <= notPreferred }
 
 // mayLeave reports whether a working instance may leave before its replacement is created. After an
 // instance that did not come up they leave one at a time, and as seldom as instances are created.
@@ -85,7 +109,7 @@ func (p *planner) target() string {
 	if p.replacementsDue() {
 		after = p.grant().After.UTC().Format(time.RFC3339Nano)
 	}
-	sum := sha256.Sum256([]byte(p.infraConfigHash + "\n" + after))
+	sum := sha256.Sum256([]byte(p.comparedWith() + "\n" + after))
 	return hex.EncodeToString(sum[:targetSize])
 }
 
@@ -99,7 +123,7 @@ func (p *planner) surge() int { return max(1, int(p.grant().MaxSurge)) }
 // unavailable returns how many instances below the size may work while a surplus instance with
 // this problem is deleted.
 func (p *planner) unavailable(problem problem) int {
-	if problem < drifted || problem > eligible || !p.rotates() || !p.createAfter.IsZero() {
+	if !problem.isOutdated() || !p.rotates() || !p.createAfter.IsZero() {
 		return 0
 	}
 	return int(p.grant().MaxUnavailable)
@@ -148,7 +172,8 @@ func works(i *instance.Instance) bool {
 
 // isRotated reports whether instances are deleted for this reason because they are outdated.
 func isRotated(reason string) bool {
-	return reason == instance.ReasonConfigDrift || reason == instance.ReasonExpired || reason == instance.ReasonRotated
+	return reason == instance.ReasonConfigDrift || reason == instance.ReasonExpired || reason == instance.ReasonRotated ||
+		reason == instance.ReasonNotPreferred
 }
 
 // maxAge returns the age at which the operator wants another instance, zero for never.
@@ -179,8 +204,104 @@ func (p *planner) outdatedReason(i *instance.Instance) string {
 		return rotated.reason()
 	case p.reachedAge(i, p.expiry.ForcedAge) || p.reachedAge(i, p.expiry.EligibleAge) || p.reachedAge(i, p.maxAge()):
 		return eligible.reason()
+	case p.notPreferred[i.ID]:
+		return notPreferred.reason()
 	}
 	return ""
+}
+
+// setCandidates sets the candidates of a group, and what is known about their capacity.
+func (s *state) setCandidates(group *groups.Group, known *stock.Stock) {
+	s.choices, s.returnAfter = group.Choices(), time.Duration(group.ReturnAfterSeconds)*time.Second
+	s.freeSince = make([]time.Time, len(s.choices))
+	for n, c := range s.choices {
+		s.freeSince[n], _ = known.Since(group.Key, c.Hash)
+	}
+}
+
+// assign assigns the candidates of the group to its instances, and finds those that are not preferred.
+func (p *planner) assign() {
+	if len(p.choices) == 0 {
+		return
+	}
+	present := slices.Concat(p.staying, p.absent)
+	compared := make([]candidates.Instance, len(present))
+	for n, i := range present {
+		compared[n] = stock.Of(i)
+	}
+	assigned := candidates.Assign(p.choices, compared)
+	p.assigned = make(map[string]int, len(present))
+	for n, i := range present {
+		p.assigned[i.ID] = assigned[n]
+	}
+	if p.returnAfter > 0 {
+		returns := candidates.Returns{
+			Choices: p.choices, Instances: compared, Assigned: assigned, Size: p.size, Surge: p.surge(),
+			Available: func(at int) bool {
+				since := p.freeSince[at]
+				return !since.IsZero() && !p.now.Before(since.Add(p.returnAfter))
+			},
+			// What does not exist yet is created of the best candidate anyway.
+			Exists: func(n int) bool { return n < len(p.staying) && !isUncreated(present[n]) },
+		}
+		p.notPreferred = map[string]bool{}
+		for n, found := range returns.Find() {
+			p.notPreferred[present[n].ID] = found
+		}
+	}
+	for _, i := range slices.SortedFunc(slices.Values(p.staying), p.compareSurplus) {
+		if p.problemOf(i) < uncreated {
+			p.replaceable = append(p.replaceable, i.ID)
+		}
+	}
+}
+
+// recordedBelow returns, by instance id, the candidate that an instance must be better than which has
+// a record and does not exist yet: it replaces one that is not preferred if there are too many
+// instances. Otherwise it could be of the same candidate, and nothing were gained.
+func (p *planner) recordedBelow(instances []*instance.Instance) map[string]int {
+	if len(p.notPreferred) == 0 {
+		return nil
+	}
+	var uncreated, others []*instance.Instance
+	for _, i := range instances {
+		switch {
+		case i.OnDemand:
+		case isUncreated(i):
+			uncreated = append(uncreated, i)
+		default:
+			others = append(others, i)
+		}
+	}
+	slices.SortFunc(others, p.compareSurplus)
+	below := map[string]int{}
+	for n := range min(p.present()+p.created-p.size, len(uncreated), len(others)) {
+		if p.problemOf(others[n]) == notPreferred {
+			below[uncreated[len(uncreated)-1-n].ID] = p.assigned[others[n].ID]
+		}
+	}
+	return below
+}
+
+// comparedWith identifies what instances are compared with. The order of the candidates, and how many
+// instances they may have, matters only if instances return to better ones.
+func (p *planner) comparedWith() string {
+	if len(p.choices) == 0 {
+		return p.infraConfigHash
+	}
+	var parts []string
+	for _, c := range p.choices {
+		part := c.Hash
+		if p.returnAfter > 0 {
+			part += "*" + strconv.Itoa(int(ptr.Deref(c.Max, -1)))
+		}
+		parts = append(parts, part)
+	}
+	if p.returnAfter == 0 {
+		slices.Sort(parts)
+		parts = slices.Compact(parts)
+	}
+	return strings.Join(parts, "\n")
 }
 
 // rotationProgress returns the progress of the rotation of a group.

@@ -12,11 +12,12 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/internal/stock"
 )
 
 // scaleDown deletes surplus instances, which exist because the size is smaller or because
 // they have been replaced: first the deletion candidates of the operator, then instances with
-// the worst problem, and the oldest among equals.
+// the worst problem, then instances of the last candidate of the group, and the oldest among equals.
 //
 // If a candidate was replaced before its removal was requested, its replacement is the
 // surplus instance, and no other may be deleted for it. Only its age distinguishes the
@@ -41,10 +42,10 @@ func (p *planner) scaleDown() {
 		return true
 	})
 	slices.SortFunc(p.staying, p.compareSurplus)
-	serving := 0
+	serving, working := p.serving(), 0
 	for _, i := range p.staying {
-		if isServing(i) {
-			serving++
+		if works(i) {
+			working++
 		}
 	}
 	// Healthy instances wait only while an unhealthy instance is being drained or terminated.
@@ -59,6 +60,10 @@ func (p *planner) scaleDown() {
 	for n, i := range p.staying {
 		problem := p.surplusProblemOf(i)
 		others := serving
+		if problem == notPreferred {
+			// The cloud may accept a request for a better candidate and end it for lack of capacity.
+			others = min(others, working)
+		}
 		if isServing(i) {
 			others--
 		}
@@ -75,7 +80,12 @@ func (p *planner) scaleDown() {
 			waiting = true
 			staying = append(staying, i)
 		default:
-			serving = others
+			if isServing(i) {
+				serving--
+			}
+			if works(i) {
+				working--
+			}
 			p.startDeletion(i, problem.reason())
 		}
 	}
@@ -93,6 +103,7 @@ func (p *planner) compareSurplus(a, b *instance.Instance) int {
 	return cmp.Or(
 		cmp.Compare(p.surplusProblemOf(a), p.surplusProblemOf(b)),
 		cmp.Compare(p.problemOf(a), p.problemOf(b)),
+		cmp.Compare(p.assigned[b.ID], p.assigned[a.ID]),
 		byAge,
 	)
 }
@@ -100,7 +111,7 @@ func (p *planner) compareSurplus(a, b *instance.Instance) int {
 // compareProblems orders instances as compareSurplus does before an operator names deletion
 // candidates.
 func (p *planner) compareProblems(a, b *instance.Instance) int {
-	return cmp.Or(cmp.Compare(p.problemOf(a), p.problemOf(b)), oldestFirst(a, b))
+	return cmp.Or(cmp.Compare(p.problemOf(a), p.problemOf(b)), cmp.Compare(p.assigned[b.ID], p.assigned[a.ID]), oldestFirst(a, b))
 }
 
 // deletionOrder returns the managed instances in the order in which they are deleted if the group
@@ -157,6 +168,8 @@ func (p *planner) deletionReason(i *instance.Instance) string {
 type DeletionOrders struct {
 	// Expiry returns the ages at which instances are replaced.
 	Expiry func() config.Expiry
+	// Stock knows which candidates of groups are available. It is optional.
+	Stock *stock.Stock
 
 	mu sync.Mutex
 	// last has what Of has returned.
@@ -191,6 +204,7 @@ func (o *DeletionOrders) compute(group *groups.Group, instances []instance.Insta
 		size: int(group.Size), infraConfigHash: group.InfraConfigHash, keepUnhealthy: group.KeepUnhealthy,
 		expiry: o.Expiry(), instances: instances, rotation: group.Rotation, replace: setOf(group.Replace),
 	}
+	s.setCandidates(group, o.Stock)
 	return deletions{deletionOrder(s, now), rotationProgress(s, now)}
 }
 
@@ -238,6 +252,30 @@ func (p *planner) scaleUp() {
 	for range min(missing, maxCreations+1) {
 		p.create(reasonScaleUp)
 	}
+}
+
+// create plans a new instance. Every reason but scaling up means a replacement. A new
+// instance that has to wait, because others have failed, is counted as if it were created.
+func (p *planner) create(reason string) { p.createBelow(reason, 0) }
+
+// createBelow plans a new instance of a candidate before another one, or of any candidate if that is 0.
+func (p *planner) createBelow(reason string, below int) {
+	if p.mayCreate() {
+		p.do(action{verb: create, reason: reason, below: below})
+	}
+	p.created++
+	p.total++
+}
+
+// mayCreate reports whether an instance may be created now.
+func (p *planner) mayCreate() bool {
+	if p.failed {
+		return false
+	}
+	if p.createAfter.IsZero() {
+		return true
+	}
+	return !p.now.Before(p.createAfter) && p.created == 0 && !slices.ContainsFunc(p.staying, isPending)
 }
 
 // isAlive reports whether the provider lists an instance on which something runs or will run.
