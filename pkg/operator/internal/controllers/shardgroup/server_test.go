@@ -11,9 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
@@ -200,6 +202,8 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 	all.LoadBalancers = []v1beta1.Identifier{"web"}
 	// No shard knows the propagation of a taint.
 	all.Node.Taints[0].Effect, all.Node.Taints[0].Propagation = "NoSchedule", ""
+	// Candidates take the place of the instance type.
+	all.ReturnAfterSeconds = 0
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
 	group := s.until("every setting is declared", func(group shard.Group) bool {
 		return group.Declared != nil && group.Declared.Equal(controllers.ShardSettings(all))
@@ -218,13 +222,26 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 		t.Errorf("the status reports %s, want %s", reported, want)
 	}
 
-	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = v1beta1.GroupSettings{Template: "worker"} })
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.InstanceType, g.Spec.ReturnAfterSeconds = "", 600
+		g.Spec.Candidates = []v1beta1.ShardCandidate{{Name: "base", InstanceType: "m7i.large", MaxReplicas: ptr.To[int32](1)}, {Name: "rest", InstanceType: "c7i.large"}}
+	})
+	candidates := controllers.ShardGroupSettings(&s.object().Spec)
+	group = s.until("the candidates are declared", func(group shard.Group) bool {
+		return group.Declared != nil && group.Declared.Equal(candidates)
+	})
+	assert.True(t, controllers.SettingsInEffect(candidates, group.GroupSettings), "in effect is %+v, want %+v", group.GroupSettings, candidates)
+
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.Candidates = nil
+		g.Spec.GroupSettings = v1beta1.GroupSettings{Template: "worker"}
+	})
 	group = s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
 	if want := (shard.GroupSettings{Template: "worker"}); !group.Declared.Equal(want) {
 		t.Errorf("declared is %+v, want %+v", *group.Declared, want)
 	}
-	if got := len(s.server.Upserts("workers")); got != 3 {
-		t.Errorf("the server got %d upserts, want one for each of 3 specs", got)
+	if got := len(s.server.Upserts("workers")); got != 4 {
+		t.Errorf("the server got %d upserts, want one for each of 4 specs", got)
 	}
 }
 
