@@ -172,8 +172,32 @@ func TestCrashBetweenRejectionAndFallback(t *testing.T) {
 	}
 }
 
-// A request that may have had an effect is made again for the same candidate.
+// A request that may have had an effect is made again for the same candidate, even if a better one is
+// available by then.
 func TestAnUncertainRequestKeepsItsCandidate(t *testing.T) {
+	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
+		creates := 0
+		s.cloud.rejectCalls(func(c call) error {
+			if c.operation != "create" {
+				return nil
+			}
+			// Spot is tried in two subnets.
+			if creates++; creates == 3 {
+				s.cloud.market.stock = nil
+				return errBusy
+			}
+			return nil
+		})
+		s.limitStock(map[string]int{smallSpot: 0})
+		s.order(workersKey, 1, settingsOf(0, spot, lastResort))
+		s.passWith(time.Minute, 5)
+		assert.Equal(t, []string{smallStandard}, s.kindsOf(workersKey))
+		assert.Len(t, s.cloud.List(workersKey), 1)
+	})
+}
+
+// An answer that is lost leaves one instance.
+func TestALostAnswerOfACandidate(t *testing.T) {
 	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
 		lost := 1
 		s.cloud.lostAnswer = func() bool { lost--; return lost >= 0 }
@@ -280,6 +304,12 @@ func TestNoInstanceLeavesForACandidateThatIsMissing(t *testing.T) {
 		upsert(&groups.RotationGrant{MaxSurge: 0, MaxUnavailable: 1, UpToDate: 2})
 		s.passWith(5*time.Minute, 20)
 		assert.Equal(t, []string{smallStandard, smallStandard}, s.kindsOf(workersKey))
+		assert.Empty(t, s.drainReasons())
+		// It is known only when an instance could leave that there is none any more.
+		s.limitStock(map[string]int{smallSpot: 1})
+		s.passWith(time.Minute, 9)
+		s.limitStock(map[string]int{smallSpot: 0})
+		s.passWith(time.Minute, 9)
 		assert.Empty(t, s.drainReasons())
 		s.limitStock(map[string]int{smallSpot: 1})
 		s.passWith(5*time.Minute, 20)
