@@ -82,8 +82,11 @@ func (c *Config) validateGroupCandidates(path *field.Path, group Group) field.Er
 		list = template.Candidates
 	}
 	errs := candidates.Validate(path.Child(candidatesKey), group.Candidates)
-	args := MergeArgs(c.Defaults.Args, template.Args, group.Args)
-	errs = append(errs, c.CheckCandidates(path.Child(candidatesKey), list, template.Arch, args)...)
+	// What is wrong in the template is reported there.
+	checked := path.Child(candidatesKey)
+	if len(group.Candidates) > 0 || len(c.CheckCandidates(checked, list, template.Arch, MergeArgs(c.Defaults.Args, template.Args))) == 0 {
+		errs = append(errs, c.CheckCandidates(checked, list, template.Arch, MergeArgs(c.Defaults.Args, template.Args, group.Args))...)
+	}
 	errs = append(errs, candidates.ValidateReturn(path.Child(returnAfterKey), group.ReturnAfterSeconds, list)...)
 	if group.InstanceType != "" && len(group.Candidates) > 0 {
 		errs = append(errs, field.Forbidden(path.Child("instance_type"), fmt.Sprintf("cannot be set together with candidates: a candidate has its own, or that of the template, %q", cmp.Or(template.InstanceType, "none"))))

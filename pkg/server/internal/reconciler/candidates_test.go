@@ -48,9 +48,13 @@ func TestCandidatesFallBackAndReturn(t *testing.T) {
 				s.passWith(time.Minute, 10)
 				require.Equal(t, []string{largeSpot, smallSpot, smallStandard, smallStandard, smallStandard}, s.kindsOf(workersKey))
 				s.takeEvents()
-				// Nothing happens without stock, and not before the time has passed.
+				s.takeFailures()
+				s.takeCreates()
+				// Without stock there is an attempt each hour, for two candidates in two subnets.
 				s.passWith(10*time.Minute, 30)
 				s.wantNoDeletionOf(smallStandard, largeSpot)
+				assert.LessOrEqual(t, s.takeCreates(), 5*4)
+				assert.Empty(t, s.takeFailures(), "an instance that stays is no failure")
 				s.limitStock(map[string]int{smallSpot: -1})
 				s.passWith(5*time.Minute, 40)
 				assert.Equal(t, []string{smallSpot, smallSpot, smallSpot, smallStandard, smallStandard}, s.kindsOf(workersKey))
@@ -172,8 +176,32 @@ func TestCrashBetweenRejectionAndFallback(t *testing.T) {
 	}
 }
 
-// A request that may have had an effect is made again for the same candidate.
+// A request that may have had an effect is made again for the same candidate, even if a better one is
+// available by then.
 func TestAnUncertainRequestKeepsItsCandidate(t *testing.T) {
+	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
+		creates := 0
+		s.cloud.rejectCalls(func(c call) error {
+			if c.operation != "create" {
+				return nil
+			}
+			// Spot is tried in two subnets.
+			if creates++; creates == 3 {
+				s.cloud.market.stock = nil
+				return errBusy
+			}
+			return nil
+		})
+		s.limitStock(map[string]int{smallSpot: 0})
+		s.order(workersKey, 1, settingsOf(0, spot, lastResort))
+		s.passWith(time.Minute, 5)
+		assert.Equal(t, []string{smallStandard}, s.kindsOf(workersKey))
+		assert.Len(t, s.cloud.List(workersKey), 1)
+	})
+}
+
+// An answer that is lost leaves one instance.
+func TestALostAnswerOfACandidate(t *testing.T) {
 	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
 		lost := 1
 		s.cloud.lostAnswer = func() bool { lost--; return lost >= 0 }
@@ -183,6 +211,49 @@ func TestAnUncertainRequestKeepsItsCandidate(t *testing.T) {
 		assert.Equal(t, []string{smallSpot}, s.kindsOf(workersKey))
 		assert.Len(t, s.cloud.List(workersKey), 1)
 	})
+}
+
+// A replacement for an instance that is not preferred is never of the same candidate, also if it was requested
+// before and its first request has failed.
+func TestAReturnThatFailsCreatesNothing(t *testing.T) {
+	withMarket(t, lackAtCall, func(t *testing.T, s *server) {
+		s.limitStock(map[string]int{smallSpot: 0})
+		s.order(workersKey, 1, settingsOf(10*time.Minute, spot, lastResort))
+		s.passWith(time.Minute, 5)
+		s.limitStock(map[string]int{smallSpot: 1})
+		failed := false
+		s.cloud.rejectCalls(func(c call) error {
+			if c.operation != "create" || failed {
+				return nil
+			}
+			failed = true
+			s.cloud.market.stock[smallSpot] = 0
+			return errBusy
+		})
+		s.passWith(time.Minute, 20)
+		require.True(t, failed)
+		assert.Equal(t, []string{smallStandard}, s.kindsOf(workersKey))
+		assert.Len(t, s.cloud.groups, 1, "instances that ever existed")
+	})
+}
+
+// A replacement that is on its way is for the instance that leaves first.
+func TestOnlyTheReplacementOfANotPreferredInstanceMustBeBetter(t *testing.T) {
+	at := func(id, hash string, state instance.State, age time.Duration) instance.Instance {
+		return instance.Instance{Known: true, State: state, Record: instance.Record{ID: id, InfraConfigHash: hash, ProviderID: "vm", CreatedAt: planTime.Add(-age)}}
+	}
+	s := state{
+		size: 2, drainTimeout: time.Minute, returnAfter: 10 * time.Minute,
+		choices:   []candidates.Choice{{Hash: "a"}, {Hash: "b"}},
+		freeSince: []time.Time{planTime.Add(-time.Hour), planTime},
+		rotation:  &groups.RotationGrant{MaxSurge: 2, UpToDate: 2},
+		instances: []instance.Instance{
+			at("1", "old", instance.Running, time.Hour), at("2", "b", instance.Running, time.Hour), at("3", "b", instance.Pending, 0),
+		},
+	}
+	s.instances[2].Agent.State = instance.AgentAwaited
+	actions, _ := plan(s, planTime)
+	assert.Equal(t, []action{{verb: create, reason: instance.ReasonNotPreferred, below: 1}}, actions)
 }
 
 // With the base at its maximum, its instances are replaced by instances of the base.
@@ -280,6 +351,12 @@ func TestNoInstanceLeavesForACandidateThatIsMissing(t *testing.T) {
 		upsert(&groups.RotationGrant{MaxSurge: 0, MaxUnavailable: 1, UpToDate: 2})
 		s.passWith(5*time.Minute, 20)
 		assert.Equal(t, []string{smallStandard, smallStandard}, s.kindsOf(workersKey))
+		assert.Empty(t, s.drainReasons())
+		// It is known only when an instance could leave that there is none any more.
+		s.limitStock(map[string]int{smallSpot: 1})
+		s.passWith(time.Minute, 9)
+		s.limitStock(map[string]int{smallSpot: 0})
+		s.passWith(time.Minute, 9)
 		assert.Empty(t, s.drainReasons())
 		s.limitStock(map[string]int{smallSpot: 1})
 		s.passWith(5*time.Minute, 20)
