@@ -46,7 +46,7 @@ var samples = map[string][]sample{
 	// The configuration has a file with the name, of another kind.
 	"self-managed.md":     {{of: "aws.md", without: `"join.json"`, with: `"discovery.json"`}},
 	"server-reference.md": {{of: "aws.md"}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
-	"server.md": {{of: "aws.md", without: "/* fields of the provider */",
+	"server.md": {{of: "aws.md", in: []string{"templates", "worker"}}, {of: "aws.md", without: "/* fields of the provider */",
 		with: `"target_group_arns": ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef"]`}},
 }
 
@@ -86,7 +86,7 @@ func TestEverySampleIsSilent(t *testing.T) {
 		return nil
 	}))
 	assert.Equal(t, 4, configurations)
-	assert.Equal(t, 13, parts)
+	assert.Equal(t, 14, parts)
 }
 
 // configurationOf returns the configuration in a document.
