@@ -3048,7 +3048,7 @@ func schema_pkg_apis_infrastructure_v1beta1_Candidate(ref common.ReferenceCallba
 					},
 					"maxReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "maxReplicas is how many instances of the pool may be of this candidate, as a number or as a percentage of the replicas, which is rounded up. The last candidate has no maximum.",
+							Description: "maxReplicas is how many instances of the pool may be of this candidate, as a number or as a percentage of the replicas, which is rounded up. An unset field means no maximum; the last candidate has none.",
 							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
 						},
 					},
@@ -5874,7 +5874,7 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardCandidate(ref common.ReferenceC
 					},
 					"maxReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "maxReplicas is how many instances of this shard may be of the candidate: its share of the maximum of the pool.",
+							Description: "maxReplicas is how many instances of this shard may be of the candidate: its share of the maximum of the pool. An unset field means no maximum.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},

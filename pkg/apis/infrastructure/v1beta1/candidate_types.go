@@ -50,7 +50,8 @@ type Candidate struct {
 	// +optional
 	Market Market `json:"market,omitempty"`
 	// maxReplicas is how many instances of the pool may be of this candidate, as a number or as a
-	// percentage of the replicas, which is rounded up. The last candidate has no maximum.
+	// percentage of the replicas, which is rounded up. An unset field means no maximum; the last
+	// candidate has none.
 	// +optional
 	// +kubebuilder:validation:XIntOrString
 	// +kubebuilder:validation:Pattern=`^([0-9]|[1-9][0-9]|100)%$`
@@ -70,7 +71,7 @@ type ShardCandidate struct {
 	// +optional
 	Market Market `json:"market,omitempty"`
 	// maxReplicas is how many instances of this shard may be of the candidate: its share of the
-	// maximum of the pool.
+	// maximum of the pool. An unset field means no maximum.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=10000

@@ -96,7 +96,7 @@ func TestImportedCandidates(t *testing.T) {
 
 // Otherwise one server could make every write of the status fail.
 func TestReportedCandidatesAreWithinTheLimits(t *testing.T) {
-	long := strings.Repeat("ä", v1beta1.MaxCandidateMessage)
+	long := strings.Repeat("ä", v1beta1.MaxCandidateMessage+1)
 	use := shard.CandidateUse{Name: long, InstanceType: long, Market: long, Instances: -1, Unavailable: long}
 	got := ReportedCandidates(append([]shard.CandidateUse{{}}, slices.Repeat([]shard.CandidateUse{use}, v1beta1.MaxCandidates)...))
 	assert.Len(t, got, v1beta1.MaxCandidates-1, "a candidate without a name is left out")

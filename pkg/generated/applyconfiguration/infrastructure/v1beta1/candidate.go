@@ -25,7 +25,8 @@ type CandidateApplyConfiguration struct {
 	// the arguments of the template mean.
 	Market *infrastructurev1beta1.Market `json:"market,omitempty"`
 	// maxReplicas is how many instances of the pool may be of this candidate, as a number or as a
-	// percentage of the replicas, which is rounded up. The last candidate has no maximum.
+	// percentage of the replicas, which is rounded up. An unset field means no maximum; the last
+	// candidate has none.
 	MaxReplicas *intstr.IntOrString `json:"maxReplicas,omitempty"`
 }
 

@@ -21,7 +21,7 @@ type ShardCandidateApplyConfiguration struct {
 	// market is the market. An unset field means the market that the arguments of the template mean.
 	Market *infrastructurev1beta1.Market `json:"market,omitempty"`
 	// maxReplicas is how many instances of this shard may be of the candidate: its share of the
-	// maximum of the pool.
+	// maximum of the pool. An unset field means no maximum.
 	MaxReplicas *int32 `json:"maxReplicas,omitempty"`
 }
 

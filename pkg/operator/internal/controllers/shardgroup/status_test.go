@@ -209,6 +209,17 @@ func TestStatusHasTheDeletionOrder(t *testing.T) {
 	}
 }
 
+func TestStatusHasTheCandidates(t *testing.T) {
+	object, group := newObject(), reported()
+	group.CandidateUse = []shard.CandidateUse{{Name: "spot", InstanceType: "m7i.large", Market: "Spot", Instances: 2, Unavailable: "none left"}}
+	object.Status = newStatus(object, connected(group), outcome{now: then}, nil)
+	want := []v1beta1.CandidateUse{{Name: "spot", InstanceType: "m7i.large", Market: "Spot", Replicas: 2, Unavailable: "none left"}}
+	require.Equal(t, want, object.Status.Candidates)
+	require.Equal(t, want, newStatus(object, observation{configured: true, lost: lost}, outcome{now: then}, nil).Candidates, "the shard is away")
+	require.Empty(t, newStatus(object, connected(nil), outcome{now: then}, nil).Candidates, "the group does not exist")
+	require.Empty(t, newStatus(object, connected(reported()), outcome{now: then}, nil).Candidates, "the group has no candidates any more")
+}
+
 func TestStatusForgetsWhatTheShardNoLongerHas(t *testing.T) {
 	got := newStatus(settled(), connected(nil), outcome{now: then}, nil)
 	if len(got.ProviderIDs) > 0 || *got.Replicas != 0 || got.Config != nil {
