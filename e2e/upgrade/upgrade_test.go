@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -81,7 +82,7 @@ func TestUpgradeAndRollBack(t *testing.T) {
 				env.Scale(t, pool, replicas+added)
 				run(t, component, program)
 				replaced := env.AuditEnd(t)
-				env.UntilRunning(t, pool, replicas+added)
+				untilCounted(t, replicas+added)
 				if witness.ExpectNone(t) == seen {
 					t.Error("no call was checked, not even those of the scale-up")
 				}
@@ -109,13 +110,37 @@ func TestUpgradeAndRollBack(t *testing.T) {
 		require.NoError(t, err)
 	}
 	env.UntilRunning(t, draining, 1)
-	env.UntilRunning(t, pool, replicas+added)
+	untilCounted(t, replicas+added)
 	expectCreated(t, from, int(added))
 	acknowledged := slices.DeleteFunc(env.Calls(t, shardIDs[0]), func(c installation.Call) bool {
 		return c.Method != installation.AcknowledgeDrained
 	})
 	require.Len(t, acknowledged, 1, "acknowledged drains")
 	require.Equal(t, begun.instance, acknowledged[0].Instance)
+}
+
+// untilCounted waits until the pool has so many instances. It is ready, unless a server does not know its
+// settings.
+func untilCounted(t *testing.T, replicas int32) {
+	t.Helper()
+	testcluster.Eventually(t, 3*time.Minute, fmt.Sprintf("the pool has %d instances", replicas), func(ctx context.Context) error {
+		nodes, err := env.Nodes(ctx, pool)
+		if err != nil {
+			return err
+		}
+		counted, err := env.NstanceMachinePool(ctx, pool)
+		if err != nil {
+			return err
+		}
+		if got := ptr.Deref(counted.Status.Replicas, 0); got != replicas || len(nodes) != int(replicas) {
+			return fmt.Errorf("%d instances and %d Nodes, want %d", got, len(nodes), replicas)
+		}
+		ready := meta.FindStatusCondition(counted.Status.Conditions, v1beta1.ConditionReady)
+		if ready == nil || ready.Status != metav1.ConditionTrue && ready.Reason != v1beta1.ReasonUnsupportedByServer {
+			return fmt.Errorf("Ready is %+v", ready)
+		}
+		return nil
+	})
 }
 
 // useEverySetting gives the pool every setting that the previous version may not know, in a way that
