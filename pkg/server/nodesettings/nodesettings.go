@@ -88,7 +88,7 @@ func (s Settings) Merge(change Settings) Settings {
 	}
 	if len(change.Taints) > 0 {
 		kept := s.taintsWithout(func(taint Taint) bool { return slices.ContainsFunc(change.Taints, taint.replaces) })
-		s.Taints = append(kept, change.Taints...)
+		s.Taints = slices.Concat(kept, change.Taints)
 	}
 	s.MaxPods = cmp.Or(change.MaxPods, s.MaxPods)
 	return s

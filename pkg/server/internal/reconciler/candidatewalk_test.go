@@ -89,19 +89,19 @@ func (w *candidateWalk) choose() {
 }
 
 func (w *candidateWalk) disturb() {
-	switch event := w.random.IntN(6); {
-	case event == 0:
+	switch w.random.IntN(6) {
+	case 0:
 		w.size = w.random.IntN(6)
-	case event == 1:
+	case 1:
 		w.choose()
-	case event == 2:
+	case 2:
 		w.stop()
 		if w.random.IntN(2) == 0 {
 			w.loseCache()
 		}
 		w.lead()
 		return
-	case event == 3:
+	case 3:
 		if ids := w.cloud.ids(workersKey); len(ids) > 0 {
 			w.cloud.become(ids[w.random.IntN(len(ids))], instance.Stopped)
 		}
