@@ -28,6 +28,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
 	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
 	"nstance.dev/operator/pkg/operator/internal/controllers/nodesettings"
+	"nstance.dev/operator/pkg/operator/internal/controllers/scaledown"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
 )
 
@@ -224,7 +225,7 @@ func trimNode(obj any) (any, error) {
 	}
 	for _, name := range []string{
 		v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt, v1beta1.AnnotationRemediateInstance,
-		v1beta1.AnnotationNodeSettings,
+		v1beta1.AnnotationNodeSettings, v1beta1.AnnotationScaleDownDisabled, scaledown.AnnotationDisabled,
 	} {
 		if value, ok := node.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)

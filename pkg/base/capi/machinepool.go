@@ -38,6 +38,14 @@ func PoolOf(machinePool *clusterv1.MachinePool) string {
 	return ref.Name
 }
 
+// Autoscaled reports whether a MachinePool has both limits of the cluster autoscaler, so that it may remove
+// Nodes (docs/cluster-autoscaler.md#set-it-up).
+func Autoscaled(machinePool *clusterv1.MachinePool) bool {
+	_, least := machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation]
+	_, most := machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation]
+	return least && most
+}
+
 var machinePoolIndexers = cache.Indexers{ByPool: func(obj any) ([]string, error) {
 	if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
 		if pool := PoolOf(machinePool); pool != "" {

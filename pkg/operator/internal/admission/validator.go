@@ -231,7 +231,7 @@ func (v *Validator) validateMachinePool(before, after *clusterv1.MachinePool) er
 	if other := v.otherMachinePool(pool, after.Name); other != "" && (before == nil || capi.PoolOf(before) != pool) {
 		return forbid("MachinePool %q cannot refer to NstanceMachinePool %q, to which MachinePool %q refers already: scale that one", after.Name, pool, other)
 	}
-	if before == nil || capi.PoolOf(after) == "" || capi.ReplicasOwned(after) || autoscaled(after) {
+	if before == nil || capi.PoolOf(after) == "" || capi.ReplicasOwned(after) || capi.Autoscaled(after) {
 		return nil
 	}
 	previous, defaulted := ptr.Deref(before.Spec.Replicas, 0), ptr.Deref(after.Spec.Replicas, 0)
@@ -242,12 +242,6 @@ func (v *Validator) validateMachinePool(before, after *clusterv1.MachinePool) er
 		field.Required(field.NewPath("spec", "replicas"),
 			fmt.Sprintf("without a number Cluster API makes %d of the present %d; give the number that is wanted", defaulted, previous)),
 	})
-}
-
-func autoscaled(machinePool *clusterv1.MachinePool) bool {
-	_, hasMin := machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation]
-	_, hasMax := machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation]
-	return hasMin && hasMax
 }
 
 // otherMachinePool returns a MachinePool that refers to a pool, other than the MachinePool of a

@@ -4,6 +4,7 @@
 package controllers
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +12,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -111,6 +115,35 @@ func (n *Nodes) ShardGroupsWith(providerID string) []*v1beta1.NstanceShardGroup 
 	return controller.Indexed[v1beta1.NstanceShardGroup](n.shardGroups, byReported, providerid.Key(providerID))
 }
 
+// ShardGroupOf returns the shard group whose instance has a Node, nil if that is not certain: no shard group
+// with a pool reports the provider id, or those of several pools do, or several Nodes have it. foreign
+// reports that the answer may change without an event: a shard which may not name the Node reports it
+// (ForeignRecheck).
+func (n *Nodes) ShardGroupOf(node *corev1.Node) (found *v1beta1.NstanceShardGroup, foreign bool) {
+	id := node.Spec.ProviderID
+	if providerid.Key(id) == "" || len(n.WithProviderID(id)) != 1 {
+		return nil, false
+	}
+	for _, group := range n.ShardGroupsWith(id) {
+		pool := PoolOwning(group)
+		if pool == nil || !slices.ContainsFunc(group.Status.ProviderIDs, func(reported string) bool { return providerid.Match(reported, id) }) {
+			continue
+		}
+		if n.Foreign(string(group.Spec.Shard), node) != "" {
+			foreign = true
+			continue
+		}
+		if found != nil && PoolOwning(found).Name != pool.Name {
+			return nil, true
+		}
+		found = group
+	}
+	if found == nil {
+		return nil, foreign
+	}
+	return found, false
+}
+
 // reportedByOthers returns which other shards report a provider id, "" if none does.
 func (n *Nodes) reportedByOthers(shardID, providerID string) string {
 	key := providerid.Key(providerID)
@@ -137,6 +170,24 @@ func (n *Nodes) reportedByOthers(shardID, providerID string) string {
 		return ""
 	}
 	return fmt.Sprintf("shard %s reports the provider id %q, and so does shard %s", shardID, providerID, strings.Join(reporting, ", "))
+}
+
+// ReadNode returns a cached Node as it is on the API server, nil if it no longer exists, is being deleted, or
+// has another provider id. The operator may list Nodes, and may not get them.
+func ReadNode(ctx context.Context, client kubernetes.Interface, cached *corev1.Node) (*corev1.Node, error) {
+	list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cached.Name).String(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read Node %s: %w", cached.Name, err)
+	}
+	at := slices.IndexFunc(list.Items, func(node corev1.Node) bool {
+		return node.Name == cached.Name && node.UID == cached.UID && node.Spec.ProviderID == cached.Spec.ProviderID && node.DeletionTimestamp.IsZero()
+	})
+	if at < 0 {
+		return nil, nil
+	}
+	return &list.Items[at], nil
 }
 
 // ReadyCondition returns the condition Ready of a Node, the zero value if it is not set.

@@ -136,7 +136,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		case before.ResourceVersion != after.ResourceVersion &&
 			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
 			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
-			autoscaled(before) == autoscaled(after) &&
+			capi.Autoscaled(before) == capi.Autoscaled(after) &&
 			capi.PoolOf(before) == capi.PoolOf(after) && unusedBootstrap(before) == unusedBootstrap(after):
 			return
 		}

@@ -312,13 +312,6 @@ func wantsMachines(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.Mach
 	case v1beta1.MachineModeNever:
 		return false
 	default:
-		return autoscaled(machinePool)
+		return capi.Autoscaled(machinePool)
 	}
-}
-
-// autoscaled reports whether the cluster autoscaler scales a MachinePool.
-func autoscaled(machinePool *clusterv1.MachinePool) bool {
-	_, least := machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation]
-	_, most := machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation]
-	return least && most
 }

@@ -115,7 +115,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		// The mode changes only with shard groups that were written.
 		d.machines.on = hasMachines(observed)
 	}
-	if !d.statusOnly && len(observed.machinePools) == 1 && autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
+	if !d.statusOnly && len(observed.machinePools) == 1 && capi.Autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
 		err = errors.Join(err, c.annotator.Annotate(ctx, observed.machinePools[0], shapeOf(observed), ptr.Deref(observed.pool.Spec.Node, v1beta1.NodeSettings{}).MaxPods))
 	}
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {

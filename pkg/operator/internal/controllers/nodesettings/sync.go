@@ -6,19 +6,16 @@ package nodesettings
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/base/providerid"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/operator/internal/controllers"
 )
@@ -54,7 +51,7 @@ func (c *Controller) sync(ctx context.Context, name string) (time.Duration, erro
 	if err != nil || paused {
 		return 0, err
 	}
-	node, err := c.read(ctx, cached)
+	node, err := controllers.ReadNode(ctx, c.client, cached)
 	if err != nil || node == nil {
 		return 0, err
 	}
@@ -81,51 +78,15 @@ func (c *Controller) sync(ctx context.Context, name string) (time.Duration, erro
 	return 0, nil
 }
 
-// read returns the Node on the API server, nil if it no longer exists. The operator may list Nodes, and may
-// not get them.
-func (c *Controller) read(ctx context.Context, cached *corev1.Node) (*corev1.Node, error) {
-	list, err := c.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, cached.Name).String(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read Node %s: %w", cached.Name, err)
-	}
-	at := slices.IndexFunc(list.Items, func(node corev1.Node) bool {
-		return node.Name == cached.Name && node.UID == cached.UID && node.Spec.ProviderID == cached.Spec.ProviderID && node.DeletionTimestamp.IsZero()
-	})
-	if at < 0 {
-		return nil, nil
-	}
-	return &list.Items[at], nil
-}
-
 // poolOfNode returns the pool whose instance has a Node, nil if that is not certain: no shard reports the
 // provider id, or several pools or Nodes have it. foreign reports that a shard which may not name the
 // Node reports it.
 func (c *Controller) poolOfNode(node *corev1.Node) (pool *v1beta1.NstanceMachinePool, foreign bool, err error) {
-	id := node.Spec.ProviderID
-	if providerid.Key(id) == "" || len(c.nodesByProviderID.WithProviderID(id)) != 1 {
-		return nil, false, nil
-	}
-	found := ""
-	for _, group := range c.nodesByProviderID.ShardGroupsWith(id) {
-		name := poolOf(group)
-		if name == "" || !slices.ContainsFunc(group.Status.ProviderIDs, func(reported string) bool { return providerid.Match(reported, id) }) {
-			continue
-		}
-		if c.nodesByProviderID.Foreign(string(group.Spec.Shard), node) != "" {
-			foreign = true
-			continue
-		}
-		if found != "" && found != name {
-			return nil, true, nil
-		}
-		found = name
-	}
-	if found == "" {
+	group, foreign := c.nodesByProviderID.ShardGroupOf(node)
+	if group == nil {
 		return nil, foreign, nil
 	}
-	pool, err = controller.GetCached(c.pools.Get, "pool", cache.NewObjectName(c.namespace, found))
+	pool, err = controller.GetCached(c.pools.Get, "pool", cache.NewObjectName(c.namespace, poolOf(group)))
 	if err != nil || pool == nil || !pool.DeletionTimestamp.IsZero() {
 		return nil, false, err
 	}
