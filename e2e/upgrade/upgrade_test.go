@@ -144,7 +144,7 @@ func untilCounted(t *testing.T, replicas int32) {
 }
 
 // useEverySetting gives the pool every setting that the previous version may not know, in a way that
-// replaces no instance: the first candidate is what the instances are. A roll-back finds them.
+// replaces no instance: the instances are of the first candidate. A roll-back finds the settings.
 func useEverySetting(t *testing.T) {
 	t.Helper()
 	shape, err := env.Group(t.Context(), shardIDs[0], pool)

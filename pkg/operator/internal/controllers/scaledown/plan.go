@@ -27,7 +27,7 @@ const (
 // (docs/protocol.md#drains). No instance replaces it.
 const reasonScaleDown = "scale-down"
 
-// reported is what is known about a shard group.
+// reported are the facts about a shard group.
 type reported struct {
 	group shard.Group
 	// notice returns the notice of an instance, and whether there is one.
