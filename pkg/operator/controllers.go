@@ -26,6 +26,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/orphannode"
 	"nstance.dev/operator/pkg/operator/internal/controllers/poolmember"
 	"nstance.dev/operator/pkg/operator/internal/controllers/registration"
+	"nstance.dev/operator/pkg/operator/internal/controllers/scaledown"
 	"nstance.dev/operator/pkg/operator/internal/controllers/shardgroup"
 	"nstance.dev/operator/pkg/operator/internal/controllers/startup"
 	"nstance.dev/operator/pkg/operator/internal/controllers/workload"
@@ -87,6 +88,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	list.add(startup.New(d))
 	list.add(orphannode.New(d))
 	list.add(nodesettings.New(d))
+	list.add(scaledown.New(d))
 	list.add(ondemand.New(d, ondemand.Options{
 		Limit: options.OnDemandLimit, DrainTimeout: options.OnDemandDrainTimeout,
 		Namespaces: options.OnDemandNamespaces, Groups: options.OnDemandGroups,

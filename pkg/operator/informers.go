@@ -29,6 +29,7 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
 	"nstance.dev/operator/pkg/operator/internal/controllers/nodesettings"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
+	"nstance.dev/operator/pkg/operator/internal/controllers/scaledown"
 )
 
 // informers watch all Kubernetes objects that the operator reads. Their caches omit fields
@@ -224,7 +225,7 @@ func trimNode(obj any) (any, error) {
 	}
 	for _, name := range []string{
 		v1beta1.AnnotationCordonedFor, v1beta1.AnnotationDrainReason, v1beta1.AnnotationDeleteAt, v1beta1.AnnotationRemediateInstance,
-		v1beta1.AnnotationNodeSettings,
+		v1beta1.AnnotationNodeSettings, v1beta1.AnnotationScaleDownDisabled, scaledown.AnnotationDisabled,
 	} {
 		if value, ok := node.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)

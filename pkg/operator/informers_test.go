@@ -30,7 +30,7 @@ func TestTrimNode(t *testing.T) {
 	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "one", UID: "uid", ResourceVersion: "7", CreationTimestamp: created, DeletionTimestamp: &deleted,
-			Labels: map[string]string{"a": "b", "nstance.dev/shard": "us-west-2a", "ours": "1"}, Annotations: map[string]string{"c": "d", "nstance.dev/cordoned-for": "a/i-1", "nstance.dev/drain-reason": "expired", "nstance.dev/delete-at": "2026-01-02T03:04:05Z", "nstance.dev/remediate-instance": "", "nstance.dev/node-settings": `{"labels":["ours"]}`},
+			Labels: map[string]string{"a": "b", "nstance.dev/shard": "us-west-2a", "ours": "1"}, Annotations: map[string]string{"c": "d", "nstance.dev/cordoned-for": "a/i-1", "nstance.dev/drain-reason": "expired", "nstance.dev/delete-at": "2026-01-02T03:04:05Z", "nstance.dev/remediate-instance": "", "nstance.dev/node-settings": `{"labels":["ours"]}`, "nstance.dev/scale-down-disabled": "workers--a", "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"},
 		},
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true, PodCIDR: "10.0.0.0/24"},
 		Status: corev1.NodeStatus{
@@ -46,7 +46,7 @@ func TestTrimNode(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "one", UID: "uid", ResourceVersion: "7", CreationTimestamp: created, DeletionTimestamp: &deleted,
 			Labels:      map[string]string{"nstance.dev/shard": "us-west-2a", "ours": "1"},
-			Annotations: map[string]string{"nstance.dev/cordoned-for": "a/i-1", "nstance.dev/drain-reason": "expired", "nstance.dev/delete-at": "2026-01-02T03:04:05Z", "nstance.dev/remediate-instance": "", "nstance.dev/node-settings": `{"labels":["ours"]}`},
+			Annotations: map[string]string{"nstance.dev/cordoned-for": "a/i-1", "nstance.dev/drain-reason": "expired", "nstance.dev/delete-at": "2026-01-02T03:04:05Z", "nstance.dev/remediate-instance": "", "nstance.dev/node-settings": `{"labels":["ours"]}`, "nstance.dev/scale-down-disabled": "workers--a", "cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"},
 		},
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true},
 		Status: corev1.NodeStatus{

@@ -86,6 +86,12 @@ const AnnotationRemediateInstance = "nstance.dev/remediate-instance"
 // +metadata:on=Nodes,writer=operator,internal
 const AnnotationNodeSettings = "nstance.dev/node-settings"
 
+// AnnotationScaleDownDisabled is on a Node that the operator protects from the cluster autoscaler, because its
+// instance is a replacement, and names the shard group: the operator has set, and will remove,
+// cluster-autoscaler.kubernetes.io/scale-down-disabled (docs/cluster-autoscaler.md#what-happens-when).
+// +metadata:on=Nodes,writer=operator,internal
+const AnnotationScaleDownDisabled = "nstance.dev/scale-down-disabled"
+
 // Annotations on a Node with AnnotationCordonedFor that repeat the deletion notice of the
 // shard for people and programs that read the Node. The notice precedes them.
 const (
