@@ -27,7 +27,7 @@ import (
 // instances are to be had again, instances that are created then are spot instances, those that run
 // stay, and only the instances of a candidate that is removed are replaced.
 func TestCandidates(t *testing.T) {
-	t.Parallel()
+	// No other test must need the server while it does not run.
 	const name, preferred, fallback = "candidates", "r7i.2xlarge", "r7i.4xlarge"
 	shards := shardIDs[1:]
 	scarce := shards[1]

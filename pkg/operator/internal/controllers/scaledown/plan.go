@@ -27,11 +27,7 @@ const (
 // (docs/protocol.md#drains). No instance replaces it.
 const reasonScaleDown = "scale-down"
 
-<<<<<<< ours
-// reported are the facts about a shard group.
-=======
 // reported is the report of a shard about a group, with its notices and the marks of Nodes.
->>>>>>> theirs
 type reported struct {
 	group shard.Group
 	// notice returns the notice of an instance, and whether there is one.
