@@ -45,7 +45,7 @@ var samples = map[string][]sample{
 	"providers.md": {{of: "shard.jsonc", in: []string{"shard"}}},
 	// The configuration has a file with the name, of another kind.
 	"self-managed.md":     {{of: "aws.md", without: `"join.json"`, with: `"discovery.json"`}},
-	"server-reference.md": {{of: "aws.md"}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}},
+	"server-reference.md": {{of: "aws.md"}, {of: "aws.md", in: []string{"cluster", "secrets"}, without: "AQID…", with: ciphertext, alone: true}, {of: "aws.md"}},
 	"server.md": {{of: "aws.md", in: []string{"templates", "worker"}}, {of: "aws.md", without: "/* fields of the provider */",
 		with: `"target_group_arns": ["arn:aws:elasticloadbalancing:us-west-2:123456789012:targetgroup/web/0123456789abcdef"]`}},
 }

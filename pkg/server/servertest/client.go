@@ -8,7 +8,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -138,10 +140,30 @@ func (n *network) newListener(ctx context.Context, address string) (net.Listener
 	return n.inMemory[address], nil
 }
 
+// Free ports are from this range: Linux takes no source ports of connections from it, which could keep
+// a server from listening on its port again after a restart
+// (https://docs.kernel.org/networking/ip-sysctl.html, ip_local_port_range). The ports of the end-to-end
+// tests begin behind it.
+const (
+	lowestPort = 10_000
+	ports      = 10_000
+)
+
+// listenTCP listens on an address. Port 0 means a free port.
 func (n *network) listenTCP(ctx context.Context, address string) (net.Listener, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
 	begin := time.Now()
-	for {
+	for tries := 0; ; tries++ {
+		if port == "0" {
+			address = net.JoinHostPort(host, strconv.Itoa(lowestPort+rand.IntN(ports)))
+		}
 		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+		if errors.Is(err, syscall.EADDRINUSE) && port == "0" && tries < ports {
+			continue
+		}
 		if !errors.Is(err, syscall.EADDRINUSE) || time.Since(begin) > n.patience {
 			return listener, err
 		}
