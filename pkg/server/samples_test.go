@@ -86,7 +86,7 @@ func TestEverySampleIsSilent(t *testing.T) {
 		return nil
 	}))
 	assert.Equal(t, 4, configurations)
-	assert.Equal(t, 14, parts)
+	assert.Equal(t, 15, parts)
 }
 
 // configurationOf returns the configuration in a document.
