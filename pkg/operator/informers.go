@@ -28,8 +28,8 @@ import (
 	"nstance.dev/operator/pkg/operator/internal/controllers/cluster"
 	"nstance.dev/operator/pkg/operator/internal/controllers/drain"
 	"nstance.dev/operator/pkg/operator/internal/controllers/nodesettings"
-	"nstance.dev/operator/pkg/operator/internal/controllers/scaledown"
 	"nstance.dev/operator/pkg/operator/internal/controllers/ondemand"
+	"nstance.dev/operator/pkg/operator/internal/controllers/scaledown"
 )
 
 // informers watch all Kubernetes objects that the operator reads. Their caches omit fields
