@@ -105,6 +105,10 @@ type Returns struct {
 	// Exists reports whether the provider has an instance, nil if it has all. What does not exist takes
 	// room, and is neither replaced nor a replacement.
 	Exists func(int) bool
+	// Requested reports whether an instance that does not exist is being created. It is a replacement as
+	// long as its candidate is available: the instance that it replaces has left its room to it. Nil means
+	// that there are none.
+	Requested func(int) bool
 }
 
 // Find returns, for each instance, whether it should be of a better candidate that has room for it.
@@ -164,11 +168,16 @@ func (r Returns) hashOf(at int) string {
 func (r Returns) replacement(n int, others map[int]bool) int {
 	for _, other := range byAge(r.Instances) {
 		younger := r.Instances[other].CreatedAt.After(r.Instances[n].CreatedAt)
-		if at := r.Assigned[other]; at != None && at < r.Assigned[n] && younger && !others[other] && r.exists(other) {
+		if at := r.Assigned[other]; at != None && at < r.Assigned[n] && younger && !others[other] && r.replaces(other) {
 			return other
 		}
 	}
 	return None
+}
+
+// replaces reports whether an instance can be a replacement.
+func (r Returns) replaces(n int) bool {
+	return r.exists(n) || r.Requested != nil && r.Requested(n) && r.Available(r.Assigned[n])
 }
 
 func (r Returns) exists(n int) bool { return r.Exists == nil || r.Exists(n) }

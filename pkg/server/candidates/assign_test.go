@@ -101,6 +101,22 @@ func TestReturns(t *testing.T) {
 	}
 }
 
+// A replacement that is being created has taken the room, and the other instance stays not preferred until
+// the candidate is known to be missing.
+func TestARequestedReplacement(t *testing.T) {
+	choices, have := []Choice{{Hash: "a", Max: new(int32(1))}, {Hash: "b"}}, instances("b", "a")
+	for _, test := range []struct{ available, requested, want bool }{
+		{true, true, true}, {false, true, false}, {true, false, false},
+	} {
+		r := Returns{
+			Choices: choices, Instances: have, Assigned: Assign(choices, have), Size: 1, Surge: 1,
+			Available: func(int) bool { return test.available }, Exists: func(n int) bool { return n == 0 },
+			Requested: func(int) bool { return test.requested },
+		}
+		assert.Equal(t, []bool{test.want, false}, r.Find(), test)
+	}
+}
+
 // TestRandomStock lets a group grow and shrink with random stock. The number of instances of a candidate
 // is never raised above its maximum, the size is reached whenever a candidate has stock, and neither the
 // order of instances nor a restart matters.

@@ -67,11 +67,21 @@ func (s *Shard) reports() bool {
 
 // fallbacks returns by candidate how many instances are not preferred: an earlier candidate has room
 // for them under its maximum. The last candidates are counted first, each for the first room, so that
-// these are no more instances than would have to be replaced.
-func fallbacks(candidates []shard.Candidate, use []shard.CandidateUse) []int32 {
+// these are no more instances than would have to be replaced. The instances that a growing group of this size
+// still lacks take the first rooms that can be had, as on the server.
+func fallbacks(candidates []shard.Candidate, use []shard.CandidateUse, size int32) []int32 {
 	rooms, found := make([]int32, len(use)), make([]int32, len(use))
+	missing := size
 	for i := range use {
 		rooms[i] = room(&candidates[i], &use[i])
+		missing -= max(use[i].Instances, 0)
+	}
+	for i := range use {
+		if use[i].Unavailable == "" {
+			n := min(rooms[i], max(missing, 0))
+			rooms[i] -= n
+			missing -= n
+		}
 	}
 	for i := len(use) - 1; i >= 0; i-- {
 		for j := range i {
@@ -126,7 +136,7 @@ func (r *report) add(s *Shard) {
 		return
 	}
 	use, worst := s.Group.CandidateUse, -1
-	for i, n := range fallbacks(s.Group.Candidates, use) {
+	for i, n := range fallbacks(s.Group.Candidates, use, s.Group.Size) {
 		r.total += max(use[i].Instances, 0)
 		if n == 0 {
 			continue

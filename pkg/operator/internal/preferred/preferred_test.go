@@ -58,8 +58,31 @@ func TestFallbacks(t *testing.T) {
 		"numbers below 0":                       {[]int32{-2, none}, []int32{-3, 2}, []int32{0, 0}},
 	} {
 		of := group(test.maxima, test.use)
-		assert.Equal(t, test.want, fallbacks(of.Candidates, of.CandidateUse), name)
+		assert.Equal(t, test.want, fallbacks(of.Candidates, of.CandidateUse, 0), name)
 	}
+}
+
+// A group that grows has room for better candidates, and the missing instances take it, unless there are none.
+func TestMissingInstancesTakeTheRoom(t *testing.T) {
+	for name, test := range map[string]struct {
+		size        int32
+		unavailable string
+		want        []int32
+	}{
+		"nothing is missing":               {4, "", []int32{0, 2, 0}},
+		"one takes the room of one":        {5, "", []int32{0, 1, 0}},
+		"all have room":                    {8, "", []int32{0, 0, 0}},
+		"the better one cannot be had":     {8, "no stock", []int32{0, 2, 0}},
+		"surplus instances take no room":   {3, "", []int32{0, 2, 0}},
+		"a group that is to be empty soon": {0, "", []int32{0, 2, 0}},
+	} {
+		of := group([]int32{4, none, none}, []int32{2, 2, 0})
+		of.Size, of.CandidateUse[0].Unavailable = test.size, test.unavailable
+		assert.Equal(t, test.want, fallbacks(of.Candidates, of.CandidateUse, of.Size), name)
+	}
+	growing := group([]int32{4, none}, []int32{2, 2})
+	growing.Size = 8
+	assert.Equal(t, v1beta1.ReasonPreferred, Condition([]Shard{known("a", growing)}, false, nil).Reason)
 }
 
 // Whatever the numbers are: there is room before each fallback, and when the fallbacks have been
@@ -75,7 +98,7 @@ func TestFallbacksHaveSomethingBetter(t *testing.T) {
 			use = append(use, random.Int32N(5))
 		}
 		of := group(maxima, use)
-		found := fallbacks(of.Candidates, of.CandidateUse)
+		found := fallbacks(of.Candidates, of.CandidateUse, 0)
 		var rooms, fallbacks int32
 		for i, n := range found {
 			require.LessOrEqual(t, n, use[i], "seed %d: %v of %v with %v", seed, found, use, maxima)

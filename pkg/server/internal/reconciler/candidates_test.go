@@ -379,3 +379,33 @@ func TestAGroupThatGrowsHasNoOutdatedInstances(t *testing.T) {
 		assert.Equal(t, []string{smallSpot, smallSpot, smallSpot, smallStandard, smallStandard, smallStandard}, s.kindsOf(workersKey))
 	})
 }
+
+// A better candidate with a maximum whose requests fail, but not for lack of capacity, is tried as seldom as
+// any other request that fails, and with one record.
+func TestAReturnThatFailsAgainAndAgainIsDelayed(t *testing.T) {
+	for name, most := range map[string]*int32{"a maximum": new(int32(1)), "no maximum": nil} {
+		t.Run(name, func(t *testing.T) {
+			withMarket(t, lackAtCall, func(t *testing.T, s *server) {
+				s.limitStock(map[string]int{smallSpot: 0})
+				better := candidates.Candidate{Name: "better", Market: spot.Market, MaxInstances: most}
+				s.order(workersKey, 1, settingsOf(10*time.Minute, better, lastResort))
+				s.passWith(time.Minute, 5)
+				s.limitStock(map[string]int{smallSpot: 1})
+				s.cloud.rejectCalls(func(c call) error {
+					if c.operation == "create" {
+						return errBusy
+					}
+					return nil
+				})
+				s.takeCreates()
+				s.passWith(time.Minute, 20)
+				// With a delay of at most 30 s, in two subnets, for ten minutes and more; and the steps of the test.
+				assert.LessOrEqual(t, s.takeCreates(), 300)
+				assert.LessOrEqual(t, len(s.instances.List(workersKey)), 2)
+				s.cloud.rejectCalls(nil)
+				s.passWith(time.Minute, 5)
+				assert.Equal(t, []string{smallSpot}, s.kindsOf(workersKey))
+			})
+		})
+	}
+}

@@ -243,6 +243,9 @@ func (p *planner) assign() {
 			},
 			// What does not exist yet is created of the best candidate anyway.
 			Exists: func(n int) bool { return n < len(p.staying) && !isUncreated(present[n]) },
+			// Its creation may have failed for another reason than a lack of capacity. Without this,
+			// it would be given up, and created again at once.
+			Requested: func(n int) bool { return n < len(p.staying) && isUncreated(present[n]) },
 		}
 		p.notPreferred = map[string]bool{}
 		for n, found := range returns.Find() {

@@ -208,8 +208,11 @@ func (c *Controller) enqueuePool(name string) {
 }
 
 // shardGroupChanged enqueues a shard group that is new or is being deleted, that another pool owns, or whose
-// shard reports other instances, and at each resync.
+// shard reports other instances, and at each resync; and one that is gone, if it has left protected Nodes.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	if after == nil && before != nil && len(c.protectedFor(before.Name)) > 0 {
+		c.queue.Add(before.Name)
+	}
 	if after == nil || before != nil && before.ResourceVersion != after.ResourceVersion && deleting(before) == deleting(after) &&
 		equality.Semantic.DeepEqual(before.Status.ProviderIDs, after.Status.ProviderIDs) &&
 		equality.Semantic.DeepEqual(before.OwnerReferences, after.OwnerReferences) {

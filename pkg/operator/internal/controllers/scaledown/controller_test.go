@@ -43,6 +43,8 @@ type harness struct {
 	group       *v1beta1.NstanceShardGroup
 	reported    shard.Group
 	a, b, c     *corev1.Node
+	// gone is true if the shard group no longer exists.
+	gone bool
 }
 
 func nodeOf(instance string) *corev1.Node {
@@ -67,7 +69,11 @@ func newHarness(t *testing.T, change func(*harness)) *harness {
 	h.reported = newReported(2, "a:outdated b c").group
 	h.Harness = controllertest.NewHarness(t, shardtest.New("a", "b"))
 	change(h)
-	for _, object := range []runtime.Object{h.pool, h.group} {
+	objects := []runtime.Object{h.pool}
+	if !h.gone {
+		objects = append(objects, h.group)
+	}
+	for _, object := range objects {
 		require.NoError(t, h.Tracker().Add(object))
 	}
 	h.Fake.SetGroup("a", h.reported)
@@ -317,4 +323,20 @@ func TestShardGroupsOfPoolsWithoutMachines(t *testing.T) {
 		}
 		assert.Equal(t, []string{want}, enqueued)
 	}
+}
+
+// A pool that retains its instances deletes its shard groups at once: the Nodes must not stay protected for
+// ever. The last version of the shard group names them.
+func TestNodesOfADeletedShardGroupAreReleased(t *testing.T) {
+	h := newHarness(t, func(h *harness) { protected(h.c); h.gone = true })
+	_, err := h.sync()
+	require.NoError(t, err)
+	assert.Equal(t, []string{"node-c " + release}, h.patches())
+	assert.Equal(t, []string{groupName + " at 0s"}, controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.shardGroupChanged(h.group, nil) }))
+}
+
+// A shard group that leaves no protected Nodes costs nothing.
+func TestADeletedShardGroupWithoutProtectedNodes(t *testing.T) {
+	h := newHarness(t, func(*harness) {})
+	assert.Empty(t, controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.shardGroupChanged(h.group, nil) }))
 }

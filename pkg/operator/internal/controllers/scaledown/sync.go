@@ -29,8 +29,11 @@ import (
 // sync protects the Nodes of the replacements of a shard group, and no others.
 func (c *Controller) sync(ctx context.Context, name string) (time.Duration, error) {
 	group, err := controller.GetCached(c.shardGroups.Get, "shard group", cache.NewObjectName(c.namespace, name))
-	if err != nil || group == nil {
+	if err != nil {
 		return 0, err
+	}
+	if group == nil {
+		return 0, c.releaseAll(ctx, name)
 	}
 	pool, err := c.poolOf(group)
 	if err != nil || pool == nil {
@@ -75,6 +78,16 @@ func (c *Controller) sync(ctx context.Context, name string) (time.Duration, erro
 		failed = append(failed, c.write(ctx, node, protectFor))
 	}
 	return recheck, errors.Join(failed...)
+}
+
+// releaseAll releases the Nodes of a shard group that no longer exists. Its instances may run on: a pool that
+// retains them deletes its shard groups at once.
+func (c *Controller) releaseAll(ctx context.Context, name string) error {
+	var failed []error
+	for _, node := range c.protectedFor(name) {
+		failed = append(failed, c.write(ctx, node, ""))
+	}
+	return errors.Join(failed...)
 }
 
 // poolOf returns the pool of a shard group, nil if it is not in the cache.
