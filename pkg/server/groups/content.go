@@ -102,8 +102,8 @@ func (c content) keys() []instance.GroupKey {
 }
 
 // stored contains an operator's changes of one group, as they are stored. A
-// static group has only size, remove_first, rotation, replace, instance_type, vars, load_balancers,
-// drain_timeout_seconds and node.
+// static group has only size, remove_first, rotation, replace, instance_type, candidates,
+// return_after_seconds, vars, load_balancers, drain_timeout_seconds and node.
 type stored struct {
 	Settings
 	Size        int32    `json:"size"`
