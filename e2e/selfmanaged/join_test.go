@@ -209,6 +209,8 @@ func (c *Cluster) expectJoinWithAToken(t *testing.T) {
 	name := bootstrapTokenSecret(id)
 	c.expectNowhere(t, texts, []string{"secrets " + metav1.NamespaceSystem + "/" + name}, c.volume("etcd"))
 	c.expectOnlyIn(t, texts, c.nodes(t, pool, 1)[0], agentFolder+"recv/")
+	// Cluster API deletes the Nodes that it has recorded. The operator deletes other Nodes after minutes.
+	until(t, stepTimeout, "Cluster API has the Node of the worker", c.pool(pool, 1))
 	c.scaleTemplate(t, pool, tokenTemplate, 0)
 	until(t, stepTimeout, "the worker left", c.ready(pool, 0))
 	require.NoError(t, c.Kube.CoreV1().Secrets(metav1.NamespaceSystem).Delete(t.Context(), name, metav1.DeleteOptions{}))
