@@ -29,6 +29,10 @@ func TestMain(m *testing.M) {
 	for i := range shards {
 		// Each fault waits for new instances.
 		shards[i].BootDelay = 100 * time.Millisecond
+		shards[i].AllowedTypes = testcluster.AllowedTypes
 	}
-	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-namespaces=*"}})
+	testcluster.Main(m, &env, testcluster.Options{
+		Shards: shards, PoolSettings: testcluster.RotationAndCandidates,
+		OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-namespaces=*"},
+	})
 }

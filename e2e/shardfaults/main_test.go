@@ -27,11 +27,13 @@ func TestMain(m *testing.M) {
 	for i := range shards {
 		// Each fault waits for new instances.
 		shards[i].BootDelay = 100 * time.Millisecond
+		shards[i].AllowedTypes = testcluster.AllowedTypes
 	}
 	testcluster.Main(m, &env, testcluster.Options{
 		// Programs with such clocks are separate builds, which take minutes.
 		Clocks:        tier.Full(),
 		Shards:        shards,
+		PoolSettings:  testcluster.RotationAndCandidates,
 		OperatorFlags: append([]string{"--resync-period", "5s"}, testcluster.ShortProbe...),
 	})
 }

@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/rights"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // NoResyncVariable is the environment variable with which no operator resyncs during a test. The
@@ -42,6 +43,8 @@ type Options struct {
 	AuditReads []string
 	// Shards are the shards of the installation. Main starts their servers.
 	Shards []installation.Shard
+	// PoolSettings changes the spec of every pool that CreatePool creates. Optional.
+	PoolSettings func(*v1beta1.NstanceMachinePoolSpec)
 	// Prepare is called with the cluster set, before an operator is started. Optional.
 	Prepare func(context.Context) error
 	// Machines is the Docker in which each instance is a container that runs a kubelet. Nil means
@@ -78,8 +81,9 @@ type Cluster struct {
 	// ShardIDs are the shards, in the order in which pools list them.
 	ShardIDs []string
 	// Operator is the operator that StartOperator has started.
-	Operator installation.Operator
-	kubectl  []string
+	Operator     installation.Operator
+	kubectl      []string
+	poolSettings func(*v1beta1.NstanceMachinePoolSpec)
 }
 
 // Main is the body of TestMain: it starts the cluster and sets env to it, runs the tests
@@ -159,6 +163,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 			return 1, err
 		}
 	}
+	cluster.poolSettings = o.PoolSettings
 	for _, shard := range o.Shards {
 		cluster.ShardIDs = append(cluster.ShardIDs, shard.ID)
 	}

@@ -43,6 +43,31 @@ func (c *Cluster) CreatePoolOn(ctx context.Context, name string, replicas int32,
 	return c.CreatePool(ctx, NewMachinePool(name, replicas), NewNstanceMachinePool(name, shards...))
 }
 
+// CreatePool creates a MachinePool and its NstanceMachinePool with the settings of all pools of this cluster.
+func (c *Cluster) CreatePool(ctx context.Context, machinePool *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) error {
+	if c.poolSettings != nil {
+		c.poolSettings(&pool.Spec)
+	}
+	return c.Clients.CreatePool(ctx, machinePool, pool)
+}
+
+// AllowedTypes are the instance types that shards must allow for pools with RotationAndCandidates.
+var AllowedTypes = []string{"m7i.*"}
+
+// RotationAndCandidates gives a pool a rotation policy and candidates: one on-demand instance, the others half
+// spot and half of another type. A pool with an instance type of its own gets the policy only.
+func RotationAndCandidates(spec *v1beta1.NstanceMachinePoolSpec) {
+	spec.Rotation = &v1beta1.RotationPolicy{MaxSurge: ptr.To(intstr.FromString("25%")), Canary: 1}
+	if spec.InstanceType != "" {
+		return
+	}
+	spec.Candidates = []v1beta1.Candidate{
+		{Name: "base", Market: v1beta1.MarketStandard, MaxReplicas: ptr.To(intstr.FromInt32(1))},
+		{Name: "spot", Market: v1beta1.MarketSpot, MaxReplicas: ptr.To(intstr.FromString("50%"))},
+		{Name: "fallback", InstanceType: "m7i.xlarge", Market: v1beta1.MarketStandard},
+	}
+}
+
 // DeletePools scales pools to zero before it deletes them, so that the next test does not find
 // their Nodes.
 func (c *Cluster) DeletePools(t testing.TB, names ...string) {
