@@ -38,13 +38,13 @@ const (
 func staticGroups(shard string) map[string]installation.Group {
 	switch shard {
 	case shardIDs[0]:
-		return map[string]installation.Group{budgetGroup: {}}
+		return map[string]installation.Group{budgetGroup: {}, rotatedGroup: {}}
 	case shardIDs[1]:
 		// The timeout is long enough for a report of a blocked drain, and shorter than the time
 		// until a Node with a hanging kubelet is not Ready.
-		return map[string]installation.Group{hungGroup: {DrainTimeout: 35 * time.Second}}
+		return map[string]installation.Group{hungGroup: {DrainTimeout: 35 * time.Second}, rotatedGroup: {}}
 	default:
-		return map[string]installation.Group{finalizerGroup: {}, unstoppableGroup: {}, joinsGroup: {}}
+		return map[string]installation.Group{finalizerGroup: {}, unstoppableGroup: {}, joinsGroup: {}, rotatedGroup: {}}
 	}
 }
 

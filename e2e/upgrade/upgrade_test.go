@@ -152,7 +152,7 @@ func useEverySetting(t *testing.T) {
 	_, err = env.PatchNstanceMachinePool(t.Context(), pool, fmt.Sprintf(`{"spec":{
 		"rotation":{"maxSurge":"25%%","canary":1,"maxAgeSeconds":86400},
 		"remediation":{"checks":{"unhealthyNodeConditions":[{"type":"Ready","status":"Unknown","timeoutSeconds":86400}]}},
-		"scaleDown":{"maxInFlight":1},
+		"scaleDown":{"maxInFlight":1},"drainTimeoutSeconds":7200,
 		"node":{"labels":{"example.com/team":"red"},"taints":[{"key":"example.com/dedicated","value":"red","effect":"PreferNoSchedule","propagation":"Always"}],"maxPods":50},
 		"instanceType":null,"returnAfterSeconds":600,
 		"candidates":[{"name":"as-before","instanceType":%q,"maxReplicas":"100%%"},{"name":"other","instanceType":"m7i.2xlarge"}]
