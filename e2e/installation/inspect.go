@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"strconv"
 
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
@@ -152,29 +153,43 @@ func (n *Installation) Records(shardID string) ([]instance.Record, error) {
 	return records, nil
 }
 
-// Metric reads the metrics that an operator or a server serves at url, and returns the sum of the
-// series of metric name whose labels contain labels. The value of a histogram is the sum of its
-// observations. A missing metric is zero.
+// Metric reads the metrics that an operator or a server serves at url, and returns the sum of some series as
+// Metrics.Sum does.
 func Metric(ctx context.Context, url, name string, labels map[string]string) (float64, error) {
+	metrics, err := ReadMetrics(ctx, url)
+	return metrics.Sum(name, labels), err
+}
+
+// Metrics are the metrics of a process at one time.
+type Metrics map[string]*dto.MetricFamily
+
+// ReadMetrics reads the metrics that an operator or a server serves at url.
+func ReadMetrics(ctx context.Context, url string) (Metrics, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/metrics", nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	response, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return 0, fmt.Errorf("GET %s/metrics: %s", url, response.Status)
+		return nil, fmt.Errorf("GET %s/metrics: %s", url, response.Status)
 	}
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(response.Body)
 	if err != nil {
-		return 0, fmt.Errorf("read the metrics of %s: %w", url, err)
+		return nil, fmt.Errorf("read the metrics of %s: %w", url, err)
 	}
+	return families, nil
+}
+
+// Sum returns the sum of the series of metric name whose labels contain labels. The value of a histogram is the
+// sum of its observations. A missing metric is zero.
+func (m Metrics) Sum(name string, labels map[string]string) float64 {
 	var sum float64
-	for _, series := range families[name].GetMetric() {
+	for _, series := range m[name].GetMetric() {
 		matching := 0
 		for _, label := range series.GetLabel() {
 			if want, ok := labels[label.GetName()]; ok && want == label.GetValue() {
@@ -185,5 +200,5 @@ func Metric(ctx context.Context, url, name string, labels map[string]string) (fl
 			sum += series.GetCounter().GetValue() + series.GetGauge().GetValue() + series.GetHistogram().GetSampleSum()
 		}
 	}
-	return sum, nil
+	return sum
 }
