@@ -96,7 +96,7 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			"vars": object{
 				"version": c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
 				"pod_network": c.options.PodNetwork, "service_network": serviceNetwork,
-				"operator": installation.OperatorUser, "cluster_api": capiUser,
+				"operator": installation.OperatorUser, "cluster_api": capiUser, "registry": c.options.Registry,
 			},
 		}
 	}

@@ -56,6 +56,10 @@ type Options struct {
 	Server, Admin, Kube string
 	// CAPIModule is the folder of the source of Cluster API.
 	CAPIModule string
+	// WithoutOperator leaves the operator out of the seed: it is installed later.
+	WithoutOperator bool
+	// Registry is a registry without TLS, HOST:PORT, from which the nodes may pull images. Empty: none.
+	Registry string
 }
 
 // Cluster is a cluster that manages itself.

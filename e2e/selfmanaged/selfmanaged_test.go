@@ -47,16 +47,29 @@ var (
 // start starts the cluster.
 func start(t *testing.T) *Cluster {
 	t.Helper()
+	return startWith(t, prepare(t))
+}
+
+// prepare returns the options of clusters.
+func prepare(t *testing.T) Options {
+	t.Helper()
 	if os.Getenv(enabled) == "" {
 		t.Skipf("%s is not set (make test-selfmanaged)", enabled)
 	}
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "nstance-selfmanaged-")
-	require.NoError(t, err)
-	options, release, err := Prepare(t.Context(), root, dir, os.Stderr)
+	options, release, err := Prepare(t.Context(), root, "", os.Stderr)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, release()) })
+	return options
+}
+
+// startWith starts a cluster with its state in a folder of its own.
+func startWith(t *testing.T, options Options) *Cluster {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nstance-selfmanaged-")
+	require.NoError(t, err)
+	options.Dir = dir
 	c, err := Start(t.Context(), options)
 	require.NoError(t, err)
 	t.Cleanup(func() {

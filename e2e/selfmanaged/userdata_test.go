@@ -143,7 +143,7 @@ func (m *machine) run(t *testing.T, userdata string) map[string]object {
 		}.Facts(),
 		"Vars": object{
 			"version": "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
-			"operator": "operator-of-nstance", "cluster_api": "cluster-api",
+			"operator": "operator-of-nstance", "cluster_api": "cluster-api", "registry": "172.17.0.1:5000",
 		},
 	}))
 	script := absolute.ReplaceAllString(text.String(), "${1}"+m.dir+"${2}")
@@ -181,6 +181,7 @@ func (m *machine) expectRegistration(t *testing.T, configuration object) {
 	assert.Equal(t, "1\n", m.read(t, "proc/sys/net/ipv4/ip_forward"))
 	assert.Equal(t, "ca of the shards\n", m.read(t, "opt/nstance-agent/identity/ca.crt"))
 	assert.Equal(t, "nonce-of-the-machine", m.read(t, "opt/nstance-agent/identity/nonce.jwt"))
+	assert.Equal(t, "[host.\"http://172.17.0.1:5000\"]\n", m.read(t, "etc/containerd/certs.d/172.17.0.1:5000/hosts.toml"))
 	// The agent reports that the machine is ready as soon as kubeadm has ended.
 	agent := m.read(t, "etc/nstance-agent.env")
 	assert.Contains(t, agent, "NSTANCE_INSTANCE_ID=knd1\n")

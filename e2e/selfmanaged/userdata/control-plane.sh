@@ -83,6 +83,8 @@ if ! kubectl -n nstance-system get secret nstance-operator-key >/dev/null 2>&1; 
 	for file in /seed/*.yaml; do
 		until apply "$file"; do sleep 1; done
 	done
+	# Without the operator, it is installed later.
+	[ -e /seed/2-operator.yaml ] || exit 0
 	# shellcheck disable=SC1091
 	. "$recv/operator-nonce.env"
 	# A machine that was replaced before the operator had registered has left them.

@@ -19,6 +19,12 @@ ENV
 # The agent starts as soon as the file is there.
 mv /etc/nstance-agent.env.new /etc/nstance-agent.env
 
+{{- with .Vars.registry}}
+# containerd pulls images from this registry without TLS.
+mkdir -p /etc/containerd/certs.d/{{.}}
+echo '[host."http://{{.}}"]' >/etc/containerd/certs.d/{{.}}/hosts.toml
+{{- end}}
+
 recv=/opt/nstance-agent/recv
 node_ip=$(ip -4 -o addr show eth0 | awk '{sub("/.*", "", $4); print $4}')
 echo 1 >/proc/sys/net/ipv4/ip_forward
