@@ -134,6 +134,9 @@ func (c *Cluster) expectPulled(t *testing.T, r *release, namespace, selector str
 	t.Helper()
 	var ran []string
 	for _, pod := range c.pods(t, namespace, selector) {
+		for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+			assert.Regexp(t, `@sha256:[0-9a-f]{64}$`, container.Image, pod.Name)
+		}
 		for _, container := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 			image, digest, _ := strings.Cut(container.ImageID, "@")
 			program := filepath.Base(image)
