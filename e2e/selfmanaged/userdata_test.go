@@ -142,8 +142,9 @@ func (m *machine) run(t *testing.T, userdata string) map[string]object {
 			Labels: map[string]string{"team": "search"}, Taints: []nodesettings.Taint{{Key: "dedicated", Value: "search", Effect: "NoSchedule"}}, MaxPods: 17,
 		}.Facts(),
 		"Vars": object{
-			"version": "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
-			"operator": "operator-of-nstance", "cluster_api": "cluster-api", "registry": "172.17.0.1:5000",
+			"registry": "172.17.0.1:5000",
+			"version":  "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
+			"operator": "operator-of-nstance", "cluster_api": "cluster-api",
 		},
 	}))
 	script := absolute.ReplaceAllString(text.String(), "${1}"+m.dir+"${2}")
