@@ -44,8 +44,8 @@ var (
 	nstanceMachinePools = schema.GroupVersionResource{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1", Resource: "nstancemachinepools"}
 )
 
-// start starts the cluster.
-func start(t *testing.T) *Cluster {
+// start starts the cluster, with options that may be changed.
+func start(t *testing.T, changes ...func(*Options)) *Cluster {
 	t.Helper()
 	if os.Getenv(enabled) == "" {
 		t.Skipf("%s is not set (make test-selfmanaged)", enabled)
@@ -57,6 +57,9 @@ func start(t *testing.T) *Cluster {
 	options, release, err := Prepare(t.Context(), root, dir, os.Stderr)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, release()) })
+	for _, change := range changes {
+		change(&options)
+	}
 	c, err := Start(t.Context(), options)
 	require.NoError(t, err)
 	t.Cleanup(func() {
