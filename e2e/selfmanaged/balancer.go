@@ -53,9 +53,8 @@ type backend struct {
 	address  string
 	ready    bool
 	failures int
-	// connections ends when the machine is removed.
-	connections context.Context //nolint:containedctx // it is the life of the connections, not of a call
-	disconnect  context.CancelFunc
+	// removed is closed when the machine gets no more connections and loses those that it has.
+	removed chan struct{}
 }
 
 func startBalancer(ctx context.Context, host *dockerhost.Host, ca *authority, shards []string) (*balancer, error) {
@@ -107,9 +106,6 @@ func (b *balancer) forward(ctx context.Context, accepted net.Conn) {
 			continue
 		}
 		defer server.Close()
-		for _, done := range []context.Context{ctx, backend.connections} {
-			defer context.AfterFunc(done, func() { _, _ = accepted.Close(), server.Close() })()
-		}
 		ended := make(chan struct{}, 2)
 		for _, ends := range [][2]net.Conn{{accepted, server}, {server, accepted}} {
 			go func() {
@@ -117,7 +113,11 @@ func (b *balancer) forward(ctx context.Context, accepted net.Conn) {
 				ended <- struct{}{}
 			}()
 		}
-		<-ended
+		select {
+		case <-ended:
+		case <-backend.removed:
+		case <-ctx.Done():
+		}
 		return
 	}
 }
@@ -146,14 +146,14 @@ func (b *balancer) checkRegularly(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-			b.check(ctx, nil)
 			return
 		case <-ticker.C:
 		}
 	}
 }
 
-// check asks each machine for its health. It removes machines that are not there any more.
+// check asks each machine for its health. It removes machines that are not there any more, and machines that
+// fail while another one is ready.
 func (b *balancer) check(ctx context.Context, addresses []string) {
 	healthy := make([]bool, len(addresses))
 	var checks sync.WaitGroup
@@ -167,7 +167,7 @@ func (b *balancer) check(ctx context.Context, addresses []string) {
 	known := map[string]backend{}
 	for _, backend := range b.backends {
 		if !slices.Contains(addresses, backend.address) {
-			backend.disconnect()
+			close(backend.removed)
 			continue
 		}
 		known[backend.address] = backend
@@ -176,17 +176,16 @@ func (b *balancer) check(ctx context.Context, addresses []string) {
 	for i, address := range addresses {
 		machine, found := known[address]
 		if !found {
-			machine = backend{address: address}
-			machine.connections, machine.disconnect = context.WithCancel(context.WithoutCancel(ctx))
+			machine = backend{address: address, removed: make(chan struct{})}
 		}
 		machine.failures++
 		if healthy[i] {
 			machine.ready, machine.failures = true, 0
 		}
-		if machine.ready && machine.failures >= failuresToRemove {
-			machine.ready = false
-			machine.disconnect()
-			machine.connections, machine.disconnect = context.WithCancel(context.WithoutCancel(ctx))
+		// A slow API server is better than none.
+		if machine.ready && machine.failures >= failuresToRemove && slices.Contains(healthy, true) {
+			close(machine.removed)
+			machine.ready, machine.removed = false, make(chan struct{})
 		}
 		b.backends = append(b.backends, machine)
 	}

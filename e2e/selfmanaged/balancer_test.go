@@ -62,7 +62,7 @@ func TestTheLoadBalancerChecksEachMachine(t *testing.T) {
 		transport.DisableKeepAlives = false
 		t.Cleanup(transport.CloseIdleConnections)
 		client := &http.Client{Transport: transport}
-		return client, get(t, client, c.balancer.address())
+		return client, get(t.Context(), t, client, c.balancer.address())
 	}
 	check()
 	var kept *http.Client
@@ -78,10 +78,10 @@ func TestTheLoadBalancerChecksEachMachine(t *testing.T) {
 
 	a.notReady.Store(true)
 	check()
-	assert.Equal(t, a.address, get(t, kept, c.balancer.address()), "one failed check removes no machine")
+	assert.Equal(t, a.address, get(t.Context(), t, kept, c.balancer.address()), "one failed check removes no machine")
 	check()
-	until(t, stepTimeout, "the connection is closed, and the next one is to the other machine", func(context.Context) error {
-		if machine := get(t, kept, c.balancer.address()); machine != b.address {
+	until(t, stepTimeout, "the connection is closed, and the next one is to the other machine", func(ctx context.Context) error {
+		if machine := get(ctx, t, kept, c.balancer.address()); machine != b.address {
 			return fmt.Errorf("machine %s responds", machine)
 		}
 		return nil
@@ -99,15 +99,20 @@ func TestTheLoadBalancerChecksEachMachine(t *testing.T) {
 		machines[machine]++
 	}
 	assert.Equal(t, map[string]int{a.address: 2, b.address: 2}, machines)
-	// A machine that was removed from Docker loses its connections at once.
+	// A machine that was removed from Docker gets no connection at once, and the last one keeps its connections.
 	c.balancer.check(t.Context(), []string{a.address})
 	assert.Len(t, c.balancer.candidates(), 1)
+	a.notReady.Store(true)
+	for range failuresToRemove {
+		c.balancer.check(t.Context(), []string{a.address})
+	}
+	assert.True(t, c.balancer.candidates()[0].ready)
 }
 
 // get returns what a machine behind the load balancer responds.
-func get(t *testing.T, client *http.Client, address string) string {
+func get(ctx context.Context, t *testing.T, client *http.Client, address string) string {
 	t.Helper()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+address+"/", nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+"/", nil)
 	require.NoError(t, err)
 	response, err := client.Do(request)
 	require.NoError(t, err)

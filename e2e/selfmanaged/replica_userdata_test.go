@@ -21,13 +21,15 @@ import (
 
 // replicaPrograms replace what userdata of a replicated control plane call. The API server is ready if the file
 // ready exists. The folder nodes has Nodes and their shards, and members the members of etcd, reachable and
-// unhealthy hosts. When kubeadm joins, the machine of a host in the folder leaves ends. After eight pauses the
-// API server is ready, no host is unhealthy, and the fourth member left.
+// unhealthy hosts; a host in the folder returns is reachable after a pause between checks. When kubeadm joins,
+// the machine of a host in the folder leaves ends. After eight pauses the API server is ready, no host is
+// unhealthy, and the fourth member left.
 const replicaPrograms = `#!/bin/sh
 echo "${0##*/} $*" >>"$MACHINE/calls"
 case "${0##*/} $*" in
 "ip "*) echo "2: eth0    inet 172.17.0.5/16 brd 172.17.255.255 scope global eth0" ;;
 "sleep 1") [ "$(grep -c '^sleep 1$' "$MACHINE/calls")" -lt 8 ] || { : >"$MACHINE/ready"; rm -rf "$MACHINE/unhealthy" "$MACHINE/members/4"; } ;;
+"sleep 2") for host in "$MACHINE"/returns/*; do : >"$MACHINE/reachable/${host##*/}"; done ;;
 *"get --raw /readyz") [ -e "$MACHINE/ready" ] ;;
 *"get endpointslice"*) printf https://172.17.0.2:2379,https://172.17.0.3:2379, ;;
 *" get node "*) for name; do [ ! -e "$MACHINE/nodes/$name" ] || printf %s "$name@$(cat "$MACHINE/nodes/$name")"; done ;;
@@ -129,6 +131,12 @@ func TestUserdataOfAReplicatedControlPlane(t *testing.T) {
 		"not a member without a Node that responds": {func(t *testing.T, m *machine) {
 			m.remove(t, "nodes/cpl2")
 			m.remove(t, "members/1")
+		}, []string{"join"}},
+		"not a member that responds at the next check": {func(t *testing.T, m *machine) {
+			m.remove(t, "reachable/172.17.0.2")
+			m.remove(t, "nodes/cpl2")
+			m.remove(t, "members/1")
+			m.write(t, "returns/172.17.0.2", "")
 		}, []string{"join"}},
 		"not a member that responds and is not healthy": {func(t *testing.T, m *machine) {
 			m.write(t, "unhealthy/172.17.0.1", "")
