@@ -29,8 +29,8 @@ run-machines: devcluster ## The same with real nodes, which are containers. It n
 	@exec .dev/bin/devcluster up --machines
 
 .PHONY: run-selfmanaged
-run-selfmanaged: ## A cluster that manages itself, from an empty bucket: control plane and Nodes are machines of the shards. It needs what run-machines needs.
-	@cd e2e && $(FLAGS) go run ./cmd/selfmanaged
+run-selfmanaged: ## A cluster that manages itself, from an empty bucket: control plane and Nodes are machines of the shards, with ARGS=-replicated three of the control plane. It needs what run-machines needs.
+	@cd e2e && $(FLAGS) go run ./cmd/selfmanaged $(ARGS)
 
 .PHONY: devcluster
 devcluster:

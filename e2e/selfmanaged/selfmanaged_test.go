@@ -44,10 +44,14 @@ var (
 	nstanceMachinePools = schema.GroupVersionResource{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1", Resource: "nstancemachinepools"}
 )
 
-// start starts the cluster.
-func start(t *testing.T) *Cluster {
+// start starts the cluster, with options that may be changed.
+func start(t *testing.T, changes ...func(*Options)) *Cluster {
 	t.Helper()
-	return startWith(t, prepare(t))
+	options := prepare(t)
+	for _, change := range changes {
+		change(&options)
+	}
+	return startWith(t, options)
 }
 
 // prepare returns the options of clusters.

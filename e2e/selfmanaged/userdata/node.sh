@@ -1,6 +1,7 @@
 #!/bin/bash
 # Userdata of the nodes of a cluster that manages itself, which are containers (hack/node). It is a Go
-# template, to which worker.sh or control-plane.sh is appended.
+# template, to which worker.sh, or control-plane.sh and initialize.sh are appended, with
+# replica.sh between them if the control plane has several machines.
 set -euo pipefail
 umask 077
 mkdir -p /opt/nstance-agent/identity
