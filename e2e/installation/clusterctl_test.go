@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -46,28 +45,9 @@ func newClusterctl(t *testing.T, root string, binaries controlplane.Binaries) cl
 	output, err := release.CombinedOutput()
 	require.NoError(t, err, "make release-manifests: %s", output)
 
-	_, coreVersion, _ := strings.Cut(filepath.Base(binaries.CAPIModule), "@")
-	core := filepath.Join(repository, "cluster-api", coreVersion)
-	metadata, err := os.ReadFile(filepath.Join(binaries.CAPIModule, "metadata.yaml"))
+	configuration, err := WriteCoreProvider(repository, binaries.CAPIModule)
 	require.NoError(t, err)
-	for path, data := range map[string][]byte{
-		filepath.Join(core, "metadata.yaml"):        metadata,
-		filepath.Join(core, "core-components.yaml"): []byte("{apiVersion: v1, kind: Namespace, metadata: {name: capi-system}}"),
-		filepath.Join(repository, "clusterctl.yaml"): fmt.Appendf(nil, `
-overridesFolder: %[1]s/overrides
-providers:
-  - name: nstance
-    type: InfrastructureProvider
-    url: %[1]s/infrastructure-nstance/latest/infrastructure-components.yaml
-  - name: cluster-api
-    type: CoreProvider
-    url: %[1]s/cluster-api/latest/core-components.yaml
-`, repository),
-	} {
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, data, 0o600))
-	}
-	client, err := clusterctl.New(t.Context(), filepath.Join(repository, "clusterctl.yaml"))
+	client, err := clusterctl.New(t.Context(), configuration)
 	require.NoError(t, err)
 	return client
 }

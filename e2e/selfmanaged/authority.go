@@ -21,37 +21,38 @@ import (
 // lifetime is longer than any cluster of this package.
 const lifetime = 30 * 24 * time.Hour
 
-// authority is the CA of Kubernetes. An administrator creates it before the cluster, so that machines which
-// boot at the same time trust the API server, and keeps its key.
+// authority is the CA of Kubernetes, or another CA of the control plane. An administrator creates them before
+// the cluster, so that machines which boot at the same time trust each other, and keeps their keys.
 type authority struct {
-	dir         string
+	dir, name   string
 	certificate *x509.Certificate
 	key         *ecdsa.PrivateKey
 }
 
-func newAuthority(dir string) (*authority, error) {
+// newAuthority creates the CA whose common name is name, in the files file.crt and file.key of a folder.
+func newAuthority(dir, name, file string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("create the key of the CA of Kubernetes: %w", err)
+		return nil, fmt.Errorf("create the key of CA %s: %w", name, err)
 	}
 	template := &x509.Certificate{
-		Subject:               pkix.Name{CommonName: "kubernetes"},
+		Subject:               pkix.Name{CommonName: name},
 		NotBefore:             time.Now().Add(-time.Hour),
 		NotAfter:              time.Now().Add(lifetime),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
-		DNSNames:              []string{"kubernetes"},
+		DNSNames:              []string{name},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("create the CA of Kubernetes: %w", err)
+		return nil, fmt.Errorf("create CA %s: %w", name, err)
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("read the CA of Kubernetes: %w", err)
+		return nil, fmt.Errorf("read CA %s: %w", name, err)
 	}
-	a := &authority{dir: dir, certificate: certificate, key: key}
+	a := &authority{dir: dir, name: file, certificate: certificate, key: key}
 	encoded, err := keyPEM(key)
 	if err != nil {
 		return nil, err
@@ -59,8 +60,8 @@ func newAuthority(dir string) (*authority, error) {
 	return a, errors.Join(writeFile(a.certificateFile(), a.certificatePEM()), writeFile(a.keyFile(), encoded))
 }
 
-func (a *authority) certificateFile() string { return filepath.Join(a.dir, authorityFile) }
-func (a *authority) keyFile() string         { return filepath.Join(a.dir, authorityKeyFile) }
+func (a *authority) certificateFile() string { return filepath.Join(a.dir, a.name+".crt") }
+func (a *authority) keyFile() string         { return filepath.Join(a.dir, a.name+".key") }
 
 func (a *authority) certificatePEM() []byte { return certificatePEM(a.certificate.Raw) }
 

@@ -5,10 +5,13 @@ package selfmanaged
 
 import (
 	"context"
-	"errors"
+	"crypto/tls"
+	"crypto/x509"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,6 +24,11 @@ import (
 const (
 	apiServerPort = "6443"
 	dialTimeout   = time.Second
+	// checkInterval is how often each API server is asked for its health, and failuresToRemove how many
+	// checks fail before its machine gets no connection and loses those that it has.
+	checkInterval    = time.Second
+	checkTimeout     = 3 * time.Second
+	failuresToRemove = 2
 )
 
 // balancer is the load balancer of the API server: it forwards connections to the machines of the control
@@ -30,18 +38,42 @@ type balancer struct {
 	docker   *dockerhost.Host
 	shards   []string
 	listener net.Listener
-	conns    sync.WaitGroup
+	health   *http.Client
+	work     sync.WaitGroup
 	stop     context.CancelFunc
+
+	mu sync.Mutex
+	// backends are the machines, the oldest first.
+	backends []backend
+	next     int
 }
 
-func startBalancer(ctx context.Context, host *dockerhost.Host, shards []string) (*balancer, error) {
+// backend is a machine of the control plane.
+type backend struct {
+	address  string
+	ready    bool
+	failures int
+	// removed is closed when the machine gets no more connections and loses those that it has.
+	removed chan struct{}
+}
+
+func startBalancer(ctx context.Context, host *dockerhost.Host, ca *authority, shards []string) (*balancer, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host.Bridge, "0"))
 	if err != nil {
 		return nil, fmt.Errorf("start the load balancer of the API server: %w", err)
 	}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.certificate)
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := &balancer{docker: host, shards: shards, listener: listener, stop: stop}
-	b.conns.Go(func() { b.serve(serving) })
+	b := &balancer{
+		docker: host, shards: shards, listener: listener, stop: stop,
+		// A connection for each check: an API server that accepts no new connection is of no use.
+		health: &http.Client{Timeout: checkTimeout, Transport: &http.Transport{
+			TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "kubernetes"}, DisableKeepAlives: true,
+		}},
+	}
+	b.work.Go(func() { b.serve(serving) })
+	b.work.Go(func() { b.checkRegularly(serving) })
 	return b, nil
 }
 
@@ -51,7 +83,7 @@ func (b *balancer) address() string { return b.listener.Addr().String() }
 func (b *balancer) close() error {
 	b.stop()
 	err := b.listener.Close()
-	b.conns.Wait()
+	b.work.Wait()
 	return err
 }
 
@@ -61,25 +93,19 @@ func (b *balancer) serve(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		b.conns.Go(func() { b.forward(ctx, accepted) })
+		b.work.Go(func() { b.forward(ctx, accepted) })
 	}
 }
 
-// forward connects a client with the first machine that accepts a connection: a machine that boots does
-// not.
+// forward connects a client with the first machine that accepts a connection.
 func (b *balancer) forward(ctx context.Context, accepted net.Conn) {
 	defer accepted.Close()
-	addresses, err := b.machines(ctx)
-	if err != nil {
-		return
-	}
-	for _, address := range addresses {
-		server, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", net.JoinHostPort(address, apiServerPort))
+	for _, backend := range b.candidates() {
+		server, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "tcp", net.JoinHostPort(backend.address, apiServerPort))
 		if err != nil {
 			continue
 		}
 		defer server.Close()
-		defer context.AfterFunc(ctx, func() { _, _ = accepted.Close(), server.Close() })()
 		ended := make(chan struct{}, 2)
 		for _, ends := range [][2]net.Conn{{accepted, server}, {server, accepted}} {
 			go func() {
@@ -87,9 +113,96 @@ func (b *balancer) forward(ctx context.Context, accepted net.Conn) {
 				ended <- struct{}{}
 			}()
 		}
-		<-ended
+		select {
+		case <-ended:
+		case <-backend.removed:
+		case <-ctx.Done():
+		}
 		return
 	}
+}
+
+// candidates returns the machines whose API servers are ready, each time another one first. If none is, it
+// returns all: an API server that initializes the cluster is not ready yet.
+func (b *balancer) candidates() []backend {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ready := slices.DeleteFunc(slices.Clone(b.backends), func(b backend) bool { return !b.ready })
+	if len(ready) == 0 {
+		return slices.Clone(b.backends)
+	}
+	b.next++
+	first := b.next % len(ready)
+	return slices.Concat(ready[first:], ready[:first])
+}
+
+func (b *balancer) checkRegularly(ctx context.Context) {
+	ticker := time.NewTicker(checkInterval)
+	defer ticker.Stop()
+	for {
+		// A list that fails changes nothing.
+		if addresses, err := b.machines(ctx); err == nil {
+			b.check(ctx, addresses)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// check asks each machine for its health. It removes machines that are not there any more, and machines that
+// fail while another one is ready.
+func (b *balancer) check(ctx context.Context, addresses []string) {
+	healthy := make([]bool, len(addresses))
+	var checks sync.WaitGroup
+	for i, address := range addresses {
+		checks.Go(func() { healthy[i] = b.healthy(ctx, address) })
+	}
+	checks.Wait()
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	known := map[string]backend{}
+	for _, backend := range b.backends {
+		if !slices.Contains(addresses, backend.address) {
+			close(backend.removed)
+			continue
+		}
+		known[backend.address] = backend
+	}
+	b.backends = nil
+	for i, address := range addresses {
+		machine, found := known[address]
+		if !found {
+			machine = backend{address: address, removed: make(chan struct{})}
+		}
+		machine.failures++
+		if healthy[i] {
+			machine.ready, machine.failures = true, 0
+		}
+		// A slow API server is better than none.
+		if machine.ready && machine.failures >= failuresToRemove && slices.Contains(healthy, true) {
+			close(machine.removed)
+			machine.ready, machine.removed = false, make(chan struct{})
+		}
+		b.backends = append(b.backends, machine)
+	}
+}
+
+// healthy reports whether the API server of a machine is ready.
+func (b *balancer) healthy(ctx context.Context, address string) bool {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+net.JoinHostPort(address, apiServerPort)+"/readyz", nil)
+	if err != nil {
+		return false
+	}
+	response, err := b.health.Do(request)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	return response.StatusCode == http.StatusOK
 }
 
 // machines returns the addresses of the machines of the control plane, the oldest first: Docker lists
@@ -107,9 +220,6 @@ func (b *balancer) machines(ctx context.Context) ([]string, error) {
 				addresses = append([]string{network.IPAddress.String()}, addresses...)
 			}
 		}
-	}
-	if len(addresses) == 0 {
-		return nil, errors.New("there is no machine of the control plane")
 	}
 	return addresses, nil
 }

@@ -19,8 +19,9 @@ import (
 
 // Secrets of the storage, and the files in which the machine of the control plane gets them.
 const (
-	authorityFile    = "kubernetes-ca.crt"
-	authorityKeyFile = "kubernetes-ca.key"
+	authorityName    = "kubernetes-ca"
+	authorityFile    = authorityName + ".crt"
+	authorityKeyFile = authorityName + ".key"
 	nonceSecret      = "operator-nonce.env"
 	// joinSecret is the secret that manifests/agent/join-secret.sh stores.
 	joinSecret = "join.json"
@@ -56,6 +57,9 @@ var workerUserdata string
 
 //go:embed userdata/control-plane.sh
 var controlPlaneUserdata string
+
+//go:embed userdata/initialize.sh
+var initializeUserdata string
 
 // object is a JSON object.
 type object = map[string]any
@@ -94,17 +98,45 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 			"userdata": nodeUserdata + userdata,
 			"files":    files,
 			"vars": object{
-				"version": c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
+				"registry": c.options.Registry,
+				"version":  c.options.Version, "endpoint": c.balancer.address(), "dns": c.options.DNS.String(),
 				"pod_network": c.options.PodNetwork, "service_network": serviceNetwork,
 				"operator": installation.OperatorUser, "cluster_api": capiUser,
+				// Userdata of a replicated control plane has these.
+				"initialize_before": c.initializeBefore(s), "members": strconv.Itoa(len(c.shards)),
 			},
 		}
 	}
-	group := object{SystemGroup: object{"template": certificateTemplate, "size": 1}}
-	if s == c.shards[0] {
-		group = object{ControlPlaneGroup: object{"template": "control-plane", "size": 1, "replace_unhealthy": false}}
+	groups := object{}
+	if s == c.shards[0] || c.options.Replicated {
+		groups[ControlPlaneGroup] = object{"template": "control-plane", "size": 1, "replace_unhealthy": false}
+	}
+	if s != c.shards[0] {
+		groups[SystemGroup] = object{"template": certificateTemplate, "size": 1}
 	}
 	secret := func(name string) object { return object{"kind": "secret", "source": name, "once": true} }
+	ownCertificate := object{
+		"kind": "certificate", "template": bootstrapTemplate, "key": object{"source": "agent", "name": bootstrapKey},
+	}
+	controlPlane := template("cpl", controlPlaneUserdata+initializeUserdata, []string{
+		// The machine can be replaced: what the cluster cannot lose is not on it.
+		c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki", c.volume(auditVolume) + ":/var/log/kubernetes",
+		c.seedFolder() + ":/seed:ro", c.options.Kube + ":/usr/local/bin/kubectl:ro",
+	}, object{
+		authorityFile: secret(authorityFile), authorityKeyFile: secret(authorityKeyFile), nonceSecret: secret(nonceSecret),
+	})
+	if c.options.Replicated {
+		files := object{"bootstrap.crt": ownCertificate, joinSecret: object{"kind": "json", "json": c.joinKubeconfig()}}
+		for _, name := range append(sharedKeys(), authorityFile, authorityKeyFile) {
+			files[name] = secret(name)
+		}
+		if s == c.shards[0] {
+			files[nonceSecret] = secret(nonceSecret)
+		}
+		controlPlane = template("cpl", controlPlaneUserdata+replicaUserdata+initializeUserdata, []string{
+			c.seedFolder() + ":/seed:ro", c.options.Kube + ":/usr/local/bin/kubectl:ro", c.options.Kube + ":/usr/local/bin/etcdctl:ro",
+		}, files)
+	}
 	return object{
 		"cluster": object{
 			"id":      installation.ClusterID,
@@ -134,21 +166,13 @@ func (c *Cluster) configuration(s *shard) (object, error) {
 		},
 		"templates": object{
 			certificateTemplate: template("knd", workerUserdata, []string{}, object{
-				"bootstrap.crt": object{
-					"kind": "certificate", "template": bootstrapTemplate, "key": object{"source": "agent", "name": bootstrapKey},
-				},
-				joinSecret: object{"kind": "json", "json": c.joinKubeconfig()},
+				"bootstrap.crt": ownCertificate,
+				joinSecret:      object{"kind": "json", "json": c.joinKubeconfig()},
 			}),
-			tokenTemplate: template("knt", workerUserdata, []string{}, object{joinSecret: secret(joinSecret)}),
-			"control-plane": template("cpl", controlPlaneUserdata, []string{
-				// The machine can be replaced: what the cluster cannot lose is not on it.
-				c.volume("etcd") + ":/var/lib/etcd", c.volume("pki") + ":/etc/kubernetes/pki", c.volume(auditVolume) + ":/var/log/kubernetes",
-				c.seedFolder() + ":/seed:ro", c.options.Kube + ":/usr/local/bin/kubectl:ro",
-			}, object{
-				authorityFile: secret(authorityFile), authorityKeyFile: secret(authorityKeyFile), nonceSecret: secret(nonceSecret),
-			}),
+			tokenTemplate:   template("knt", workerUserdata, []string{}, object{joinSecret: secret(joinSecret)}),
+			"control-plane": controlPlane,
 		},
-		"groups": object{installation.Tenant: group},
+		"groups": object{installation.Tenant: groups},
 	}, nil
 }
 

@@ -38,17 +38,15 @@ func (c *Cluster) writeSeed() error {
 	if err != nil {
 		return err
 	}
+	if c.options.WithoutOperator {
+		return c.writeObjects("1-cluster-api.yaml", capi)
+	}
 	operator, err := c.operator()
 	if err != nil {
 		return err
 	}
-	addresses := map[string]any{}
-	for _, s := range c.shards {
-		addresses[s.id] = net.JoinHostPort(c.options.Docker.Bridge, strconv.Itoa(s.operator))
-		addresses[s.id+".registration"] = net.JoinHostPort(c.options.Docker.Bridge, strconv.Itoa(s.registration))
-	}
 	shards := &unstructured.Unstructured{Object: object{
-		"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "nstance-shards", "namespace": installation.Namespace}, "data": addresses,
+		"apiVersion": "v1", "kind": "ConfigMap", "metadata": object{"name": "nstance-shards", "namespace": installation.Namespace}, "data": c.addresses(),
 	}}
 	for name, objects := range map[string][]*unstructured.Unstructured{
 		"1-cluster-api.yaml": capi, "2-operator.yaml": operator, "3-shards.yaml": {shards},
@@ -58,6 +56,16 @@ func (c *Cluster) writeSeed() error {
 		}
 	}
 	return nil
+}
+
+// addresses returns the addresses of the shards for an operator.
+func (c *Cluster) addresses() map[string]any {
+	addresses := map[string]any{}
+	for _, s := range c.shards {
+		addresses[s.id] = net.JoinHostPort(c.options.Docker.Bridge, strconv.Itoa(s.operator))
+		addresses[s.id+".registration"] = net.JoinHostPort(c.options.Docker.Bridge, strconv.Itoa(s.registration))
+	}
+	return addresses
 }
 
 // writeObjects writes objects into a file of the seed: namespaces and kinds first.

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -31,7 +32,7 @@ import (
 
 // Static groups of the configuration.
 const (
-	// ControlPlaneGroup has the control plane, on the first shard.
+	// ControlPlaneGroup has the control plane, on the first shard or on each shard.
 	ControlPlaneGroup = "control-plane"
 	// SystemGroup has the Nodes of Cluster API and of the operator, on the other shards.
 	SystemGroup = "system"
@@ -43,7 +44,10 @@ type Options struct {
 	Root, Dir string
 	// Shards are the ids of the shards, at least two.
 	Shards []string
-	Docker *dockerhost.Host
+	// Replicated means that the control plane has a machine on each shard, which have no volumes, instead of
+	// one machine, whose volumes its replacement gets.
+	Replicated bool
+	Docker     *dockerhost.Host
 	// Image is the image of the nodes, with kubeadm.
 	Image string
 	// PodNetwork is the range of the addresses of Pods, and DNS the address of this machine at which they
@@ -56,6 +60,10 @@ type Options struct {
 	Server, Admin, Kube string
 	// CAPIModule is the folder of the source of Cluster API.
 	CAPIModule string
+	// WithoutOperator leaves the operator out of the seed: it is installed later.
+	WithoutOperator bool
+	// Registry is a registry without TLS, HOST:PORT, from which the nodes may pull images. Empty: none.
+	Registry string
 }
 
 // Cluster is a cluster that manages itself.
@@ -102,10 +110,10 @@ func Start(ctx context.Context, o Options) (c *Cluster, err error) {
 	if err := controlplane.FillInPorts(ports); err != nil {
 		return c, err
 	}
-	if c.authority, err = newAuthority(filepath.Join(o.Dir, "pki")); err != nil {
+	if c.authority, err = newAuthority(filepath.Join(o.Dir, "pki"), "kubernetes", authorityName); err != nil {
 		return c, err
 	}
-	if c.balancer, err = startBalancer(ctx, o.Docker, o.Shards); err != nil {
+	if c.balancer, err = startBalancer(ctx, o.Docker, c.authority, o.Shards); err != nil {
 		return c, err
 	}
 	if c.Config, err = c.authority.administrator(c.balancer.address()); err != nil {
@@ -204,7 +212,15 @@ func (c *Cluster) fillBucket(ctx context.Context) error {
 	if err := c.admin(ctx, command...); err != nil {
 		return err
 	}
-	for name, path := range map[string]string{authorityFile: c.authority.certificateFile(), authorityKeyFile: c.authority.keyFile()} {
+	secrets := map[string]string{authorityFile: c.authority.certificateFile(), authorityKeyFile: c.authority.keyFile()}
+	if c.options.Replicated {
+		shared, err := writeSharedKeys(filepath.Join(c.options.Dir, "pki"))
+		if err != nil {
+			return err
+		}
+		maps.Copy(secrets, shared)
+	}
+	for name, path := range secrets {
 		if err := c.admin(ctx, append([]string{"secret", "set", name, "--from-file", path}, c.storage()...)...); err != nil {
 			return err
 		}

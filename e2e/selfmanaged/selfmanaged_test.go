@@ -44,19 +44,36 @@ var (
 	nstanceMachinePools = schema.GroupVersionResource{Group: "infrastructure.cluster.x-k8s.io", Version: "v1beta1", Resource: "nstancemachinepools"}
 )
 
-// start starts the cluster.
-func start(t *testing.T) *Cluster {
+// start starts the cluster, with options that may be changed.
+func start(t *testing.T, changes ...func(*Options)) *Cluster {
+	t.Helper()
+	options := prepare(t)
+	for _, change := range changes {
+		change(&options)
+	}
+	return startWith(t, options)
+}
+
+// prepare returns the options of clusters.
+func prepare(t *testing.T) Options {
 	t.Helper()
 	if os.Getenv(enabled) == "" {
 		t.Skipf("%s is not set (make test-selfmanaged)", enabled)
 	}
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
-	dir, err := os.MkdirTemp("", "nstance-selfmanaged-")
-	require.NoError(t, err)
-	options, release, err := Prepare(t.Context(), root, dir, os.Stderr)
+	options, release, err := Prepare(t.Context(), root, "", os.Stderr)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, release()) })
+	return options
+}
+
+// startWith starts a cluster with its state in a folder of its own.
+func startWith(t *testing.T, options Options) *Cluster {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nstance-selfmanaged-")
+	require.NoError(t, err)
+	options.Dir = dir
 	c, err := Start(t.Context(), options)
 	require.NoError(t, err)
 	t.Cleanup(func() {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
@@ -31,6 +32,10 @@ import (
 func newCluster(t *testing.T) *Cluster {
 	t.Helper()
 	host := &dockerhost.Host{Address: "unix:///var/run/docker.sock", Bridge: "127.0.0.1"}
+	var err error
+	// No Docker runs there: the load balancer has no machine.
+	host.Client, err = client.New(client.WithHost("unix://" + filepath.Join(t.TempDir(), "docker.sock")))
+	require.NoError(t, err)
 	c := &Cluster{options: Options{
 		Dir: t.TempDir(), Shards: []string{"self-a", "self-b"}, Docker: host, Image: "nstance-node:test", Kube: "/kube",
 		PodNetwork: "10.1.0.0/16", DNS: net.IPv4(10, 1, 255, 254), Version: "v1.36.3",
@@ -41,10 +46,9 @@ func newCluster(t *testing.T) *Cluster {
 		ports = append(ports, c.shards[len(c.shards)-1].ports()...)
 	}
 	require.NoError(t, controlplane.FillInPorts(ports))
-	var err error
-	c.authority, err = newAuthority(filepath.Join(c.options.Dir, "pki"))
+	c.authority, err = newAuthority(filepath.Join(c.options.Dir, "pki"), "kubernetes", authorityName)
 	require.NoError(t, err)
-	c.balancer, err = startBalancer(t.Context(), host, c.options.Shards)
+	c.balancer, err = startBalancer(t.Context(), host, c.authority, c.options.Shards)
 	require.NoError(t, err)
 	// The load balancer is at an address of this machine; the metadata service may not be at a loopback address.
 	host.Bridge = "172.17.0.1"
@@ -72,6 +76,8 @@ func TestConfigurationsAreValid(t *testing.T) {
 // machine is a folder in which userdata run as on a machine.
 type machine struct {
 	dir string
+	// initializeBefore is a variable of the configuration.
+	initializeBefore string
 	// ran is what the programs were called with, without the folder.
 	ran []string
 }
@@ -142,8 +148,10 @@ func (m *machine) run(t *testing.T, userdata string) map[string]object {
 			Labels: map[string]string{"team": "search"}, Taints: []nodesettings.Taint{{Key: "dedicated", Value: "search", Effect: "NoSchedule"}}, MaxPods: 17,
 		}.Facts(),
 		"Vars": object{
-			"version": "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
+			"registry": "172.17.0.1:5000",
+			"version":  "v1.36.3", "endpoint": "172.17.0.1:6443", "dns": "10.1.255.254", "pod_network": "10.1.0.0/16", "service_network": serviceNetwork,
 			"operator": "operator-of-nstance", "cluster_api": "cluster-api",
+			"initialize_before": m.initializeBefore, "members": "3",
 		},
 	}))
 	script := absolute.ReplaceAllString(text.String(), "${1}"+m.dir+"${2}")
@@ -181,6 +189,7 @@ func (m *machine) expectRegistration(t *testing.T, configuration object) {
 	assert.Equal(t, "1\n", m.read(t, "proc/sys/net/ipv4/ip_forward"))
 	assert.Equal(t, "ca of the shards\n", m.read(t, "opt/nstance-agent/identity/ca.crt"))
 	assert.Equal(t, "nonce-of-the-machine", m.read(t, "opt/nstance-agent/identity/nonce.jwt"))
+	assert.Equal(t, "[host.\"http://172.17.0.1:5000\"]\n", m.read(t, "etc/containerd/certs.d/172.17.0.1:5000/hosts.toml"))
 	// The agent reports that the machine is ready as soon as kubeadm has ended.
 	agent := m.read(t, "etc/nstance-agent.env")
 	assert.Contains(t, agent, "NSTANCE_INSTANCE_ID=knd1\n")
@@ -216,7 +225,7 @@ func TestUserdataOfANode(t *testing.T) {
 // The machine of the control plane initializes the cluster with the CA that it has received, and seeds it.
 func TestUserdataOfTheControlPlane(t *testing.T) {
 	m := newMachine(t)
-	documents := m.run(t, controlPlaneUserdata)
+	documents := m.run(t, controlPlaneUserdata+initializeUserdata)
 	require.Len(t, documents, 4)
 	m.expectRegistration(t, documents["InitConfiguration"])
 	assert.Equal(t, []any{object{"ttl": "1s"}}, documents["InitConfiguration"]["bootstrapTokens"], "a token that kubeadm would create")
@@ -253,7 +262,7 @@ func TestUserdataOfAReplacedControlPlane(t *testing.T) {
 	for _, name := range []string{"apiserver.crt", "apiserver.key", "etcd/server.crt", "etcd/peer.key", "apiserver-etcd-client.crt", "sa.key", "etcd/ca.key"} {
 		m.write(t, pki+name, "before")
 	}
-	m.run(t, controlPlaneUserdata)
+	m.run(t, controlPlaneUserdata+initializeUserdata)
 	for _, name := range []string{"apiserver.crt", "apiserver.key", "etcd/server.crt", "etcd/peer.key"} {
 		assert.NoFileExists(t, filepath.Join(m.dir, pki+name))
 	}

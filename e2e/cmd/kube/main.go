@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command kube is etcd, kube-apiserver, kube-controller-manager,
-// kube-scheduler and kubectl in one binary. The five share nearly all of
+// Command kube is etcd, etcdctl, kube-apiserver, kube-controller-manager,
+// kube-scheduler and kubectl in one binary. The six share nearly all of
 // their code, so linking them once keeps the build short and the disk small.
 //
 // The part to run is the base name of the program (through a symbolic link)
@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"go.etcd.io/etcd/etcdctl/v3/ctlv3"
 	"go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // client-go metrics, as in the stock binaries
@@ -32,6 +33,7 @@ import (
 // parts maps the name of a part to its main function. Each reads os.Args.
 var parts = map[string]func() int{
 	"etcd":                    runEtcd,
+	"etcdctl":                 runEtcdctl,
 	"kube-apiserver":          run(apiserver.NewAPIServerCommand),
 	"kube-controller-manager": run(controllermanager.NewControllerManagerCommand),
 	"kube-scheduler":          run(func() *cobra.Command { return scheduler.NewSchedulerCommand() }),
@@ -68,6 +70,11 @@ func run(command func() *cobra.Command) func() int {
 
 func runEtcd() int {
 	etcdmain.Main(os.Args)
+	return 0
+}
+
+func runEtcdctl() int {
+	ctlv3.MustStart()
 	return 0
 }
 

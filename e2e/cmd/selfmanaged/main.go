@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,16 +20,18 @@ import (
 )
 
 func main() {
+	replicated := flag.Bool("replicated", false, "a machine of the control plane on each shard, instead of one with volumes")
+	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	// After the first signal the next signal kills the program at once.
 	context.AfterFunc(ctx, stop)
-	if err := run(ctx); err != nil {
+	if err := run(ctx, *replicated); err != nil {
 		fmt.Fprintln(os.Stderr, "selfmanaged:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context) (err error) {
+func run(ctx context.Context, replicated bool) (err error) {
 	root, err := controlplane.FindRoot(".")
 	if err != nil {
 		return err
@@ -45,6 +48,7 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, release()) }()
+	options.Replicated = replicated
 	cluster, err := selfmanaged.Start(ctx, options)
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ var suites = map[string][]string{
 	"operator":    cluster,
 	"procedures":  with("nstance-admin", inputs.Docs),
 	"scale":       cluster,
-	"selfmanaged": with("nstance-admin"),
+	"selfmanaged": with("nstance-admin", inputs.Docs),
 	"shardfaults": cluster,
 	"shardserver": {controlplane.ControlPlaneInput, "nstance-server", inputs.Manifests, records},
 	"spotnotices": cluster,

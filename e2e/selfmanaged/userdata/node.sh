@@ -1,6 +1,7 @@
 #!/bin/bash
 # Userdata of the nodes of a cluster that manages itself, which are containers (hack/node). It is a Go
-# template, to which worker.sh or control-plane.sh is appended.
+# template, to which worker.sh, or control-plane.sh and initialize.sh are appended, with
+# replica.sh between them if the control plane has several machines.
 set -euo pipefail
 umask 077
 mkdir -p /opt/nstance-agent/identity
@@ -18,6 +19,12 @@ NSTANCE_READY_FILE=/run/nstance-joined
 ENV
 # The agent starts as soon as the file is there.
 mv /etc/nstance-agent.env.new /etc/nstance-agent.env
+
+{{- with .Vars.registry}}
+# containerd pulls images from this registry without TLS.
+mkdir -p /etc/containerd/certs.d/{{.}}
+echo '[host."http://{{.}}"]' >/etc/containerd/certs.d/{{.}}/hosts.toml
+{{- end}}
 
 recv=/opt/nstance-agent/recv
 node_ip=$(ip -4 -o addr show eth0 | awk '{sub("/.*", "", $4); print $4}')
