@@ -109,7 +109,7 @@ YAML
 	# A machine whose join fails ends, and its shard replaces it.
 	kubeadm join --config /etc/kubernetes/kubeadm.yaml
 	# In a rotation the other machine leaves when this one has joined. Writes that the leader of etcd has when it
-	# leaves would fail.
+	# leaves would fail after seconds, stored or not. While it hands over it refuses writes at once.
 	own=$(members | awk -F, '$3 == "{{.Instance.ID}}" {print $1}')
 	while read -r _ clients; do
 		[ -z "$clients" ] || etcd "$clients" move-leader "$own" || true
