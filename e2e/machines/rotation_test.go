@@ -62,38 +62,38 @@ func TestRotationOfRealNodes(t *testing.T) {
 	client.untilServed(t, 100)
 	before := containers.started(t, name)
 	require.Len(t, before, replicas)
-	untilRollingOut(t, name, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
+	untilRollingOut(t, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
 
 	// New machines do not join: the canary is tried, and no other machine.
 	t.Cleanup(func() { setUserdata(t, name, "") })
 	setUserdata(t, name, "\nrm /etc/kubernetes/bootstrap.conf # never joins\n")
-	message := untilRollingOut(t, name, metav1.ConditionTrue, v1beta1.ReasonRotationFailed)
+	message := untilRollingOut(t, metav1.ConditionTrue, v1beta1.ReasonRotationFailed)
 	tried := containers.started(t, name)[replicas:]
 	require.Len(t, tried, 1, "new machines")
 	assert.Contains(t, message, tried[0])
 	assert.Empty(t, containers.stopped(t, name), "stopped machines")
 	for _, node := range before {
-		assert.False(t, isCordoned(t, node), "Node %s is cordoned", node)
+		assert.False(t, isCordoned(t.Context(), t, node), "Node %s is cordoned", node)
 	}
 
 	// The window closes while a drain is blocked by the budget.
 	env.Kubectl(t, "patch", "poddisruptionbudget", "web", "--namespace", name, "--patch", `{"spec":{"maxUnavailable":0}}`)
 	rotation(fmt.Sprintf(`{"windows":[{"schedule":%q,"durationMinutes":%d}]}`, schedule(time.Now().Add(untilClosed)), int(windowLength.Minutes())))
 	setUserdata(t, name, "\n# joins again\n")
-	testcluster.Eventually(t, untilClosed, "a Node is drained before the window closes", func(context.Context) error {
-		if !slices.ContainsFunc(before, func(node string) bool { return isCordoned(t, node) }) {
+	testcluster.Eventually(t, untilClosed, "a Node is drained before the window closes", func(ctx context.Context) error {
+		if !slices.ContainsFunc(before, func(node string) bool { return isCordoned(ctx, t, node) }) {
 			return fmt.Errorf("none of %v is cordoned", before)
 		}
 		return nil
 	})
-	untilRollingOut(t, name, metav1.ConditionTrue, v1beta1.ReasonOutsideWindow)
+	untilRollingOut(t, metav1.ConditionTrue, v1beta1.ReasonOutsideWindow)
 	begun := len(containers.started(t, name))
 	assert.Less(t, begun, 2*replicas, "machines that were started")
 	env.Kubectl(t, "patch", "poddisruptionbudget", "web", "--namespace", name, "--patch", `{"spec":{"maxUnavailable":1}}`)
 	// What has begun is finished.
 	env.UntilRunning(t, name, replicas)
 	assert.Len(t, containers.started(t, name), begun, "machines that were started")
-	untilRollingOut(t, name, metav1.ConditionTrue, v1beta1.ReasonOutsideWindow)
+	untilRollingOut(t, metav1.ConditionTrue, v1beta1.ReasonOutsideWindow)
 	var left []string
 	for _, node := range env.NodeNames(t, name) {
 		if slices.Contains(before, node) {
@@ -108,7 +108,7 @@ func TestRotationOfRealNodes(t *testing.T) {
 	containers.untilStarted(t, name, begun+1)
 	noticed := []string{left[len(left)-1], newest(t, name, left)}
 	giveNotices(t, noticed, "")
-	untilRollingOut(t, name, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
+	untilRollingOut(t, metav1.ConditionFalse, v1beta1.ReasonNotRollingOut)
 	env.UntilRunning(t, name, replicas)
 	untilAvailable(t, name, replicas)
 	client.untilServed(t, 100)
@@ -141,11 +141,11 @@ func schedule(end time.Time) string {
 	return fmt.Sprintf("%d %d * * *", opens.Minute(), opens.Hour())
 }
 
-// untilRollingOut waits for the condition RollingOut of a pool, and returns its message.
-func untilRollingOut(t *testing.T, pool string, status metav1.ConditionStatus, reason string) (message string) {
+// untilRollingOut waits for the condition RollingOut of the rotated pool, and returns its message.
+func untilRollingOut(t *testing.T, status metav1.ConditionStatus, reason string) (message string) {
 	t.Helper()
 	testcluster.Eventually(t, 5*time.Minute, "RollingOut is "+reason, func(ctx context.Context) error {
-		found, err := env.NstanceMachinePool(ctx, pool)
+		found, err := env.NstanceMachinePool(ctx, rotatedGroup)
 		if err != nil {
 			return err
 		}
@@ -158,9 +158,9 @@ func untilRollingOut(t *testing.T, pool string, status metav1.ConditionStatus, r
 }
 
 // isCordoned reports whether a Node exists and is unschedulable.
-func isCordoned(t *testing.T, name string) bool {
+func isCordoned(ctx context.Context, t *testing.T, name string) bool {
 	t.Helper()
-	list, err := env.Kube.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+	list, err := env.Kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
 	require.NoError(t, err)
 	return slices.ContainsFunc(list.Items, func(node corev1.Node) bool { return node.Spec.Unschedulable })
 }
